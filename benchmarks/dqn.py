@@ -1,0 +1,263 @@
+"""Agent steps per second: Capsule's DQN beside stable-baselines3's, in turn on this machine.
+
+Both play Breakout with the hyper-parameters of CleanRL's ``dqn_atari.py`` that matter for speed
+(batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always learning. The
+optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
+
+Every contender is one process that waits while another runs. They take turns in short segments, so
+that a machine's changing mood meets all alike; ratios are medians over the rounds, of segments that
+ran next to each other.
+
+The baseline has an environment of its own, and its thread count is the better of 1 and 2::
+
+    python -m venv /tmp/sb3
+    /tmp/sb3/bin/pip install stable-baselines3 ale-py gymnasium opencv-python-headless torch
+    python benchmarks/dqn.py --baseline /tmp/sb3/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WARM_UP_STEPS = 1_200
+REPLAY = 10_000
+GAME = "breakout"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One process: what it runs and how."""
+
+    name: str
+    role: str
+    threads: int = 2
+    numerics: str = "avx2"
+
+
+OURS = Contender("capsule, avx2", "capsule")
+CONTENDERS = (
+    OURS,
+    Contender("capsule, native", "capsule", numerics="native"),
+    Contender("capsule, avx2, one core", "capsule", threads=1),
+    Contender("capsule, avx2, untraced", "untraced"),
+)
+BASELINES = (
+    Contender("stable-baselines3, 1 thread", "baseline", threads=1),
+    Contender("stable-baselines3, 2 threads", "baseline", threads=2),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
+    parser.add_argument("--shards", default="20,12", help="gradient_shards, e.g. 18,14")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(Contender(**json.loads(options.worker)), options)
+    else:
+        compare(options)
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the module's documentation."""
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Run every contender in turn and print a table."""
+    contenders = [*CONTENDERS, *(BASELINES if options.baseline else ())]
+    processes = {contender.name: _start(contender, options) for contender in contenders}
+    speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    try:
+        for process in processes.values():
+            _segment(process)  # warm up, one at a time
+        for _ in range(options.rounds):
+            for name, process in processes.items():
+                speeds[name].append(_segment(process))
+    finally:
+        for process in processes.values():
+            process.kill()
+    baseline = max(
+        (speeds[b.name] for b in BASELINES if b.name in speeds),
+        key=statistics.median,
+        default=None,
+    )
+    print(f"{'agent steps/s':32} {'median':>8} {'best':>8}   ratio to the best baseline")
+    for name, values in speeds.items():
+        line = f"{name:32} {statistics.median(values):8.1f} {max(values):8.1f}"
+        if baseline:
+            pairs = zip(values, baseline, strict=True)
+            line += f"   {statistics.median(ours / theirs for ours, theirs in pairs):6.2f}"
+        print(line)
+
+
+def _start(contender: Contender, options: argparse.Namespace) -> subprocess.Popen[str]:
+    python = options.baseline if contender.role == "baseline" else sys.executable
+    command = [python, __file__, "--worker", json.dumps(vars(contender))]
+    command += ["--segment", str(options.segment), "--shards", options.shards]
+    environment = dict(os.environ)
+    if contender.role != "baseline":
+        from capsule.experiment.spec import environment_variables
+
+        environment |= environment_variables(_spec(contender, options))
+    return subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def _segment(process: subprocess.Popen[str]) -> float:
+    """Let one process run its next segment and return its steps per second."""
+    stdin, stdout = process.stdin, process.stdout
+    if stdin is None or stdout is None:
+        raise ValueError("the process was started without pipes")
+    stdin.write("go\n")
+    stdin.flush()
+    return float(stdout.readline())
+
+
+def work(contender: Contender, options: argparse.Namespace) -> None:
+    """Run segments as they are asked for; print the speed of each."""
+    run = _baseline if contender.role == "baseline" else _capsule
+    steps = run(contender, options)
+    for _ in sys.stdin:
+        started, taken = time.perf_counter(), next(steps)
+        print(taken / (time.perf_counter() - started), flush=True)
+
+
+def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
+    """Run Capsule's trainer; yield the number of steps of each segment."""
+    from capsule.training import determinism
+
+    spec = _spec(contender, options)
+    determinism.prepare(spec)
+    determinism.apply(spec)
+    from capsule.training.dqn import DeepQLearning
+    from capsule.training.environments import make_environment
+    from capsule.training.replay import ReplayMemory
+    from capsule.training.streams import make_streams
+    from capsule.training.trace import Trace
+
+    directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
+    trace = Trace(directory / "trace.jsonl")
+    if contender.role == "untraced":
+        trace.add = trace.record = lambda *_a, **_k: None  # type: ignore[assignment,method-assign]
+    streams = make_streams(spec.seeds)
+    environment = make_environment(spec.environment, streams, training=True)
+    replay = ReplayMemory(
+        directory,
+        capacity=REPLAY,
+        slack=1_000,
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        frame_stack=environment.frame_stack,
+    )
+    learner = DeepQLearning(
+        spec,
+        streams,
+        environment,
+        replay,
+        trace,
+        device=determinism.device_of(spec),
+        workers=contender.threads,
+    )
+    until = WARM_UP_STEPS
+    while True:
+        before = learner.step
+        while learner.step < until:
+            learner.interval()
+        yield learner.step - before
+        until += options.segment
+
+
+def _spec(contender: Contender, options: argparse.Namespace) -> Any:
+    from capsule.experiment.spec import Spec
+
+    document = {
+        "schema": "capsule/spec/v1",
+        "name": "benchmark",
+        "accelerator": {"kind": "cpu", "numerics": contender.numerics},
+        "environment": {"suite": "atari", "game": GAME},
+        "trainer": {
+            "algorithm": "dqn",
+            "replay_capacity": REPLAY,
+            "replay_start": 1_000,
+            "target_interval": 1_000,
+            "learning_rate": 0.0001,
+            "exploration_final": 0.01,
+            "exploration_final_step": 1_000,
+            "gradient_shards": [int(size) for size in options.shards.split(",")],
+        },
+    }
+    return Spec.model_validate_json(json.dumps(document))
+
+
+def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
+    """Run stable-baselines3's DQN in a thread of control of its own; yield as ``_capsule`` does."""
+    import threading
+
+    import ale_py
+    import gymnasium
+    import torch
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    torch.set_num_threads(contender.threads)
+    gymnasium.register_envs(ale_py)
+    environment = VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", n_envs=1, seed=0), 4)
+    model = DQN(
+        "CnnPolicy",
+        environment,
+        learning_rate=1e-4,
+        buffer_size=REPLAY,
+        learning_starts=1_000,
+        batch_size=32,
+        gamma=0.99,
+        train_freq=4,
+        target_update_interval=1_000,
+        exploration_initial_eps=0.01,
+        exploration_final_eps=0.01,
+        seed=0,
+    )
+    go, done = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Segments(BaseCallback):
+        until = WARM_UP_STEPS
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps == self.until:
+                self.until += options.segment
+                done.release()
+                go.acquire()
+            return True
+
+    def learn() -> None:
+        torch.set_num_threads(contender.threads)  # OpenMP keeps the count per thread
+        go.acquire()
+        model.learn(10**9, callback=Segments())
+
+    threading.Thread(target=learn, daemon=True).start()
+    taken = WARM_UP_STEPS
+    while True:
+        go.release()
+        done.acquire()
+        yield taken
+        taken = options.segment
+
+
+if __name__ == "__main__":
+    main()

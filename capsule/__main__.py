@@ -1,0 +1,5 @@
+"""``python -m capsule``."""
+
+from capsule.cli.main import main
+
+main()

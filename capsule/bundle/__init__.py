@@ -1,0 +1,1 @@
+"""One file: claims, observations, manifest, archive, signatures, SBOM."""

@@ -1,0 +1,312 @@
+"""The canonical archive: a USTAR file whose every header byte follows from a name and a size.
+
+POSIX.1-1988 ``ustar`` leaves a writer many choices and its readers many ways to disagree: links,
+devices, extension headers, owners, dates, padding. A canonical archive leaves none. Regular files
+only, mode 0644, no owner, no date, zero padding, two zero blocks, end of file. The reader never
+interprets a header: it computes the header that must stand there and compares 512 bytes. Any
+archiver unpacks the result, and nothing can hide in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from capsule.experiment.canonical import NotRegularError, open_regular
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+BLOCK = 512
+MAX_NAME = 100  # bytes of the ustar name field; the prefix field stays empty
+MAX_SIZE = 8**11 - 1  # largest size of eleven octal digits: 8 GiB - 1
+# A component starts with neither a dot (``..``, hidden files) nor a dash (options of tools).
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
+ASK_AGAIN = "Do not use this copy: get the bundle again from its author and compare its SHA-256."
+
+_COPY_SIZE = 1 << 20
+_LAYOUT = struct.Struct("100s 8s 8s 8s 12s 12s 8s 1s 100s 6s 2s 32s 32s 8s 8s 155s 12s")
+_FIELDS = (
+    *("name", "mode", "uid", "gid", "size", "mtime", "chksum", "typeflag", "linkname"),
+    *("magic", "version", "uname", "gname", "devmajor", "devminor", "prefix", "padding"),
+)
+_WRAPPINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Data = bytes | Callable[[], BinaryIO]  # the bytes, or what opens a stream of them
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reader accepts at most; sizes in bytes.
+
+    An archive is neither compressed nor sparse, so the size of the file bounds all it unpacks to.
+    """
+
+    archive: int = 16 << 30
+    envelope: int = 1 << 20
+    manifest: int = 16 << 20
+    files: int = 10_000
+
+
+def tampered(code: str, message: str, fix: str = ASK_AGAIN) -> CapsuleError:
+    """Return the error that refuses a bundle as altered or malformed (exit status 3)."""
+    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.TAMPERED)
+
+
+def header(name: str, size: int) -> bytes:
+    """Return the only header block a member of this name and size may have.
+
+    Args:
+        name: Relative path that matches ``NAME_PATTERN``, at most 100 bytes.
+        size: Content size in bytes, at most ``MAX_SIZE``.
+
+    Raises:
+        ValueError: The name or the size has no canonical header.
+    """
+    if not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME:
+        raise ValueError(f"not a canonical member name: {name!a}")
+    if not 0 <= size <= MAX_SIZE:
+        raise ValueError(f"{name}: a size of {size} bytes does not fit a ustar header")
+    zero = b"%07o\0" % 0
+    fields = [name.encode(), b"%07o\0" % 0o644, zero, zero, b"%011o\0" % size, b"%011o\0" % 0]
+    tail = [b"0", b"", b"ustar\0", b"00", b"", b"", zero, zero, b"", b""]
+    checksum = sum(_LAYOUT.pack(*fields, b" " * 8, *tail))
+    return _LAYOUT.pack(*fields, b"%06o\0 " % checksum, *tail)
+
+
+def write(stream: BinaryIO, members: Iterable[tuple[str, int, Data]]) -> dict[str, str]:
+    """Write a whole archive.
+
+    Args:
+        stream: Where the archive goes.
+        members: Name, size in bytes and content of each member.
+
+    Returns:
+        The hexadecimal SHA-256 of each member's content as it was written.
+
+    Raises:
+        EOFError: A content is shorter than its size.
+        ValueError: A name or size has no canonical header.
+    """
+    digests = {}
+    for name, size, data in members:
+        stream.write(header(name, size))
+        with io.BytesIO(data) if isinstance(data, bytes) else data() as source:
+            digests[name] = _copy(source, stream, size)
+        stream.write(bytes(-size % BLOCK))
+    stream.write(bytes(2 * BLOCK))
+    return digests
+
+
+def open_archive(path: Path) -> BufferedReader:
+    """Open a bundle.
+
+    Everything is read through the one descriptor that was checked, so replacing the path
+    afterwards changes nothing.
+
+    Raises:
+        CapsuleError: CAP-B101 (cannot be opened) or CAP-B102 (not a regular file).
+    """
+    try:
+        return open_regular(path)
+    except NotRegularError as error:
+        raise tampered(
+            "CAP-B102",
+            f"{str(path)!a} is not a regular file",
+            fix="Save the bundle as a plain file and give its path.",
+        ) from error
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B101",
+            f"cannot open the bundle {str(path)!a}: {error.strerror}",
+            fix="Give the path of a readable .capsule.tar file.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def create_file(root: Path, name: str) -> BinaryIO:
+    """Create ``root/name`` for writing, following no link and replacing nothing.
+
+    Raises:
+        OSError: A component is a link or a file, or the file exists.
+    """
+    *parents, leaf = name.split("/")
+    directory = os.open(root, _DIRECTORY)
+    try:
+        for parent in parents:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, 0o700, dir_fd=directory)
+            child = os.open(parent, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = child
+        return os.fdopen(os.open(leaf, _CREATE, 0o600, dir_fd=directory), "wb")
+    finally:
+        os.close(directory)
+
+
+class ArchiveReader:
+    """Reads one archive front to back; the caller says what must come next."""
+
+    def __init__(self, stream: BinaryIO, limits: Limits) -> None:
+        self._stream = stream
+        size = os.fstat(stream.fileno()).st_size
+        if size > limits.archive:
+            raise _too_large(f"the bundle has {size} bytes", limits.archive)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return the content of the next member, whose size only the archive knows.
+
+        Args:
+            name: The name it must have.
+            limit: Largest size accepted, in bytes.
+
+        Raises:
+            CapsuleError: CAP-B103, B104, B105, B106, B107: any other member, or none.
+        """
+        found = self._block(name)
+        digits = found[124:135]
+        size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else 0
+        _compare(found, name, size)
+        if size > limit:
+            raise _too_large(f"member {name} has {size} bytes", limit)
+        data = self._exactly(size, name)
+        self._padding(name, size)
+        return data
+
+    def extract(self, name: str, size: int, sha256: str, root: Path) -> Path:
+        """Copy the next member below ``root`` and check its content on the way.
+
+        Args:
+            name: The name it must have.
+            size: The size it must have, in bytes.
+            sha256: The hexadecimal SHA-256 its content must have.
+            root: An existing private directory.
+
+        Returns:
+            The path of the copy.
+
+        Raises:
+            CapsuleError: CAP-B103, B104, B106, B107, B108: any other member, content, or none.
+            OSError: The copy cannot be written.
+        """
+        _compare(self._block(name), name, size)
+        with create_file(root, name) as target:
+            try:
+                found = _copy(self._stream, target, size)
+            except EOFError as error:
+                raise _truncated(name) from error
+        if found != sha256:
+            message = f"the content of {name} is not what was signed: SHA-256 {found}"
+            raise tampered("CAP-B108", f"{message}, signed {sha256}")
+        self._padding(name, size)
+        return root / name
+
+    def finish(self) -> None:
+        """Check that the archive ends here: two zero blocks, then nothing.
+
+        Raises:
+            CapsuleError: CAP-B104, B106 or B109: something else follows.
+        """
+        end = self._exactly(BLOCK, "end of archive")
+        if any(end):
+            raise tampered("CAP-B109", f"a member that nobody signed follows: {_name_in(end)}")
+        if any(self._exactly(BLOCK, "end of archive")):
+            raise tampered("CAP-B106", "the end of the archive is not two zero blocks")
+        if self._stream.read(1):
+            raise tampered("CAP-B109", "data follows the end of the archive")
+
+    def _block(self, name: str) -> bytes:
+        block = self._stream.read(BLOCK)
+        if len(block) != BLOCK:
+            _refuse_wrapped(block)
+            raise _truncated(name)
+        return block
+
+    def _exactly(self, size: int, name: str) -> bytes:
+        data = self._stream.read(size)
+        if len(data) != size:
+            raise _truncated(name)
+        return data
+
+    def _padding(self, name: str, size: int) -> None:
+        if any(self._exactly(-size % BLOCK, name)):
+            raise tampered("CAP-B106", f"the padding after {name} is not zero")
+
+
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> str:
+    """Copy exactly ``size`` bytes and return their SHA-256, or raise EOFError."""
+    digest = hashlib.sha256()
+    while size:
+        chunk = source.read(min(size, _COPY_SIZE))
+        if not chunk:
+            raise EOFError
+        digest.update(chunk)
+        target.write(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()
+
+
+def _compare(found: bytes, name: str, size: int) -> None:
+    """Refuse a header block that is not ``header(name, size)``, saying where it differs."""
+    expected = header(name, size)
+    if found != expected:
+        _refuse_header(found, expected, name)
+
+
+def _refuse_wrapped(block: bytes) -> None:
+    for magic, format_ in _WRAPPINGS.items():
+        if block.startswith(magic):
+            raise tampered(
+                "CAP-B103",
+                f"the bundle is wrapped in {format_}; a bundle is a plain tar file",
+                fix=f"Remove the {format_} layer, then verify the .capsule.tar file itself.",
+            )
+
+
+def _refuse_header(found: bytes, expected: bytes, name: str) -> NoReturn:
+    _refuse_wrapped(found)
+    if not any(found):
+        raise tampered("CAP-B104", f"the archive ends where {name} must stand")
+    pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)
+    field, is_, must = next((field, a, b) for field, a, b in pairs if a != b)
+    if field == "name":
+        raise tampered("CAP-B107", f"member {name} must stand where {_name_in(found)} stands")
+    raise tampered(
+        "CAP-B107", f"header field {field!r} of {name} is {_show(is_)}, must be {_show(must)}"
+    )
+
+
+def _name_in(block: bytes) -> str:
+    return _show(block[:MAX_NAME])
+
+
+def _show(field: bytes) -> str:
+    """Return a header field as printable ASCII: it may hold terminal control sequences."""
+    return ascii(field.rstrip(b"\0").decode("latin-1"))
+
+
+def _truncated(name: str) -> CapsuleError:
+    return tampered("CAP-B104", f"the archive is cut off at {name}")
+
+
+def _too_large(what: str, limit: int) -> CapsuleError:
+    return tampered(
+        "CAP-B105",
+        f"{what}, more than the limit of {limit}",
+        fix="If you expect a bundle this large, raise the limit; otherwise do not use it.",
+    )

@@ -1,0 +1,322 @@
+"""The bundle: one signed file per run. Two verbs, :func:`pack` and :func:`open_bundle`.
+
+An opened bundle is a private copy: every byte was checked while it was copied, and whatever
+happens to the bundle file afterwards does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self, TypeVar
+
+from pydantic import ValidationError
+
+from capsule.bundle import archive, envelope, trust
+from capsule.bundle.archive import ArchiveReader, Data, Limits, tampered
+from capsule.bundle.keys import PrivateKey, PublicKey
+from capsule.bundle.manifest import (
+    CHECKSUMS,
+    ENVELOPE,
+    MANIFEST,
+    BundleFile,
+    Manifest,
+    Role,
+    parse_document,
+)
+from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Model
+
+_M = TypeVar("_M", bound=Model)
+
+
+class Content(NamedTuple):
+    """What goes into one file of a bundle: bytes, or the path of a regular file."""
+
+    source: Path | bytes
+    role: Role
+    media_type: str
+
+
+@dataclass(frozen=True)
+class OpenedBundle:
+    """A bundle that is intact: every file is what the manifest says, and nothing else is there.
+
+    Use it as a context manager; leaving it deletes the staged copies.
+
+    Attributes:
+        manifest: The manifest.
+        files: Staged copy of each file of the manifest, by its path in the bundle.
+        directory: The staging directory, which holds what ``tar -xf`` would have unpacked.
+        fingerprint: The signing key by the bundle's own account; a fact only if ``authentic``.
+        signer: The trusted key that signed, or None if no keys were given.
+    """
+
+    manifest: Manifest
+    files: Mapping[str, Path]
+    directory: Path
+    fingerprint: str
+    signer: PublicKey | None
+    _staging: tempfile.TemporaryDirectory[str]
+
+    @property
+    def authentic(self) -> bool:
+        """Whether a key the reader trusts signed this bundle."""
+        return self.signer is not None
+
+    @property
+    def claim_id(self) -> str:
+        """SHA-256 of the claims file."""
+        return self.manifest.claim_id
+
+    def read(self, path: str, model: type[_M]) -> _M:
+        """Parse a file of the bundle as a canonical JSON document.
+
+        Raises:
+            CapsuleError: CAP-B144: no such file, not canonical JSON, or not of this model.
+        """
+        return parse_document(self.member(path).read_bytes(), model, path, "CAP-B144")
+
+    def member(self, path: str) -> Path:
+        """Return the staged copy of a file of the bundle.
+
+        Raises:
+            CapsuleError: CAP-B144: no such file.
+        """
+        if path not in self.files:
+            raise tampered("CAP-B144", f"the bundle has no file {path!a}")
+        return self.files[path]
+
+    def with_role(self, role: Role) -> dict[str, Path]:
+        """Return the staged copies of the files with a role, in order of their paths."""
+        paths = [file.path for file in self.manifest.files if file.role == role]
+        return {path: self.files[path] for path in paths}
+
+    def close(self) -> None:
+        """Delete the staged copies."""
+        self._staging.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def pack(files: Mapping[str, Content], claim_id: str, key: PrivateKey, destination: Path) -> Path:
+    """Write a signed bundle; equal input gives equal bytes.
+
+    Args:
+        files: The content of each file, by its path in the bundle. Exactly one has the role
+            ``claims``.
+        claim_id: Hexadecimal SHA-256 of the claims file.
+        key: Signs.
+        destination: The bundle; it appears, or is replaced, all at once.
+
+    Returns:
+        ``destination``.
+
+    Raises:
+        CapsuleError: CAP-B141 (a path, role or digest cannot be bundled), B142 (a file cannot be
+            read, or changed meanwhile), B143 (the bundle cannot be written).
+    """
+    manifest = _describe(files, claim_id)
+    statement = envelope.Statement.about(manifest)
+    documents = {
+        ENVELOPE: envelope.sign(statement, key),
+        MANIFEST: manifest.document,
+        CHECKSUMS: manifest.checksums,
+    }
+    members: list[tuple[str, int, Data]] = [
+        (name, len(document), document) for name, document in documents.items()
+    ]
+    members += [(file.path, file.size, _data(files[file.path].source)) for file in manifest.files]
+    signed = {file.path: file.sha256 for file in manifest.files}
+    with _appearing(destination) as stream:
+        try:
+            written = archive.write(stream, members)
+        except EOFError as error:
+            raise _unreadable("a file became shorter while it was packed") from error
+        for path, digest in signed.items():
+            if written[path] != digest:
+                raise _unreadable(f"{path} changed while it was packed")
+    return destination
+
+
+def open_bundle(
+    path: Path, keys: Sequence[PublicKey], limits: Limits | None = None
+) -> OpenedBundle:
+    """Check a bundle completely and return private copies of its files.
+
+    The order is the defence. First the signature envelope, bounded in size; then the manifest,
+    parsed only once its digest is the attested one; then each file against the manifest, byte by
+    byte on its way into a new directory that nobody else may enter.
+
+    Args:
+        path: The bundle.
+        keys: Keys to trust. With none, only integrity is checked: everything fits the digest chain
+            that starts at the envelope, whose signature is *not* checked.
+        limits: Largest sizes and counts accepted.
+
+    Raises:
+        CapsuleError: With exit status 3 if the bundle is not canonical, not intact, or no trusted
+            key signed it (CAP-B125); CAP-B101 if it cannot be opened; CAP-B110 if the copies
+            cannot be written.
+    """
+    limits = limits or Limits()
+    with archive.open_archive(path) as stream, _copying():
+        reader = ArchiveReader(stream, limits)
+        staging = tempfile.TemporaryDirectory(prefix="capsule-bundle-")  # mode 0700, by mkdtemp
+        try:
+            return _unpack(reader, keys, limits, staging)
+        except BaseException:
+            staging.cleanup()
+            raise
+
+
+def _unpack(
+    reader: ArchiveReader,
+    keys: Sequence[PublicKey],
+    limits: Limits,
+    staging: tempfile.TemporaryDirectory[str],
+) -> OpenedBundle:
+    root = Path(staging.name)
+    signed = reader.read(ENVELOPE, limits.envelope)
+    attestation = envelope.examine(signed, keys)
+    document = reader.read(MANIFEST, limits.manifest)
+    manifest = _attested_manifest(document, attestation.statement, limits)
+    checksums = manifest.checksums
+    for name, data in ((ENVELOPE, signed), (MANIFEST, document)):
+        with archive.create_file(root, name) as stream:
+            stream.write(data)
+    reader.extract(CHECKSUMS, len(checksums), sha256_hex(checksums), root)
+    files = {
+        file.path: reader.extract(file.path, file.size, file.sha256, root)
+        for file in manifest.files
+    }
+    reader.finish()
+    if keys and attestation.signer is None:
+        raise trust.untrusted(attestation.fingerprint)
+    return OpenedBundle(manifest, files, root, attestation.fingerprint, attestation.signer, staging)
+
+
+def _attested_manifest(document: bytes, statement: envelope.Statement, limits: Limits) -> Manifest:
+    """Parse a manifest after its digest matched, and check that the statement says no more."""
+    attested = statement.subject[0].digest.sha256
+    if sha256_hex(document) != attested:
+        raise tampered("CAP-B112", f"{MANIFEST} is not the attested one (SHA-256 {attested})")
+    manifest = parse_document(document, Manifest, MANIFEST, "CAP-B111")
+    if len(manifest.files) > limits.files:
+        count = len(manifest.files)
+        raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {limits.files}")
+    if statement != envelope.Statement.about(manifest):
+        raise tampered("CAP-B113", f"the signed statement and {MANIFEST} contradict each other")
+    return manifest
+
+
+def _describe(files: Mapping[str, Content], claim_id: str) -> Manifest:
+    entries = []
+    try:
+        for path, content in sorted(files.items()):
+            size, digest = _measure(content.source)
+            entries.append(
+                BundleFile(
+                    path=path,
+                    size=size,
+                    sha256=digest,
+                    role=content.role,
+                    mediaType=content.media_type,
+                )
+            )
+        return Manifest(claimId=claim_id, files=tuple(entries))
+    except ValidationError as error:
+        raise CapsuleError(
+            "CAP-B141",
+            f"these files cannot be bundled: {error.errors(include_url=False)[0]['msg']}",
+            fix="Check the path, role and media type of each file, and that the claim id is the "
+            "SHA-256 of the claims file.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def _measure(source: Path | bytes) -> tuple[int, str]:
+    """Return the size in bytes and the SHA-256 of a source."""
+    if isinstance(source, bytes):
+        return len(source), sha256_hex(source)
+    with _open_source(source) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream.tell(), digest
+
+
+def _data(source: Path | bytes) -> Data:
+    return source if isinstance(source, bytes) else partial(_open_source, source)
+
+
+def _open_source(path: Path) -> BufferedReader:
+    """Open a regular file, not a link: run directories are written by programs we do not trust."""
+    try:
+        return open_regular(path, os.O_NOFOLLOW)
+    except OSError as error:
+        raise _unreadable(f"cannot read {str(path)!a}: {error.strerror}") from error
+
+
+@contextmanager
+def _appearing(destination: Path) -> Iterator[BinaryIO]:
+    """Give a stream whose content becomes ``destination`` at the end, or leaves no trace."""
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(destination)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B143",
+            f"cannot write the bundle {str(destination)!a}: {error.strerror}",
+            fix="Choose a folder you may write to, with enough free space.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def _unreadable(message: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B142",
+        message,
+        fix="Let the run finish, leave its directory alone, and pack again.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+@contextmanager
+def _copying() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B110",
+            f"cannot copy the bundle's files for checking: {error.strerror}",
+            fix="Set TMPDIR to a folder with room for the whole bundle.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        ) from error

@@ -1,0 +1,142 @@
+"""Claims (facts a re-execution must give again) and observations (facts that need not recur)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import (
+    canonical_json,
+    open_regular,
+    parse_canonical_json,
+    sha256_hex,
+)
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, Sha256
+from capsule.experiment.spec import Model, relaxations
+from capsule.machine.fingerprint import Fingerprint
+
+Document = TypeVar("Document", bound=Model)
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+class ImageClaim(Model):
+    """The image, by content (OCI image-spec: config digest and uncompressed layer digests)."""
+
+    config: str
+    layers: tuple[str, ...]
+
+
+class TraceClaim(Model):
+    """The whole trace, by the head of its hash chain."""
+
+    records: int
+    head: Sha256
+
+
+class CheckpointClaim(Model):
+    """One checkpoint, by the digest of its tensor digests."""
+
+    step: int
+    digest: Sha256
+
+
+class Claims(Model):
+    """What the run claims. Equal claims, byte for byte, are the meaning of *reproduced*."""
+
+    schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
+    lock: Sha256
+    image: ImageClaim | None = Field(description="Null when no image was used (process engine).")
+    relaxations: tuple[str, ...] = Field(description="Every guarantee that was given up, by name.")
+    flags: dict[str, str]
+    libraries: dict[str, str]
+    streams: tuple[contract.StreamProfile, ...]
+    trace: TraceClaim
+    checkpoints: tuple[CheckpointClaim, ...]
+    evaluation: contract.Evaluation
+    steps: int
+    episodes: int
+    parameters: Sha256
+
+    def document(self) -> bytes:
+        """Return the canonical JSON bytes of the claims."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    def claim_id(self) -> str:
+        """Return the hexadecimal SHA-256 of :meth:`document`: short enough to print in a paper."""
+        return sha256_hex(self.document())
+
+
+class Observations(Model):
+    """Facts about this one execution: signed, never compared."""
+
+    schema_id: Literal["capsule/observations/v1"] = Field("capsule/observations/v1", alias="schema")
+    capsule: str = Field(description="Version of Capsule on the host.")
+    started: str = Field(description="UTC, ISO 8601.")
+    finished: str
+    training_seconds: float
+    steps_per_second: float
+    engine: dict[str, str]
+    device: dict[str, Any] = Field(description="The device as the training process saw it.")
+    fingerprint: Fingerprint
+
+
+def read_document(path: Path, model: type[Document]) -> Document:
+    """Read a canonical JSON document of a run directory.
+
+    Raises:
+        CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
+    """
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            data = stream.read(MAX_DOCUMENT_BYTES)
+        parse_canonical_json(data)
+        return model.model_validate_json(data)
+    except (OSError, ValueError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise CapsuleError(
+            "CAP-B090",
+            f"{path.name} of the run is not a valid {model.__name__}: {reason}",
+            fix="The training side did not keep the run contract; look at its output.log.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+
+
+def image_relaxations(lock: Lock, engine: str) -> tuple[str, ...]:
+    """Name every relaxation of a run: those of its spec, and a missing container."""
+    outside = ["engine=process"] if engine == "process" else []
+    return tuple(sorted([*relaxations(lock.spec), *outside]))
+
+
+def collect_claims(
+    lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
+) -> Claims:
+    """Gather the claims of a finished run from its run directory.
+
+    Raises:
+        CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
+    """
+    runtime = read_document(run_directory / contract.RUNTIME, contract.Runtime)
+    result = read_document(run_directory / contract.RESULT, contract.Result)
+    streams = read_document(run_directory / contract.STREAMS, contract.StreamProfiles)
+    index = read_document(run_directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    return Claims(
+        lock=lock.digest(),
+        image=image,
+        relaxations=image_relaxations(lock, engine),
+        flags=runtime.flags,
+        libraries=runtime.libraries,
+        streams=streams.streams,
+        trace=TraceClaim(records=result.trace_records, head=result.trace_head),
+        checkpoints=tuple(
+            CheckpointClaim(step=item.step, digest=item.digest()) for item in index.checkpoints
+        ),
+        evaluation=read_document(run_directory / contract.EVALUATION, contract.Evaluation),
+        steps=result.steps,
+        episodes=result.episodes,
+        parameters=result.parameters,
+    )

@@ -1,0 +1,213 @@
+"""The signature: an in-toto Statement in a DSSE envelope in a Sigstore bundle.
+
+* in-toto Statement v1: what is signed, namely the digests of ``manifest.json`` and ``SHA256SUMS``;
+* DSSE 1.0.2: the signature covers the payload and its type (pre-authentication encoding);
+* Sigstore bundle v0.3: the file format of tools that are not ours, with the hint of a key that
+  the reader must already have.
+
+Only pure Ed25519, only one signature, and never a key from the envelope itself.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from capsule.bundle.archive import tampered
+from capsule.bundle.keys import PrivateKey, PublicKey
+from capsule.bundle.manifest import CHECKSUMS, MANIFEST, Manifest, parse_document
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.lock import Sha256
+from capsule.experiment.spec import Model
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+_M = TypeVar("_M", bound=Model)
+Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
+
+
+class Digest(Model):
+    """A digest set with the one algorithm in use."""
+
+    sha256: Sha256
+
+
+class Subject(Model):
+    """One artifact that a statement is about."""
+
+    name: Literal["manifest.json", "SHA256SUMS"]
+    digest: Digest
+
+
+class Predicate(Model):
+    """What is said about the artifacts: that they describe the run with these claims."""
+
+    schema_id: Literal["capsule/run/v1"] = Field("capsule/run/v1", alias="schema")
+    claim_id: Sha256 = Field(alias="claimId")
+
+
+class Statement(Model):
+    """An in-toto Statement v1."""
+
+    type_id: Literal["https://in-toto.io/Statement/v1"] = Field(
+        "https://in-toto.io/Statement/v1", alias="_type"
+    )
+    subject: tuple[Subject, Subject]
+    predicate_type: Literal["https://capsule-rl.dev/run/v1"] = Field(
+        "https://capsule-rl.dev/run/v1", alias="predicateType"
+    )
+    predicate: Predicate
+
+    @model_validator(mode="after")
+    def _both_subjects(self) -> Self:
+        if [subject.name for subject in self.subject] != [MANIFEST, CHECKSUMS]:
+            raise ValueError(f"subjects must be {MANIFEST} and {CHECKSUMS}")
+        return self
+
+    @classmethod
+    def about(cls, manifest: Manifest) -> Statement:
+        """Return the only statement that fits ``manifest``."""
+        document = Digest(sha256=sha256_hex(manifest.document))
+        checksums = Digest(sha256=sha256_hex(manifest.checksums))
+        subject = (
+            Subject(name="manifest.json", digest=document),
+            Subject(name="SHA256SUMS", digest=checksums),
+        )
+        return cls(subject=subject, predicate=Predicate(claimId=manifest.claim_id))
+
+
+class KeyHint(Model):
+    """Names the signing key to whoever has it."""
+
+    hint: Fingerprint
+
+
+class VerificationMaterial(Model):
+    """How to verify: with a key the reader has. Certificates and logs are not accepted."""
+
+    public_key: KeyHint = Field(alias="publicKey")
+
+
+class Signature(Model):
+    """A DSSE signature."""
+
+    keyid: Fingerprint
+    sig: str
+
+
+class DsseEnvelope(Model):
+    """A DSSE envelope with exactly one signature."""
+
+    payload: str
+    payload_type: Literal["application/vnd.in-toto+json"] = Field(
+        "application/vnd.in-toto+json", alias="payloadType"
+    )
+    signatures: tuple[Signature]
+
+
+class SigstoreBundle(Model):
+    """A Sigstore bundle v0.3, as far as Capsule uses it."""
+
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = Field(
+        "application/vnd.dev.sigstore.bundle.v0.3+json", alias="mediaType"
+    )
+    verification_material: VerificationMaterial = Field(alias="verificationMaterial")
+    dsse_envelope: DsseEnvelope = Field(alias="dsseEnvelope")
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What an envelope says, and who is known to say it.
+
+    Attributes:
+        statement: Its statement.
+        fingerprint: The signing key by the envelope's own account; a fact only with a ``signer``.
+        signer: The trusted key whose signature verified, or None if no trusted key did.
+    """
+
+    statement: Statement
+    fingerprint: str
+    signer: PublicKey | None
+
+
+def pre_authentication_encoding(payload: bytes) -> bytes:
+    """Return the bytes that are signed (DSSE 1.0.2, PAE)."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def sign(statement: Statement, key: PrivateKey) -> bytes:
+    """Return the signed envelope; equal input gives equal bytes."""
+    payload = _document(statement)
+    signature = key.sign(pre_authentication_encoding(payload))
+    fingerprint = key.public.fingerprint
+    envelope = DsseEnvelope(
+        payload=_encode(payload), signatures=(Signature(keyid=fingerprint, sig=_encode(signature)),)
+    )
+    bundle = SigstoreBundle(
+        verificationMaterial=VerificationMaterial(publicKey=KeyHint(hint=fingerprint)),
+        dsseEnvelope=envelope,
+    )
+    return _document(bundle)
+
+
+def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
+    """Check an envelope against the trusted keys, then read its statement.
+
+    Every trusted key is tried, whatever the envelope says of its key; the statement is parsed from
+    the very bytes that were verified. An unknown signer is not an error here, since integrity can
+    still be established: ask ``signer``.
+
+    Args:
+        data: The Sigstore bundle, already bounded in size.
+        keys: The keys to trust.
+
+    Raises:
+        CapsuleError: CAP-B121 (malformed), B122 (a trusted key is named but did not sign this),
+            B123 (a trusted key signed but another is named), B124 (statement malformed).
+    """
+    bundle = _parse(data, SigstoreBundle, "the signature envelope", "CAP-B121")
+    (signature,) = bundle.dsse_envelope.signatures
+    claimed = bundle.verification_material.public_key.hint
+    if signature.keyid != claimed:
+        raise tampered("CAP-B121", f"the envelope names two keys: {claimed}, {signature.keyid}")
+    payload = _decode(bundle.dsse_envelope.payload)
+    message, raw = pre_authentication_encoding(payload), _decode(signature.sig)
+    signer = next((key for key in keys if key.verify(raw, message)), None)
+    if signer is None and claimed in {key.fingerprint for key in keys}:
+        raise tampered("CAP-B122", f"the signature is not one of {claimed} over this statement")
+    if signer is not None and signer.fingerprint != claimed:
+        raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
+    statement = _parse(payload, Statement, "the signed statement", "CAP-B124")
+    return Attestation(statement, claimed, signer)
+
+
+def _document(model: Model) -> bytes:
+    return canonical_json(model.model_dump(mode="json", by_alias=True))
+
+
+def _parse(data: bytes, model: type[_M], name: str, code: str) -> _M:
+    """Parse a document in which every type and schema is spelt out; no default stands in."""
+    document = parse_document(data, model, name, code)
+    if _document(document) != data:
+        raise tampered(code, f"{name} leaves out a type or schema")
+    return document
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _decode(text: str) -> bytes:
+    """Decode base64 of which no other spelling is accepted (RFC 4648 section 3.5)."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise tampered("CAP-B121", "the signature envelope holds broken base64") from error
+    if _encode(data) != text:
+        raise tampered("CAP-B121", "the signature envelope holds non-canonical base64")
+    return data

@@ -1,0 +1,126 @@
+"""The manifest: every file of a bundle with its size, digest and role.
+
+``manifest.json`` is the root of a bundle. The signature covers its digest, and it covers
+everything else. ``SHA256SUMS`` says the same in the form that coreutils' ``sha256sum`` reads, and
+follows from the manifest byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from capsule.bundle.archive import MAX_NAME, MAX_SIZE, NAME_PATTERN, tampered
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.lock import Sha256
+from capsule.experiment.spec import Model
+
+ENVELOPE = "signatures/run.sigstore.json"
+MANIFEST = "manifest.json"
+CHECKSUMS = "SHA256SUMS"
+
+Role = Literal[
+    "claims",  # facts that a re-execution must give again; its SHA-256 is the claim id
+    "observations",  # facts that need not recur
+    "guide",  # how to re-execute by hand
+    "lock",
+    "job",
+    "image",
+    "sbom",
+    "profile",  # of random streams, or of the operating system's entropy
+    "run",  # documents of the run directory
+    "checkpoint",
+    "log",
+]
+MediaType = Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]*$", max_length=100)]
+_M = TypeVar("_M", bound=Model)
+
+
+class BundleFile(Model):
+    """One file of a bundle."""
+
+    path: Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
+    size: Annotated[int, Field(ge=0, le=MAX_SIZE, description="Bytes.")]
+    sha256: Sha256
+    role: Role
+    media_type: MediaType = Field(alias="mediaType")
+
+
+class Manifest(Model):
+    """What a bundle holds, in ascending order of paths."""
+
+    schema_id: Literal["capsule/bundle/v1"] = Field("capsule/bundle/v1", alias="schema")
+    claim_id: Sha256 = Field(alias="claimId", description="SHA-256 of the claims file.")
+    files: tuple[BundleFile, ...]
+    signatures: tuple[Literal["dsse"]] = Field(
+        ("dsse",), description="Kinds of signature over this manifest; stripping one is noticed."
+    )
+
+    @model_validator(mode="after")
+    def _unambiguous(self) -> Self:
+        paths = [file.path for file in self.files]
+        if paths != sorted(set(paths)):
+            raise ValueError("paths must be unique and in ascending order")
+        _check_names(paths)
+        return self
+
+    @model_validator(mode="after")
+    def _one_claims_file(self) -> Self:
+        claims = [file.sha256 for file in self.files if file.role == "claims"]
+        if claims != [self.claim_id]:
+            raise ValueError("claimId must be the SHA-256 of the one file with role claims")
+        return self
+
+    @cached_property
+    def document(self) -> bytes:
+        """The bytes of ``manifest.json`` (RFC 8785)."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    @cached_property
+    def checksums(self) -> bytes:
+        """The bytes of ``SHA256SUMS``: the manifest itself, then every file of it."""
+        digests = {MANIFEST: sha256_hex(self.document)}
+        digests |= {file.path: file.sha256 for file in self.files}
+        return "".join(f"{digest}  {path}\n" for path, digest in digests.items()).encode()
+
+
+def _check_names(paths: Iterable[str]) -> None:
+    """Refuse names that a file system or a reader could take for one another."""
+    taken = {MANIFEST.lower(), CHECKSUMS.lower(), ENVELOPE.lower()}
+    folders = {"signatures"}
+    for path in paths:
+        name = path.lower()
+        if name in taken or name.startswith("signatures/"):
+            raise ValueError(f"{path}: reserved, or equal to another path but for case")
+        taken.add(name)
+        parts = name.split("/")
+        folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    if clashes := sorted(taken & folders):
+        raise ValueError(f"{clashes[0]}: both a file and a folder")
+
+
+def parse_document(data: bytes, model: type[_M], name: str, code: str) -> _M:
+    """Parse a signed JSON document: canonical bytes (RFC 8785) that fit a closed model.
+
+    Args:
+        data: The document.
+        model: What it must fit.
+        name: What to call it in an error.
+        code: Code of the error.
+
+    Raises:
+        CapsuleError: ``code``: not canonical JSON, or not a document of this model.
+    """
+    try:
+        parse_canonical_json(data)
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        detail = f"{where!a}: {first['msg']}" if where else first["msg"]
+        raise tampered(code, f"{name} is not valid: {detail}") from error
+    except ValueError as error:
+        raise tampered(code, f"{name} is not canonical JSON: {str(error)!a}") from error

@@ -1,0 +1,100 @@
+"""REPRODUCING.md: how a stranger checks and repeats a run, with Capsule and without it."""
+
+from __future__ import annotations
+
+from capsule.bundle.claims import Claims
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image
+
+_HEAD = """\
+# Reproducing {name}
+
+Claim id: `{claim_id}`
+
+This bundle is an uncompressed tar of plain files. It records one run of *{name}*: {steps:,} agent
+steps of {algorithm} on {environment}, locked, executed and signed by Capsule {version}.
+
+## With Capsule
+
+    pip install capsule-rl
+    capsule verify BUNDLE.capsule.tar --key SIGNER.pub
+
+That checks the signature, compares this machine with the recorded one, rebuilds the image from
+`spec/lock.json`, trains again and compares every claim.
+
+## Without Capsule
+
+Unpack, and check that the files are the ones that were signed:
+
+    mkdir bundle && tar -xf BUNDLE.capsule.tar -C bundle && cd bundle
+    sha256sum --strict -c SHA256SUMS
+
+`signatures/run.sigstore.json` is a Sigstore bundle (v0.3) holding a DSSE envelope around an
+in-toto statement about `manifest.json` and `SHA256SUMS`; any verifier of that format can check it
+with the signer's public key.
+"""
+
+_WITH_ARCHIVE = """
+Run it again with Docker alone:
+
+    zstd -dc image/image.tar.zst | docker load
+    mkdir -p again && cp spec/job.json again/ && chmod -R a+rwX again
+    docker run --rm --network none --read-only --cap-drop ALL \\
+        --security-opt no-new-privileges --hostname capsule --tmpfs /tmp:mode=1777 \\
+        {gpu}--volume "$PWD/again:/out" {reference}
+
+The image's config digest must be `{config}`
+(`docker image inspect --format '{{{{.Id}}}}' {reference}`; engines that use the containerd image
+store print the manifest digest instead).
+"""
+
+_COMPARE = """
+Compare; each pair must be byte for byte the same:
+
+    cmp run/trace.jsonl again/trace.jsonl
+    cmp run/checkpoints.json again/checkpoints.json
+    cmp run/evaluation.json again/evaluation.json
+    cmp profiles/streams.json again/streams.json
+
+The first line in which the two `trace.jsonl` differ is the first step at which the runs differ.
+"""
+
+_WITHOUT_ARCHIVE = """
+This bundle does not carry the whole image, only the layers that package mirrors may one day no
+longer hold (`image/layer-*.tar.zst`). The rest is named, with SHA-256 digests, in
+`spec/lock.json`. `capsule build spec/lock.json --archive image.tar` writes an archive for
+`docker load`; it contains the image whose config digest is `{config}`.
+"""
+
+_PROCESS = """
+This run used no container: it was executed by the plain-process engine, in an environment made
+from the wheels that `spec/lock.json` names. The operating system's own libraries were not pinned.
+"""
+
+
+def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedded: bool) -> str:
+    """Return the text of REPRODUCING.md for a run."""
+    spec = lock.spec
+    environment = spec.environment
+    what = environment.id if environment.suite == "gymnasium" else environment.game
+    text = _HEAD.format(
+        name=spec.name,
+        claim_id=claims.claim_id(),
+        steps=claims.steps,
+        algorithm=spec.trainer.algorithm.upper(),
+        environment=f"{environment.suite}/{what}",
+        version=lock.image.code.version,
+    )
+    if image is None:
+        return text + _PROCESS
+    if not embedded:
+        return text + _WITHOUT_ARCHIVE.format(config=image.config_digest)
+    return (
+        text
+        + _WITH_ARCHIVE.format(
+            reference=image.reference,
+            config=image.config_digest,
+            gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
+        )
+        + _COMPARE
+    )

@@ -1,0 +1,191 @@
+"""What goes into the bundle of a run, and under which name."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from capsule import __version__
+from capsule.bundle.bundle import Content, pack
+from capsule.bundle.claims import Claims, ImageClaim, Observations, collect_claims, read_document
+from capsule.bundle.manifest import Role
+from capsule.bundle.reproducing import reproducing_guide
+from capsule.bundle.sbom import collect_licences, image_sbom, machine_sbom, validate_sbom
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image, write_archive
+from capsule.image.cache import Cache
+from capsule.machine.fingerprint import Fingerprint
+
+CLAIMS = "claims.json"
+OBSERVATIONS = "observations.json"
+GUIDE = "REPRODUCING.md"
+LOCK = "spec/lock.json"
+JOB = "spec/job.json"
+IMAGE_CONFIG = "image/config.json"
+IMAGE_MANIFEST = "image/manifest.json"
+IMAGE_SBOM = "image/sbom.cdx.json"
+IMAGE_ARCHIVE = "image/image.tar.zst"
+LAYER = "image/layer-{name}.tar.zst"
+MACHINE_SBOM = "machine/sbom.cdx.json"
+STREAMS = "profiles/streams.json"
+RUN = "run/"
+CHECKPOINT = "checkpoints/"
+
+EMBEDDED_LAYERS = ("base", "code")
+ZSTD_LEVEL = 9
+ARCHIVE_ZSTD_LEVEL = 3
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Everything that is known when a run has ended."""
+
+    lock: Lock
+    image: Image | None
+    engine: dict[str, str]
+    fingerprint: Fingerprint
+    started: datetime
+    directory: Path
+
+
+def image_claim(image: Image | None) -> ImageClaim | None:
+    """Return the claimed identity of an image."""
+    if image is None:
+        return None
+    return ImageClaim(
+        config=image.config_digest, layers=tuple(layer.diff_id for layer in image.layers)
+    )
+
+
+def pack_run(
+    run: FinishedRun, key: Path, destination: Path, cache: Cache, *, embed_image: bool
+) -> tuple[Path, Claims]:
+    """Write the signed bundle of a finished run into the folder ``destination``.
+
+    The file is called ``NAME-CLAIM.capsule.tar`` after the spec's name and the first eight digits
+    of the claim id.
+
+    Raises:
+        CapsuleError: The run directory breaks the contract (CAP-B090), the key cannot be used, or
+            the file cannot be written; nothing is left behind then.
+    """
+    from capsule.bundle.keys import load_private
+
+    claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
+    private_key = load_private(key)
+    with tempfile.TemporaryDirectory(prefix="capsule-pack-") as scratch:
+        members = {
+            **_documents(run, claims, embed_image=embed_image),
+            **_run_files(run.directory),
+            **_image_files(run, cache, Path(scratch), embed_image=embed_image),
+        }
+        claim_id = claims.claim_id()
+        path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
+        return pack(members, claim_id, private_key, path), claims
+
+
+def _documents(run: FinishedRun, claims: Claims, *, embed_image: bool) -> dict[str, Content]:
+    guide = reproducing_guide(run.lock, claims, image=run.image, embedded=embed_image)
+    job = contract.Job(spec=run.lock.spec)
+    sbom = machine_sbom(run.fingerprint)
+    validate_sbom(sbom)
+    return {
+        GUIDE: Content(guide.encode(), "guide", "text/markdown"),
+        CLAIMS: _json(claims.document(), "claims"),
+        OBSERVATIONS: _json(_observations(run, claims), "observations"),
+        LOCK: _json(run.lock.document(), "lock"),
+        JOB: _json(canonical_json(job.model_dump(mode="json", by_alias=True)), "job"),
+        MACHINE_SBOM: Content(sbom, "sbom", "application/vnd.cyclonedx+json"),
+    }
+
+
+def _observations(run: FinishedRun, claims: Claims) -> bytes:
+    result = read_document(run.directory / contract.RESULT, contract.Result)
+    runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
+    observations = Observations(
+        capsule=__version__,
+        started=run.started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        training_seconds=result.seconds,
+        steps_per_second=claims.steps / result.seconds,
+        engine=run.engine,
+        device=runtime.device,
+        fingerprint=run.fingerprint,
+    )
+    return canonical_json(observations.model_dump(mode="json", by_alias=True))
+
+
+def _run_files(directory: Path) -> dict[str, Content]:
+    """Take the run directory's documents, and the final checkpoint."""
+    members = {STREAMS: _json(directory / contract.STREAMS, "profile")}
+    for name in (
+        contract.RUNTIME,
+        contract.CHECKPOINT_INDEX,
+        contract.EVALUATION,
+        contract.RESULT,
+    ):
+        members[RUN + name] = _json(directory / name, "run")
+    for name in (contract.TRACE, contract.EVENTS):
+        members[RUN + name] = Content(directory / name, "run", "application/jsonl")
+    members[RUN + contract.LOG] = Content(directory / contract.LOG, "log", "text/plain")
+    index = read_document(directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    final = f"{contract.checkpoint_name(index.checkpoints[-1].step)}.safetensors"
+    members[CHECKPOINT + final] = Content(
+        directory / contract.CHECKPOINTS / final, "checkpoint", "application/octet-stream"
+    )
+    return members
+
+
+def _image_files(
+    run: FinishedRun, cache: Cache, scratch: Path, *, embed_image: bool
+) -> dict[str, Content]:
+    """Describe the image, and carry the layers that a verifier could not rebuild for ever."""
+    config_digest = run.image.config_digest if run.image else f"sha256:{run.lock.digest()}"
+    licences = collect_licences(run.lock, lambda wheel: cache.path(wheel.sha256))
+    sbom = image_sbom(run.lock, config_digest, licences)
+    validate_sbom(sbom)
+    members = {IMAGE_SBOM: Content(sbom, "sbom", "application/vnd.cyclonedx+json")}
+    if run.image is None:
+        return members
+    image = run.image
+    members[IMAGE_CONFIG] = Content(
+        image.config, "image", "application/vnd.oci.image.config.v1+json"
+    )
+    members[IMAGE_MANIFEST] = Content(
+        image.manifest, "image", "application/vnd.oci.image.manifest.v1+json"
+    )
+    for layer in image.layers:
+        if layer.name in EMBEDDED_LAYERS:
+            packed = scratch / f"{layer.name}.zst"
+            _compress(packed, ZSTD_LEVEL, partial(_copy, layer.path))
+            members[LAYER.format(name=layer.name)] = Content(packed, "image", "application/zstd")
+    if embed_image:
+        packed = scratch / "image.zst"
+        _compress(packed, ARCHIVE_ZSTD_LEVEL, lambda out: write_archive(image, out))
+        members[IMAGE_ARCHIVE] = Content(packed, "image", "application/zstd")
+    return members
+
+
+def _compress(path: Path, level: int, write: Callable[[BinaryIO], None]) -> None:
+    import zstandard
+
+    with path.open("wb") as raw, zstandard.ZstdCompressor(level=level).stream_writer(raw) as out:
+        write(out)
+
+
+def _copy(source: Path, target: BinaryIO) -> None:
+    import shutil
+
+    with source.open("rb") as stream:
+        shutil.copyfileobj(stream, target, 1 << 20)
+
+
+def _json(source: Path | bytes, role: Role) -> Content:
+    return Content(source, role, "application/json")

@@ -1,0 +1,87 @@
+"""``capsule build``: lock, assemble, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsule.cli.common import (
+    DEFAULT_SPEC,
+    EngineOption,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    SpecArgument,
+    guarded,
+    locked,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from capsule.image.assemble import Image
+
+
+@guarded
+def command(
+    spec: SpecArgument = DEFAULT_SPEC,
+    *,
+    overrides: SetOption = None,
+    engine: EngineOption = "auto",
+    archive: Annotated[
+        Path | None, typer.Option("--archive", help="Also write an archive for 'docker load'.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Build the image of a spec and load it into the container engine."""
+    from capsule import execution
+    from capsule.engine.select import open_engine
+    from capsule.image.cache import Cache
+    from capsule.report.progress import open_reporter
+
+    cache = Cache()
+    with open_reporter(quiet=quiet) as reporter:
+        lock, sources = locked(spec, overrides, cache, progress=reporter.note)
+        chosen = open_engine(engine, progress=reporter.note)
+        image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
+        if archive is not None and image is not None:
+            _write_archive(image, archive)
+    if as_json:
+        identity = (
+            {
+                "config": image.config_digest,
+                "manifest": image.manifest_digest,
+                "reference": image.reference,
+            }
+            if image
+            else None
+        )
+        print_json(
+            {
+                "schema": "capsule/built/v1",
+                "lock": lock.digest(),
+                "engine": chosen.name,
+                "image": identity,
+            }
+        )
+        return
+    typer.echo(f"lock      sha256:{lock.digest()}")
+    typer.echo(f"image     {image.config_digest if image else 'none (plain process)'}")
+    if image is not None:
+        typer.echo(f"name      {image.reference}")
+    typer.echo(f"next: capsule run {spec} --key KEY", err=True)
+
+
+def _write_archive(image: Image, path: Path) -> None:
+    """Write the image archive by way of a temporary file, so that it is whole or absent."""
+    from capsule.image.assemble import write_archive
+
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as stream:
+            write_archive(image, stream)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

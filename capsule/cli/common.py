@@ -1,0 +1,127 @@
+"""What every command shares: options, errors to exit statuses, reading a spec or a lock."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
+
+import typer
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+if TYPE_CHECKING:
+    from capsule.experiment.lock import Lock
+    from capsule.experiment.spec import SourcesSpec
+    from capsule.image.cache import Cache
+
+Parameters = ParamSpec("Parameters")
+DEFAULT_SPEC = Path("capsule.yaml")
+
+SpecArgument = Annotated[Path, typer.Argument(help="Spec (YAML), or a lock file (*.lock.json).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the spec."),
+]
+EngineOption = Annotated[
+    Literal["auto", "docker", "podman", "process"],
+    typer.Option("--engine", help="Where to execute; 'process' uses no container."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Turn exceptions into messages and exit statuses; a traceback only with ``--debug``."""
+
+    @functools.wraps(function)
+    def command(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except CapsuleError as error:
+            _fail(error, as_json=bool(kwargs.get("as_json")))
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(ExitCode.OK) from None
+        except typer.Exit:
+            raise
+        except Exception as error:  # noqa: BLE001 - the last line of defence says it is a bug
+            bug = CapsuleError(
+                "CAP-X001",
+                f"{type(error).__name__}: {error}",
+                fix="This is a bug in Capsule. Run the command again as 'capsule --debug …' and "
+                "report the output.",
+                exit_code=ExitCode.INTERNAL,
+            )
+            _fail(bug, as_json=bool(kwargs.get("as_json")))
+
+    return command
+
+
+def _fail(error: CapsuleError, *, as_json: bool) -> None:
+    from capsule.report.text import printable
+
+    if os.environ.get("CAPSULE_DEBUG"):
+        traceback.print_exc()
+    lines = [printable(line) for line in error.message.splitlines()]
+    typer.echo(f"{error.code}: " + "\n  ".join(lines), err=True)
+    typer.echo(f"fix: {printable(error.fix)}", err=True)
+    if as_json:
+        print_json(
+            {
+                "schema": "capsule/error/v1",
+                "code": error.code,
+                "message": error.message,
+                "fix": error.fix,
+                "exit_code": int(error.exit_code),
+            }
+        )
+    raise typer.Exit(error.exit_code)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON object on standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def locked(
+    path: Path,
+    overrides: list[str] | None,
+    cache: Cache,
+    *,
+    refresh: bool = False,
+    refresh_base: bool = False,
+    progress: Callable[[str], None],
+) -> tuple[Lock, SourcesSpec]:
+    """Return the lock that a spec or lock file stands for, and where its packages may come from."""
+    from capsule.experiment.spec import SourcesSpec
+    from capsule.experiment.spec_file import load_spec
+    from capsule.image.lockfile import lock_path, obtain_lock, read_lock
+
+    if path.name.endswith(".lock.json"):
+        if overrides or refresh or refresh_base:
+            raise CapsuleError(
+                "CAP-L003",
+                f"{path} is a lock, which cannot be changed",
+                fix="Give the spec instead of the lock.",
+                exit_code=ExitCode.USAGE,
+            )
+        return read_lock(path), SourcesSpec()
+    spec = load_spec(path, overrides or [])
+    lock = obtain_lock(
+        spec,
+        lock_path(path),
+        cache,
+        refresh=refresh,
+        refresh_base=refresh_base,
+        progress=progress,
+    )
+    return lock, spec.image.sources

@@ -1,0 +1,45 @@
+"""``capsule init``: a first spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule.cli.common import DEFAULT_SPEC, JsonOption, guarded, print_json
+
+
+@guarded
+def command(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_SPEC,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an annotated spec: deterministic DQN on Breakout, small enough for two CPU cores."""
+    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.image.recipe import data_file
+
+    text = data_file("specs", "dqn-breakout-small.yaml").read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise CapsuleError(
+            "CAP-S005",
+            f"{path} already exists and was left as it is",
+            fix="Choose another name.",
+            exit_code=ExitCode.USAGE,
+        ) from None
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-S005",
+            f"cannot write {path}: {error.strerror}",
+            fix="Choose a folder that exists and is writable.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    if as_json:
+        print_json({"schema": "capsule/init/v1", "spec": str(path)})
+        return
+    typer.echo(f"wrote {path}")
+    typer.echo(f"next: capsule build {path}", err=True)

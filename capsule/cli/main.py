@@ -1,0 +1,53 @@
+"""The ``capsule`` command."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from capsule import __version__
+from capsule.cli import build, init, keygen, lock, run, schema, verify
+
+EPILOG = (
+    "Exit status: 0 done or reproduced, 1 differs, 2 usage or spec, 3 tampered or untrusted, "
+    "4 inconclusive, 5 build failed, 6 training failed, 70 a bug, 125 no engine, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="capsule",
+    help="Checkable deep-RL results: pin everything, run it, sign it, re-execute it bit for bit.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (init, schema, keygen, lock, build, run, verify):
+    app.command(module.__name__.rpartition(".")[2])(module.command)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"capsule {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options that go before the command."""
+    if debug:
+        os.environ["CAPSULE_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,145 @@
+"""``capsule run``: execute a spec and sign what came out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsule.cli.common import (
+    DEFAULT_SPEC,
+    EngineOption,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    SpecArgument,
+    guarded,
+    locked,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from capsule.experiment.lock import Lock
+    from capsule.experiment.spec import SourcesSpec
+    from capsule.image.cache import Cache
+
+LOCK = "lock.json"
+WORK = "work"
+
+
+@guarded
+def command(
+    spec: SpecArgument = DEFAULT_SPEC,
+    *,
+    key: Annotated[
+        Path, typer.Option("--key", help="Private key that signs the bundle (capsule keygen).")
+    ],
+    output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
+        "runs"
+    ),
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Run directory to continue; SPEC is ignored.")
+    ] = None,
+    overrides: SetOption = None,
+    engine: EngineOption = "auto",
+    embed_image: Annotated[
+        bool, typer.Option("--embed-image", help="Carry the whole image in the bundle.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a spec in its locked image and write the signed bundle."""
+    from capsule import execution
+    from capsule.bundle.keys import load_private
+    from capsule.bundle.run_bundle import FinishedRun, pack_run
+    from capsule.engine.select import open_engine
+    from capsule.image.cache import Cache
+    from capsule.machine.compare import check_requirements
+    from capsule.machine.fingerprint import take_fingerprint
+    from capsule.report.progress import open_reporter
+
+    load_private(key)  # A run of hours must not end with an unusable key.
+    cache = Cache()
+    with open_reporter(quiet=quiet) as reporter:
+        directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
+        chosen = open_engine(engine, progress=reporter.note)
+        fingerprint = take_fingerprint(chosen.describe())
+        for finding in check_requirements(lock.spec, fingerprint):
+            raise finding
+        image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
+        reporter.note(f"run directory {directory}")
+        execution.execute(lock, chosen, directory / WORK, reporter=reporter)
+        finished = FinishedRun(
+            lock=lock,
+            image=image,
+            engine=chosen.describe(),
+            fingerprint=fingerprint,
+            started=_started(directory),
+            directory=directory / WORK,
+        )
+        bundle, claims = pack_run(finished, key, directory, cache, embed_image=embed_image)
+    if as_json:
+        print_json(
+            {
+                "schema": "capsule/ran/v1",
+                "bundle": str(bundle),
+                "claim_id": claims.claim_id(),
+                "run_directory": str(directory),
+                "relaxations": list(claims.relaxations),
+            }
+        )
+        return
+    typer.echo(f"claim id  {claims.claim_id()}")
+    typer.echo(f"bundle    {bundle}")
+    typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)
+
+
+def _directory(
+    resume: Path | None,
+    spec: Path,
+    overrides: list[str] | None,
+    output: Path,
+    cache: Cache,
+    progress: Callable[[str], None],
+) -> tuple[Path, Lock, SourcesSpec]:
+    """Make a new run directory for a spec, or take up an old one as it was locked."""
+    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.experiment.spec import SourcesSpec
+    from capsule.image.lockfile import read_lock, write_lock
+
+    if resume is None:
+        lock, sources = locked(spec, overrides, cache, progress=progress)
+        directory = _new_directory(output, lock.spec.name)
+        write_lock(directory / LOCK, lock)
+        return directory, lock, sources
+    if overrides:
+        raise CapsuleError(
+            "CAP-S006",
+            "--set cannot change a run that is resumed",
+            fix="Start a new run without --resume.",
+            exit_code=ExitCode.USAGE,
+        )
+    return resume, read_lock(resume / LOCK), SourcesSpec()
+
+
+def _new_directory(output: Path, name: str) -> Path:
+    """Make ``OUTPUT/NAME-UTC`` (with a counter when two start in one second)."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for attempt in range(1, 1000):
+        suffix = "" if attempt == 1 else f"-{attempt}"
+        directory = output / f"{name}-{stamp}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise FileExistsError(output / f"{name}-{stamp}")
+
+
+def _started(directory: Path) -> datetime:
+    """Return when the run directory was made, which its lock file remembers."""
+    return datetime.fromtimestamp((directory / LOCK).stat().st_mtime, tz=UTC)

@@ -1,0 +1,13 @@
+"""``capsule schema``: the JSON Schema of a spec."""
+
+from __future__ import annotations
+
+from capsule.cli.common import guarded, print_json
+
+
+@guarded
+def command() -> None:
+    """Print the JSON Schema of a spec, every field with its default and meaning."""
+    from capsule.experiment.spec_file import schema_document
+
+    print_json(schema_document())

@@ -1,0 +1,69 @@
+"""``capsule verify``: check, re-execute, compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule.cli.common import EngineOption, JsonOption, QuietOption, guarded, print_json
+
+
+@guarded
+def command(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to verify; it is never changed.")],
+    *,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="integrity, environment, prefix:N (N agent steps) or full."),
+    ] = "full",
+    allow_untrusted: Annotated[
+        bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
+    ] = False,
+    engine: EngineOption = "auto",
+    report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
+        "verify-report.json"
+    ),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check a bundle, run it again on this machine, and say what is the same and what is not."""
+    from capsule.bundle.keys import load_public
+    from capsule.experiment.canonical import write_atomic
+    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.image.cache import Cache
+    from capsule.report.progress import open_reporter
+    from capsule.report.terminal import show_report
+    from capsule.verification.verify import Mode, Request, verify
+
+    if keys and allow_untrusted:
+        raise CapsuleError(
+            "CAP-V006",
+            "--key and --allow-untrusted contradict each other",
+            fix="Give one of the two.",
+            exit_code=ExitCode.USAGE,
+        )
+    request = Request(
+        bundle=bundle,
+        keys=[load_public(path) for path in keys or []],
+        mode=Mode.parse(mode),
+        engine=engine,
+        allow_untrusted=allow_untrusted,
+    )
+    with open_reporter(quiet=quiet) as reporter:
+        result = verify(request, Cache(), reporter)
+    document = result.model_dump(mode="json", by_alias=True)
+    write_atomic(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    if as_json:
+        print_json(document)
+    else:
+        from rich.console import Console
+
+        show_report(result, Console())
+    raise typer.Exit(result.exit_code)

@@ -1,0 +1,1 @@
+"""Where a run executes: a container engine, or a plain process."""

@@ -1,0 +1,129 @@
+"""Finding an engine that speaks the Docker API, and telling which one it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ContainerEngineName = Literal["docker", "podman"]
+
+_CONNECT_SECONDS = 10
+_REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
+
+_FIX = {
+    "docker": "Start Docker, or let your user use it (group 'docker'), or set DOCKER_HOST; "
+    "'bash scripts/setup.sh' installs and starts one as root. Without any: --engine process.",
+    "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
+    "CONTAINER_HOST. Without any: --engine process.",
+}
+
+
+def connect(name: ContainerEngineName) -> DockerClient:
+    """Open the first address where the engine ``name`` answers.
+
+    Raises:
+        CapsuleError: CAP-E001, none answers; CAP-E002, only another engine does.
+    """
+    refusals = []
+    others = []
+    for address in addresses(name, os.environ):
+        try:
+            client = _open(address)
+        except Exception as error:  # noqa: BLE001 - the SDK raises its own, requests' and OSError
+            refusals.append(f"{address}: {_reason(error)}")
+            continue
+        found = engine_name(client.version())
+        if found == name:
+            return client
+        client.close()
+        others.append(f"{found} answers at {address}")
+    if others:
+        raise CapsuleError(
+            "CAP-E002",
+            f"{name} was asked for, but {'; '.join(others)}",
+            fix=f"Use --engine {found}, or correct DOCKER_HOST or CONTAINER_HOST.",
+            exit_code=ExitCode.NO_ENGINE,
+        )
+    raise CapsuleError(
+        "CAP-E001",
+        f"no {name} engine answers ({'; '.join(refusals)})",
+        fix=_FIX[name],
+        exit_code=ExitCode.NO_ENGINE,
+    )
+
+
+def addresses(name: ContainerEngineName, environment: Mapping[str, str]) -> list[str]:
+    """List where the engine may listen, most specific first.
+
+    A variable that names an address excludes the usual ones: the user chose.
+    """
+    variables = ("DOCKER_HOST",) if name == "docker" else ("CONTAINER_HOST", "DOCKER_HOST")
+    for variable in variables:
+        if address := environment.get(variable):
+            return [address]
+    sockets = {
+        "docker": ("/var/run/docker.sock", "{run}/docker.sock", "{home}/.docker/run/docker.sock"),
+        "podman": ("{run}/podman/podman.sock", "/run/podman/podman.sock"),
+    }[name]
+    run = environment.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    return [f"unix://{path.format(run=run, home=Path.home())}" for path in sockets]
+
+
+def component(version: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the engine's own entry of a ``GET /version`` answer: ``Name``, ``Version``."""
+    components = version.get("Components") or [{"Name": "Engine", "Version": version["Version"]}]
+    first: Mapping[str, str] = components[0]
+    return first
+
+
+def engine_name(version: Mapping[str, Any]) -> ContainerEngineName:
+    """Tell Docker from Podman by a ``GET /version`` answer."""
+    return "podman" if "podman" in component(version)["Name"].lower() else "docker"
+
+
+@contextmanager
+def engine_errors(name: ContainerEngineName) -> Iterator[None]:
+    """Turn what the SDK raises into CAP-E006."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise CapsuleError(
+            "CAP-E006",
+            f"{name} fails: {_reason(error)}",
+            fix="See the engine's own log; is it running, and is there space on its disk? A run "
+            "can be continued with 'capsule run --resume'.",
+            exit_code=ExitCode.NO_ENGINE,
+        ) from error
+
+
+def _open(address: str) -> DockerClient:
+    from docker import DockerClient
+
+    if address.startswith("unix://"):
+        # The SDK would leak its socket and hide the system's reason.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(address.removeprefix("unix://"))
+    client = DockerClient(base_url=address, version="auto", timeout=_CONNECT_SECONDS)
+    client.api.timeout = _REQUEST_SECONDS
+    return client
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause: the outer layers only repeat it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return " ".join(str(error).split()) or type(error).__name__

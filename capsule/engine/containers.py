@@ -1,0 +1,340 @@
+"""Docker, and Podman through the same API: a run in a container without network or privileges."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from capsule.engine.connection import ContainerEngineName, component, engine_errors, engine_name
+from capsule.engine.gpu import about_gpu, gpu_request, no_gpu
+from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
+from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image, archive_chunks
+from capsule.image.cache import Cache
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+    from docker.models.images import Image as EngineImage
+
+MOUNT = "/out"  # where a task sees its run directory
+UNPRIVILEGED = 1000  # uid and gid of tasks when Capsule runs as root
+
+_LABEL = "capsule.run"
+_NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
+
+
+class ContainerEngine:
+    """An engine behind the Docker API."""
+
+    def __init__(self, client: DockerClient) -> None:
+        self._client = client
+        self._version: dict[str, Any] = client.version()
+        self._info: dict[str, Any] = client.info()
+        self._image: str | None = None
+        weakref.finalize(self, client.close)  # else its sockets are reported as leaked
+
+    @property
+    def name(self) -> ContainerEngineName:
+        """Who answers behind the API."""
+        return engine_name(self._version)
+
+    def describe(self) -> dict[str, str]:
+        """Return the engine's versions and the parts of the host that it runs containers with."""
+        return {
+            "name": self.name,
+            "version": component(self._version)["Version"],
+            "api": self._version["ApiVersion"],
+            "runtime": str(self._info.get("DefaultRuntime") or "unknown"),
+            "storage-driver": str(self._info.get("Driver") or "unknown"),
+            "cgroup": str(self._info.get("CgroupVersion") or "unknown"),
+            "rootless": str(self._rootless()).lower(),
+        }
+
+    def prepare(
+        self,
+        lock: Lock,
+        image: Image | None,
+        cache: Cache,  # noqa: ARG002 - other engines need it
+        *,
+        progress: Progress,
+    ) -> None:
+        """Load the image if the engine lacks it, and check that the engine sees what was locked.
+
+        Raises:
+            CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E004 it shows another image
+                than was loaded, CAP-E006 it refuses the image or went away.
+        """
+        if image is None:
+            raise ValueError(f"{self.name} needs an image")
+        if lock.spec.accelerator.kind == "cuda":
+            gpu_request(self._version, self._info)
+        with engine_errors(self.name):
+            found = self._find(image)
+            if found is None:
+                self._load(image, progress)
+                found = self._find(image)
+        self._image = _checked_id(found, image, self.name)
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task in a container of the prepared image, by the image's id.
+
+        The container has no network, a read-only root, no capabilities, no new privileges, limited
+        memory and processes, and a private ``/tmp``. Its user is the caller; when the caller is
+        root it is 1000:1000, to whom the run directory is given.
+
+        Raises:
+            CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not
+                start, CAP-E006 the engine went away, CAP-E007 to CAP-E009 (``supervise``).
+        """
+        if self._image is None:
+            raise RuntimeError("prepare() was not called")
+        # From here on a signal is only counted, so that no container is ever left behind.
+        with interrupts() as interruptions, exclusive(task.run_directory), engine_errors(self.name):
+            self._remove_leftovers(task.run_directory)
+            settings = self._settings(task)
+            container = self._start(settings, gpu=task.gpu)
+            try:
+                running = _RunningContainer(container)
+                return supervise(
+                    running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+                )
+            finally:
+                _collect(container, task.run_directory)
+
+    def _find(self, image: Image) -> EngineImage | None:
+        from docker.errors import ImageNotFound
+
+        for digest in (image.config_digest, image.manifest_digest):
+            with suppress(ImageNotFound):
+                return self._client.images.get(digest)
+        return None
+
+    def _load(self, image: Image, progress: Progress) -> None:
+        """Send the image without the layers that the engine has; whole if it wants them after all.
+
+        Engines keep layers by chain: one counts as present only on top of the same layers.
+        """
+        from docker.errors import APIError, ImageLoadError
+
+        present = self._present_layers(image)
+        size = sum(layer.size for layer in image.layers[len(present) :])
+        progress(f"loading the image into {self.name} ({size >> 20} MiB)")
+        try:
+            self._client.images.load(archive_chunks(image, skip=present))
+        except (APIError, ImageLoadError):
+            if not present:
+                raise
+            self._client.images.load(archive_chunks(image))
+
+    def _present_layers(self, image: Image) -> list[str]:
+        """Return the longest run of the image's layers, from the bottom, that the engine has."""
+        wanted = [layer.diff_id for layer in image.layers]
+        longest = 0
+        for summary in self._client.api.images():
+            found = self._client.api.inspect_image(summary["Id"])["RootFS"].get("Layers") or []
+            common = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, found, strict=False))
+            longest = max(longest, sum(1 for _ in common))
+        return wanted[:longest]
+
+    def _remove_leftovers(self, run_directory: Path) -> None:
+        """Remove containers of a Capsule that was killed; the caller holds the directory."""
+        label = f"{_LABEL}={run_label(run_directory)}"
+        for container in self._client.containers.list(all=True, filters={"label": label}):
+            container.remove(force=True, v=True)
+
+    def _settings(self, task: Task) -> dict[str, Any]:
+        from docker.types import LogConfig, Mount, Ulimit
+
+        limits = task.limits
+        temporary = f"{limits.temporary_mb}m"
+        run_directory = task.run_directory.resolve()
+        settings: dict[str, Any] = {
+            "image": self._image,
+            "entrypoint": task.command(MOUNT),
+            "command": [],
+            "environment": dict(task.environment),
+            "labels": {_LABEL: run_label(run_directory)},
+            "hostname": "capsule",
+            "working_dir": "/tmp",  # noqa: S108 - the container's own
+            "network_mode": "none",
+            "ipc_mode": "private",
+            "read_only": True,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "mem_limit": f"{limits.memory_mb}m",
+            "memswap_limit": f"{limits.memory_mb}m",
+            "pids_limit": limits.processes,
+            "shm_size": temporary,
+            "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,size={temporary},mode=1777"},  # noqa: S108
+            "mounts": [Mount(MOUNT, str(run_directory), type="bind")],
+            "ulimits": [
+                Ulimit(name=name, soft=limit, hard=limit) for name, limit in _ulimits().items()
+            ],
+            "log_config": LogConfig(
+                type=LogConfig.types.JSON,
+                config={"max-size": str(LOG_BYTES), "max-file": "1"},
+            ),
+            **self._user(run_directory),
+        }
+        if task.gpu:
+            settings["device_requests"] = [gpu_request(self._version, self._info)]
+        return settings
+
+    def _user(self, run_directory: Path) -> dict[str, str]:
+        """Choose a user that is not root on this machine and may write the run directory."""
+        if self._rootless():
+            # Inside a rootless engine's user namespace the caller is root (Docker), or can be
+            # mapped to itself (Podman); every other id is a stranger to the run directory.
+            if self.name == "podman":
+                return {"user": f"{os.getuid()}:{os.getgid()}", "userns_mode": "keep-id"}
+            return {"user": "0:0"}
+        if os.getuid() != 0:
+            return {"user": f"{os.getuid()}:{os.getgid()}"}
+        _give(run_directory, UNPRIVILEGED)
+        return {"user": f"{UNPRIVILEGED}:{UNPRIVILEGED}"}
+
+    def _rootless(self) -> bool:
+        return any("rootless" in option for option in self._info.get("SecurityOptions") or [])
+
+    def _start(self, settings: dict[str, Any], *, gpu: bool) -> Container:
+        """Start a container; under an init, which reaps and forwards, if the engine has one."""
+        from docker.errors import APIError
+
+        try:
+            try:
+                return self._start_once({**settings, "init": True})
+            except APIError as error:
+                if not any(name in str(error) for name in _NO_INIT):
+                    raise
+                return self._start_once(settings)
+        except APIError as error:
+            if gpu and about_gpu(str(error)):
+                raise no_gpu(f"{self.name} says: {error.explanation}") from error
+            raise CapsuleError(
+                "CAP-E005",
+                f"{self.name} does not start the container: {error.explanation}",
+                fix="See the engine's own log. If it is on another machine, it cannot see the run "
+                "directory.",
+                exit_code=ExitCode.NO_ENGINE,
+            ) from error
+
+    def _start_once(self, settings: dict[str, Any]) -> Container:
+        container = self._client.containers.create(**settings)
+        try:
+            container.start()
+        except BaseException:
+            container.remove(force=True, v=True)
+            raise
+        return container
+
+
+class _RunningContainer:
+    """A started container (:class:`capsule.engine.supervise.Running`)."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._ended: SimpleQueue[int | Exception] = SimpleQueue()
+        # Waiting for the engine's answer costs nothing, unlike asking it several times a second.
+        threading.Thread(target=self._await_end, daemon=True).start()
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            ended = self._ended.get(timeout=seconds)
+        except Empty:
+            return None
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    def terminate(self) -> None:
+        self._signal("SIGTERM")
+
+    def kill(self) -> None:
+        self._signal("SIGKILL")
+
+    def exceeds_memory(self) -> bool:
+        return False  # the kernel sees to it
+
+    def was_out_of_memory(self) -> bool:
+        self._container.reload()
+        return bool(self._container.attrs["State"].get("OOMKilled"))
+
+    def _await_end(self) -> None:
+        try:
+            self._ended.put(int(self._container.wait(timeout=None)["StatusCode"]))
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
+            self._ended.put(error)
+
+    def _signal(self, name: str) -> None:
+        from docker.errors import APIError
+
+        try:
+            self._container.kill(signal=name)
+        except APIError:
+            self._container.reload()
+            if self._container.status == "running":
+                raise
+
+
+def _ulimits() -> dict[str, int]:
+    """Return the resource limits of a task's processes."""
+    # The number of processes is the cgroup's business, but Podman sets more than a caller without
+    # privileges may have unless it is told a number.
+    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    return {"core": 0, "nofile": 4096, "nproc": processes}
+
+
+def run_label(run_directory: Path) -> str:
+    """Return the label value by which a run directory's container is found again."""
+    path = run_directory.resolve()
+    return f"{path.parent.name}/{path.name}-{sha256_hex(os.fsencode(path))[:16]}"
+
+
+def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:
+    """Return the engine's id of the image, if it is exactly the one that was assembled.
+
+    Engines name an image by its configuration or, with a containerd store, by its manifest. The
+    layers that they unpacked must be the assembled ones in either case.
+    """
+    layers = [layer.diff_id for layer in image.layers]
+    if found is not None and found.attrs["RootFS"].get("Layers") == layers:
+        identity = str(found.id)
+        if identity in (image.config_digest, image.manifest_digest):
+            return identity
+    raise CapsuleError(
+        "CAP-E004",
+        f"{engine} does not show the image {image.config_digest} as it was loaded"
+        + ("" if found is None else f": it has {found.id} with {found.attrs['RootFS']}"),
+        fix=f"Remove what {engine} holds as {image.reference} and build again; if it persists, "
+        "its image store is damaged.",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+def _give(run_directory: Path, owner: int) -> None:
+    """Make ``owner`` the owner of a folder and all in it; links themselves, not their targets."""
+    os.chown(run_directory, owner, owner)
+    for folder, folders, files in os.walk(run_directory):
+        for name in folders + files:
+            os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
+
+
+def _collect(container: Container, run_directory: Path) -> None:
+    """Keep a container's output and remove it."""
+    try:
+        write_log(container.logs(stream=True, follow=False), run_directory / contract.LOG)
+    finally:
+        container.remove(force=True, v=True)

@@ -1,0 +1,79 @@
+"""Asking a container engine for an NVIDIA GPU.
+
+A request that the engine cannot meet is an error here, before anything starts: old Podman ignores
+requests silently, and Docker notices only when the container starts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capsule.engine.connection import component, engine_name
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+if TYPE_CHECKING:
+    from docker.types import DeviceRequest
+
+_GPU = "nvidia.com/gpu"  # kind in the Container Device Interface (CDI)
+_CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
+
+
+def gpu_request(version: Mapping[str, Any], info: Mapping[str, Any]) -> DeviceRequest:
+    """Return the request for the first GPU, in the way that this engine understands.
+
+    Args:
+        version: Answer of ``GET /version``.
+        info: Answer of ``GET /info``.
+
+    Raises:
+        CapsuleError: CAP-E003, the engine has no way to give one.
+    """
+    from docker.types import DeviceRequest
+
+    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}=0"])
+    name, number = engine_name(version), component(version)["Version"]
+    if name == "podman":
+        if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
+            raise no_gpu(f"Podman {number} ignores GPU requests; 5.4 is the first that does not")
+        if not _described(("/etc/cdi", "/var/run/cdi")):
+            raise no_gpu("no CDI specification describes a GPU to Podman")
+        return cdi
+    if _discovered(info) or _described(info.get("CDISpecDirs") or ()):
+        return cdi
+    if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
+        return DeviceRequest(device_ids=["0"], capabilities=[["gpu"]])
+    raise no_gpu(f"Docker {number} knows neither a CDI device {_GPU} nor an NVIDIA runtime")
+
+
+def no_gpu(cause: str) -> CapsuleError:
+    """Return the error for a GPU that cannot be had here. The run is inconclusive, not wrong."""
+    return CapsuleError(
+        "CAP-E003",
+        f"the run needs an NVIDIA GPU and the engine has none to give: {cause}",
+        fix="Use a machine with the GPU, its driver and the NVIDIA container toolkit "
+        "(nvidia-ctk cdi generate).",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )
+
+
+def about_gpu(message: str) -> bool:
+    """Tell whether an engine's refusal to start a container is about its GPU."""
+    return re.search(r"device driver|nvidia|\bcdi\b", message, re.IGNORECASE) is not None
+
+
+def _discovered(info: Mapping[str, Any]) -> bool:
+    devices = info.get("DiscoveredDevices") or ()
+    return any(str(device.get("ID", "")).startswith(f"{_GPU}=") for device in devices)
+
+
+def _described(folders: tuple[str, ...] | list[str]) -> bool:
+    """Tell whether a CDI specification in these folders describes a GPU.
+
+    Docker 25 to 28.1 names its folders but not the devices in them.
+    """
+    files = [file for folder in folders for file in Path(folder).glob("*.[jy]*")]
+    return any(_GPU in file.read_text(encoding="utf-8", errors="replace") for file in files)

@@ -1,0 +1,92 @@
+"""The engine interface: the one seam between a locked run and what executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import LimitsSpec
+from capsule.image.assemble import Image
+from capsule.image.cache import Cache
+
+RUN_DIRECTORY = "{run_directory}"  # an argument that stands for wherever the task sees it
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One execution of the training side.
+
+    Attributes:
+        run_directory: Existing folder on this machine; the only thing the task can write for good.
+        environment: Variables of the task, on top of the image's own. Nothing else is inherited.
+        limits: What it may use.
+        gpu: Whether it needs an NVIDIA GPU; the engine gives it the first one.
+        arguments: Program and arguments. :data:`RUN_DIRECTORY` is replaced.
+    """
+
+    run_directory: Path
+    environment: Mapping[str, str]
+    limits: LimitsSpec
+    gpu: bool = False
+    arguments: tuple[str, ...] = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
+
+    def command(self, run_directory: str) -> list[str]:
+        """Return the arguments for a task that sees its run directory at ``run_directory``."""
+        return [run_directory if word == RUN_DIRECTORY else word for word in self.arguments]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a task ended.
+
+    Attributes:
+        status: Exit status; 128 + n after signal n.
+        reason: ``exited`` unless the engine stopped the task or the kernel did for its memory.
+    """
+
+    status: int
+    reason: Literal["exited", "out-of-memory", "timed-out", "disk-full", "interrupted"]
+
+
+class Engine(Protocol):
+    """Where runs execute."""
+
+    @property
+    def name(self) -> Literal["docker", "podman", "process"]:
+        """The engine's name, as bundles say it."""
+
+    def describe(self) -> dict[str, str]:
+        """Return facts for the fingerprint: ``name``, ``version`` and what else is known."""
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """Make everything ready that :meth:`run` needs; instant when it already is.
+
+        Args:
+            lock: The locked experiment. Its packages are in the cache.
+            image: The lock's image; None for the plain-process engine, which uses none.
+            cache: Holds the packages and what is derived from them.
+            progress: Told about each thing that takes time.
+
+        Raises:
+            CapsuleError: CAP-E…, and nothing was started.
+        """
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task to its end. Whatever happens, nothing of it is left running.
+
+        SIGINT and SIGTERM stop the task with SIGTERM and some time to save its state; a second
+        one kills it. Its output is in ``output.log`` of the run directory afterwards.
+
+        Args:
+            task: What to execute. :meth:`prepare` must have been called.
+            on_poll: Called about every ``poll_seconds`` while it runs, and once after.
+            poll_seconds: Time between polls.
+
+        Raises:
+            CapsuleError: CAP-E…, the task could not be started or the engine went away.
+        """

@@ -1,0 +1,267 @@
+"""The plain-process engine: for machines without a container engine.
+
+It runs the locked wheels and the locked training code with the locked variables, but on this
+machine's C library and Python build, without isolation: the Debian packages of the lock are not
+used. That is a declared relaxation, ``engine=process``, of every claim made with it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import capsule
+from capsule.engine.gpu import no_gpu
+from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image
+from capsule.image.cache import Cache
+from capsule.image.code import training_code, training_code_digest
+
+_GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+_LOG_SECONDS = 5.0
+
+
+class ProcessEngine:
+    """Runs tasks as ordinary processes of the caller, in an environment made by uv."""
+
+    def __init__(self) -> None:
+        self._environment: Path | None = None
+
+    @property
+    def name(self) -> Literal["process"]:
+        """The engine's name."""
+        return "process"
+
+    def describe(self) -> dict[str, str]:
+        """Return the name, and Capsule's version: there is no other program to name."""
+        return {"name": self.name, "version": capsule.__version__}
+
+    def prepare(
+        self,
+        lock: Lock,
+        image: Image | None,  # noqa: ARG002 - other engines need it
+        cache: Cache,
+        *,
+        progress: Progress,
+    ) -> None:
+        """Make the Python environment of the lock, once per set of packages and code.
+
+        Raises:
+            CapsuleError: CAP-E003 no GPU driver, CAP-E013 a wheel is missing or damaged, CAP-E014
+                the training code is not the locked one, CAP-E015 uv cannot make the environment
+                (no Python of the locked version, or a wheel that does not fit this machine).
+        """
+        if lock.spec.accelerator.kind == "cuda" and not any(
+            Path(path).exists() for path in _GPU_DRIVERS
+        ):
+            raise no_gpu("no NVIDIA driver is loaded")
+        key = environment_key(lock)
+        environment = cache.folder("environments") / key
+        with cache.lock(f"environment-{key}"):
+            # The interpreter is a link to this machine's own, which may have gone since.
+            if not (environment / "bin" / f"python{lock.spec.image.python}").exists():
+                progress("installing the locked packages for the plain-process engine")
+                shutil.rmtree(environment, ignore_errors=True)
+                _make_environment(lock, cache, environment)
+        self._environment = environment
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task as a process group of its own, with nothing of the caller's environment.
+
+        Time, disk and memory are limited by watching; the number of processes is not.
+
+        Raises:
+            CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``).
+        """
+        if self._environment is None:
+            raise RuntimeError("prepare() was not called")
+        with (
+            interrupts() as interruptions,
+            exclusive(task.run_directory),
+            tempfile.TemporaryDirectory(prefix="capsule-") as home,
+            _started(task, self._environment, home) as running,
+        ):
+            return supervise(
+                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+            )
+
+
+class _RunningProcess:
+    """A started process group (:class:`capsule.engine.supervise.Running`)."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limit_bytes: int) -> None:
+        self._process = process
+        self._limit_bytes = limit_bytes
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return status if status >= 0 else 128 - status
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def exceeds_memory(self) -> bool:
+        return session_memory(self._process.pid) > self._limit_bytes
+
+    def was_out_of_memory(self) -> bool:
+        return False  # the kernel does not say
+
+
+def environment_key(lock: Lock) -> str:
+    """Return the digest of all that an environment is made of; hyper-parameters are not."""
+    wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
+    code = lock.image.code.sha256
+    return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
+
+
+def task_environment(task: Task, environment: Path, home: str) -> Mapping[str, str]:
+    """Return all variables of a task: its own, and what the image would set besides."""
+    return {
+        **task.environment,
+        "HOME": home,
+        "LOGNAME": "capsule",
+        "PATH": f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+        "TMPDIR": home,
+        "USER": "capsule",
+    }
+
+
+def session_memory(session: int) -> int:
+    """Return the memory of all processes of a session in bytes, shared pages split among them."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes end, and belong to other users, at any moment.
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total << 10
+
+
+@contextmanager
+def _started(task: Task, environment: Path, home: str) -> Iterator[_RunningProcess]:
+    """Start a task; afterwards nothing of its process group is left and its output is kept."""
+    # The kernel ends the task with Capsule, however that ends; no privilege can be gained.
+    guard = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--"]
+    try:
+        process = subprocess.Popen(
+            [*guard, *task.command(str(task.run_directory.resolve()))],
+            cwd=home,
+            env=task_environment(task, environment, home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o022,
+        )
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-E005",
+            f"the process does not start: {error}",
+            fix="Install util-linux (setpriv).",
+            exit_code=ExitCode.NO_ENGINE,
+        ) from error
+    running = _RunningProcess(process, task.limits.memory_mb << 20)
+    log = threading.Thread(
+        target=_keep_output, args=(process, task.run_directory / contract.LOG), daemon=True
+    )
+    log.start()
+    try:
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+        yield running
+    finally:
+        running.kill()
+        process.wait()
+        log.join(_LOG_SECONDS)
+
+
+def _keep_output(process: subprocess.Popen[bytes], path: Path) -> None:
+    if process.stdout is None:
+        raise ValueError("output is not a pipe")
+    with process.stdout as stream:
+        write_log(iter(lambda: os.read(stream.fileno(), 1 << 16), b""), path)
+
+
+def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
+    code = training_code()
+    if (digest := training_code_digest(code)) != lock.image.code.sha256:
+        raise CapsuleError(
+            "CAP-E014",
+            f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
+            fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
+            exit_code=ExitCode.BUILD_FAILED,
+        )
+    version = lock.spec.image.python
+    with cache.scratch() as scratch:
+        made = scratch / "environment"
+        _uv(scratch, "venv", "--python", version, "--no-python-downloads", str(made))
+        wheels = _named_wheels(lock, cache, scratch / "wheels")
+        options = ("--python", str(made), "--no-deps", "--no-index", "--offline")
+        _uv(scratch, "pip", "install", *options, *wheels)
+        for name, content in code.items():
+            file = made / "lib" / f"python{version}" / "site-packages" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        made.rename(target)
+
+
+def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
+    """Link the locked wheels under their names, which installers read; check each again."""
+    folder.mkdir()
+    for wheel in lock.image.wheels:
+        path = cache.path(wheel.sha256)
+        if not path.is_file() or sha256_file(path) != wheel.sha256:
+            raise CapsuleError(
+                "CAP-E013",
+                f"{wheel.filename} is missing from the cache or damaged",
+                fix=f"Delete {path} and run 'capsule build' again.",
+                exit_code=ExitCode.BUILD_FAILED,
+            )
+        (folder / wheel.filename).symlink_to(path)
+    return [str(folder / wheel.filename) for wheel in lock.image.wheels]
+
+
+def _uv(scratch: Path, *arguments: str) -> None:
+    """Run uv with nothing but its arguments to go by; what it unpacks is linked, not copied."""
+    from uv import find_uv_bin
+
+    process = subprocess.run(
+        [find_uv_bin(), "--no-config", "--quiet", *arguments],
+        env={
+            "HOME": str(scratch),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "UV_CACHE_DIR": str(scratch / "uv"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        raise CapsuleError(
+            "CAP-E015",
+            f"uv cannot make the environment: {' '.join(process.stderr.split())}",
+            fix="Install the Python version that the spec names, or use a container engine.",
+            exit_code=ExitCode.BUILD_FAILED,
+        )

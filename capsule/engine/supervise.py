@@ -1,0 +1,213 @@
+"""Watching a started task: interruption, limits, output. The same for every engine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Literal, Protocol
+
+from capsule.engine.interface import Exit, Task
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
+LOG_BYTES = 64 << 20
+
+_KILL_SECONDS = 30.0
+_LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
+
+
+class Running(Protocol):
+    """A started task, as its engine handles it."""
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait up to ``seconds``; return the exit status, or None if it still runs."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of it."""
+
+    def exceeds_memory(self) -> bool:
+        """Tell whether it must be killed for its memory; False where the kernel sees to it."""
+
+    def was_out_of_memory(self) -> bool:
+        """Tell, once it ended, whether the kernel killed it for its memory."""
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while installed, in place of raising anywhere."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal (``signal.signal``)."""
+        self.count += 1
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Install :class:`Interrupts` for a block.
+
+    Only the main thread can receive signals; in others the count stays zero and stopping is the
+    business of whoever started the thread.
+    """
+    counter = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield counter
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, counter.received) for number in numbers]
+    try:
+        yield counter
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def exclusive(run_directory: Path) -> Iterator[None]:
+    """Hold the run directory for one task at a time.
+
+    Raises:
+        CapsuleError: CAP-E008, another process holds it.
+    """
+    descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CapsuleError(
+                "CAP-E008",
+                f"another capsule process is running in {run_directory}",
+                fix="Wait for it or interrupt it, then start again.",
+                exit_code=ExitCode.USAGE,
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def supervise(
+    running: Running,
+    task: Task,
+    interruptions: Interrupts,
+    *,
+    on_poll: Callable[[], None],
+    poll_seconds: float,
+) -> Exit:
+    """Watch a task until it ends by itself or has to be stopped.
+
+    Time is up or a signal came: SIGTERM first, so that the task can save its state. Memory or
+    disk is used up: SIGKILL at once, because it would go on using more.
+    """
+    started = checked = time.monotonic()
+    while (status := running.wait(poll_seconds)) is None:
+        on_poll()
+        now = time.monotonic()
+        if interruptions.count:
+            return Exit(_stop(running, interruptions), "interrupted")
+        if now - started > task.limits.minutes * 60:
+            return Exit(_stop(running, interruptions), "timed-out")
+        if now - checked < _LIMIT_SECONDS:
+            continue
+        checked = now
+        if reason := _exceeded(running, task):
+            return Exit(_kill(running), reason)
+    on_poll()
+    killed_for_memory = status != 0 and running.was_out_of_memory()
+    return Exit(status, "out-of-memory" if killed_for_memory else "exited")
+
+
+def _exceeded(running: Running, task: Task) -> Literal["out-of-memory", "disk-full"] | None:
+    if running.exceeds_memory():
+        return "out-of-memory"
+    if disk_usage(task.run_directory) > task.limits.disk_mb << 20:
+        return "disk-full"
+    return None
+
+
+def _stop(running: Running, interruptions: Interrupts) -> int:
+    """Terminate; kill after the time of grace, or at once when interrupted again."""
+    before = interruptions.count
+    deadline = time.monotonic() + GRACE_SECONDS
+    running.terminate()
+    while interruptions.count == before and time.monotonic() < deadline:
+        if (status := running.wait(0.1)) is not None:
+            return status
+    return _kill(running)
+
+
+def _kill(running: Running) -> int:
+    running.kill()
+    status = running.wait(_KILL_SECONDS)
+    if status is None:
+        raise CapsuleError(
+            "CAP-E009",
+            f"the task does not end, {_KILL_SECONDS:.0f} s after SIGKILL",
+            fix="Look for a process stuck in the kernel (a disk or GPU that does not answer).",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    return status
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes that a folder's files occupy, without following links.
+
+    The task may be hostile and changes the folder meanwhile; what vanishes is not counted.
+
+    Raises:
+        CapsuleError: CAP-E007, a sub-folder cannot be read, so that anything could be in it.
+    """
+    total = 0
+    pending = [str(folder)]
+    while pending:
+        path = pending.pop()
+        for entry in _entries(path):
+            with suppress(FileNotFoundError):
+                facts = entry.stat(follow_symlinks=False)
+                total += facts.st_blocks * 512
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(entry.path)
+    return total
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError as error:
+        raise CapsuleError(
+            "CAP-E007",
+            f"the task made {path} unreadable, so its size cannot be watched",
+            fix="Do not trust this run; start again in a new run directory.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+
+
+def write_log(chunks: Iterable[bytes], path: Path) -> None:
+    """Write a task's output to ``path``, at most :data:`LOG_BYTES` of it; the rest is dropped.
+
+    The file replaces whatever the task may have put there, a link to elsewhere included. All
+    chunks are consumed in any case, so that a writer at the other end never blocks.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    left = LOG_BYTES
+    with os.fdopen(handle, "wb") as stream:
+        for chunk in chunks:
+            stream.write(chunk[:left])
+            left -= min(left, len(chunk))
+    Path(temporary).chmod(0o644)
+    Path(temporary).replace(path)

@@ -1,0 +1,205 @@
+"""The one path that turns a locked spec into a finished run directory.
+
+``capsule run`` and ``capsule verify`` both call :func:`prepare` and :func:`execute`; there is no
+second way to execute anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from capsule.engine.interface import Engine, Exit, Task
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import Model, SourcesSpec, environment_variables
+from capsule.image.assemble import Image, assemble
+from capsule.image.cache import Cache
+from capsule.image.fetch import fetch
+
+POLL_SECONDS = 0.2
+MAX_READ_BYTES = 1 << 20
+Document = TypeVar("Document", bound=Model)
+
+
+class Reporter(Protocol):
+    """Who is told how the work goes (``capsule.report.progress`` has the implementations)."""
+
+    def note(self, message: str) -> None:
+        """Say one line about what is being done."""
+
+    def event(self, event: contract.Event) -> None:
+        """Show one event of the training side."""
+
+
+def prepare(
+    lock: Lock,
+    engine: Engine,
+    cache: Cache,
+    *,
+    sources: SourcesSpec,
+    supplied: Mapping[Literal["base", "code"], Path] | None = None,
+    reporter: Reporter,
+) -> Image | None:
+    """Fetch what the lock names, assemble the image, and make the engine ready to run it.
+
+    Args:
+        lock: The locked experiment.
+        engine: Where it will run.
+        cache: Content-addressed store of packages and layers.
+        sources: Where missing packages may come from, beside the machine's own configuration.
+        supplied: Uncompressed layers that need not be built, as a bundle carries them.
+        reporter: Told about each stage.
+
+    Returns:
+        The image; None with the plain-process engine, which uses none.
+
+    Raises:
+        CapsuleError: A package cannot be had or differs (CAP-I…), or the engine refuses (CAP-E…).
+    """
+    supplied = supplied or {}
+    wanted, image = lock.image, None
+    if engine.name == "process" or "base" in supplied:
+        wanted = lock.image.model_copy(update={"debian": ()})
+    fetch(wanted, cache, sources, progress=reporter.note)
+    if engine.name != "process":
+        image = assemble(lock, cache, supplied=supplied, progress=reporter.note)
+    engine.prepare(lock, image, cache, progress=reporter.note)
+    return image
+
+
+def execute(
+    lock: Lock,
+    engine: Engine,
+    run_directory: Path,
+    *,
+    stop_after: int | None = None,
+    reporter: Reporter,
+) -> contract.Result:
+    """Run the training side until it ends.
+
+    A directory that holds state is resumed; one that holds a result is finished at once.
+
+    Args:
+        lock: The locked experiment; ``engine`` must have been prepared for it.
+        engine: Where it runs.
+        run_directory: Becomes the run directory of ``capsule.experiment.contract``.
+        stop_after: Only this many steps (a prefix re-execution).
+        reporter: Told about each event.
+
+    Raises:
+        CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
+            that it could not report, or CAP-E012 when it was interrupted.
+    """
+    run_directory.mkdir(parents=True, exist_ok=True)
+    (run_directory / contract.FAILURE).unlink(missing_ok=True)
+    job = contract.Job(spec=lock.spec, stop_after=stop_after)
+    write_atomic(
+        run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
+    )
+    events = _EventTail(run_directory / contract.EVENTS, reporter)
+    task = Task(
+        run_directory=run_directory,
+        environment=environment_variables(lock.spec),
+        limits=lock.spec.limits,
+        gpu=lock.spec.accelerator.kind == "cuda",
+    )
+    ended = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
+    events.poll()
+    return _outcome(run_directory, ended)
+
+
+class _EventTail:
+    """Follows ``events.jsonl``, which the training side only ever appends to."""
+
+    def __init__(self, path: Path, reporter: Reporter) -> None:
+        self._path = path
+        self._reporter = reporter
+        # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
+        self._offset = 0
+        with suppress(FileNotFoundError), open_regular(path, os.O_NOFOLLOW) as stream:
+            self._offset = stream.read().rfind(b"\n") + 1
+
+    def poll(self) -> None:
+        with suppress(FileNotFoundError), open_regular(self._path, os.O_NOFOLLOW) as stream:
+            stream.seek(self._offset)
+            self._show(stream.read(MAX_READ_BYTES))
+
+    def _show(self, data: bytes) -> None:
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.splitlines():
+            try:
+                event = contract.Event.model_validate_json(line)
+            except ValidationError as error:
+                raise _malformed(self._path, error) from error
+            self._reporter.event(event)
+
+
+def _outcome(run_directory: Path, ended: Exit) -> contract.Result:
+    """Read what the training side left, or say why there is nothing."""
+    if ended.reason == "interrupted":
+        raise CapsuleError(
+            "CAP-E012",
+            f"the run was interrupted; its state is kept in {run_directory}",
+            fix="Continue with 'capsule run --resume'.",
+            exit_code=ExitCode.INTERRUPTED,
+        )
+    failure = run_directory / contract.FAILURE
+    if failure.exists():
+        report = _checked(contract.Failure, failure)
+        at = "" if report.step is None else f" (step {report.step})"
+        status = ExitCode.INCONCLUSIVE if ended.status == 4 else ExitCode.TRAINING_FAILED
+        raise CapsuleError(report.code, report.message + at, fix=report.fix, exit_code=status)
+    result = run_directory / contract.RESULT
+    if ended.reason != "exited" or ended.status != 0 or not result.exists():
+        raise CapsuleError(
+            "CAP-E010",
+            f"training ended with status {ended.status} ({ended.reason}); "
+            f"last output: {_last_line(run_directory / contract.LOG)!r}",
+            fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    return _checked(contract.Result, result)
+
+
+def _checked(model: type[Document], path: Path) -> Document:
+    """Read what the training side wrote, which is not trusted to keep the contract."""
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            return model.model_validate_json(stream.read(MAX_READ_BYTES))
+    except (OSError, ValidationError) as error:
+        raise _malformed(path, error) from error
+
+
+def _malformed(path: Path, error: Exception) -> CapsuleError:
+    return CapsuleError(
+        "CAP-E011",
+        f"{path.name} is malformed: {str(error).splitlines()[0]}",
+        fix=f"See {contract.LOG} in the run directory.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+_FIX = {
+    "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
+    "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
+    "disk-full": "Raise limits.disk_mb, or lower trainer.replay_capacity.",
+}
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a log that the engine wrote."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""

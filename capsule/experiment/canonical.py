@@ -1,0 +1,100 @@
+"""Canonical documents: RFC 8785 JSON, strict parsing, SHA-256, atomic files.
+
+Every signed or hashed JSON document of Capsule goes through this module, so that equal facts are
+equal bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+MAX_SAFE_INTEGER = 2**53 - 1
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise ``value`` as RFC 8785 canonical JSON (no trailing newline).
+
+    Raises:
+        ValueError: The value holds NaN, an infinity, or an integer beyond 2^53 - 1.
+    """
+    try:
+        return rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, RecursionError) as error:
+        raise ValueError(f"not canonicalisable: {error}") from error
+
+
+def parse_canonical_json(data: bytes) -> Any:
+    """Parse bytes that must be exactly the canonical form of what they say.
+
+    Re-encoding and comparing refuses duplicate keys, NaN, byte order marks, superfluous white
+    space, over-long integers and lone surrogates in one rule.
+
+    Raises:
+        ValueError: The bytes are not canonical JSON.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, over-long integers
+        raise ValueError(f"not JSON: {error}") from error
+    if canonical_json(value) != data:
+        raise ValueError("not in canonical form (RFC 8785)")
+    return value
+
+
+def sha256_hex(data: bytes) -> str:
+    """Return the lower-case hexadecimal SHA-256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the lower-case hexadecimal SHA-256 of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class NotRegularError(OSError):
+    """A directory, pipe, socket or device stands where a regular file must be."""
+
+
+def open_regular(path: Path, flags: int = 0) -> BufferedReader:
+    """Open a regular file for reading, without ever waiting on a pipe or waking a device.
+
+    Args:
+        path: The file.
+        flags: Further flags of ``open(2)``, such as ``os.O_NOFOLLOW``.
+
+    Raises:
+        NotRegularError: Something else stands at ``path``.
+        OSError: The file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, or leave it as it was: write, sync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,161 @@
+"""The run contract: the files of a run directory, where the host and the training side meet.
+
+The host writes ``job.json`` and starts ``python -m capsule.training RUN_DIRECTORY``; the training
+side writes everything else. Documents are canonical JSON (RFC 8785); floats that must compare
+exactly are C99 hexadecimal strings (``float.hex``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.lock import Sha256
+from capsule.experiment.spec import Model, Spec
+
+JOB = "job.json"  # Job; written by the host
+RUNTIME = "runtime.json"  # Runtime; flags read back, libraries really loaded
+EVENTS = "events.jsonl"  # one Event per line, append-only
+TRACE = "trace.jsonl"  # one trace record per line
+STREAMS = "streams.json"  # StreamProfiles
+CHECKPOINTS = "checkpoints"  # folder of checkpoint_name(step).{json,safetensors}
+CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
+EVALUATION = "evaluation.json"  # Evaluation
+RESULT = "result.json"  # Result; appears last, by atomic rename
+FAILURE = "failure.json"  # Failure; instead of RESULT
+STATE = "state"  # what a resume needs; never bundled
+LOG = "output.log"  # standard output and error of the training process
+
+Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
+
+
+class Job(Model):
+    """What the training side is asked to do. A directory that holds state is resumed."""
+
+    schema_id: Literal["capsule/job/v1"] = Field("capsule/job/v1", alias="schema")
+    spec: Spec
+    stop_after: int | None = Field(
+        None, description="Stop after this many steps (a prefix re-execution); whole run if null."
+    )
+
+
+class Runtime(Model):
+    """Facts read back inside the training process after every flag was set."""
+
+    schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
+    flags: dict[str, str] = Field(description="Determinism flags as read back. Claimed.")
+    libraries: dict[str, str] = Field(description="Name to version as loaded. Claimed.")
+    device: dict[str, Any] = Field(description="The GPU as torch sees it, or the CPU. Observed.")
+
+
+class Event(Model):
+    """One line of ``events.jsonl``: for people; observed, never compared."""
+
+    time: float = Field(description="Seconds since the epoch.")
+    kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"]
+    step: int
+    total_steps: int
+    steps_per_second: float | None = None
+    episodes: int | None = None
+    episode_return: float | None = Field(None, description="Mean of the last 100 episodes.")
+    loss: float | None = None
+    exploration: float | None = None
+    message: str | None = None
+
+
+class StreamProfile(Model):
+    """What one random stream gave out."""
+
+    name: str
+    seed: int = Field(description="Root seed the stream derives from.")
+    key: str = Field(description="Philox key, hexadecimal: SHA-256(seed, name, index)[:16].")
+    draws: int = Field(description="64-bit words drawn.")
+    digest: Sha256 = Field(description="SHA-256 chain over every draw.")
+
+
+class StreamProfiles(Model):
+    """All streams of a run."""
+
+    schema_id: Literal["capsule/streams/v1"] = Field("capsule/streams/v1", alias="schema")
+    generator: Literal["philox4x64-10"] = "philox4x64-10"
+    streams: tuple[StreamProfile, ...]
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the file name, without suffix, of the checkpoint at ``step``."""
+    return f"step-{step:012d}"
+
+
+def tensor_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
+    """Return the SHA-256 identity of a tensor.
+
+    Args:
+        dtype: Name as in the safetensors format: ``F32``, ``I64``, ``U8``, …
+        shape: Sizes of the dimensions.
+        data: The elements, row-major, little-endian.
+    """
+    digest = hashlib.sha256(canonical_json({"dtype": dtype, "shape": list(shape)}))
+    digest.update(data)
+    return digest.hexdigest()
+
+
+class Checkpoint(Model):
+    """One checkpoint: its tensors by digest, and the trace head at that step."""
+
+    step: int
+    tensors: dict[str, Sha256] = Field(description="Tensor name to its :func:`tensor_digest`.")
+    trace_head: Sha256
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the canonical form of this checkpoint's facts."""
+        return sha256_hex(canonical_json(self.model_dump(mode="json")))
+
+
+class CheckpointIndex(Model):
+    """Every checkpoint of a run, in order of steps."""
+
+    schema_id: Literal["capsule/checkpoints/v1"] = Field("capsule/checkpoints/v1", alias="schema")
+    checkpoints: tuple[Checkpoint, ...]
+
+
+class EvaluationPoint(Model):
+    """Greedy returns of one network, one per start sequence, in order."""
+
+    step: int
+    returns: tuple[Hex, ...]
+    lengths: tuple[int, ...] = Field(description="Agent steps of each episode, start excluded.")
+
+
+class Evaluation(Model):
+    """Results of the evaluation protocol."""
+
+    schema_id: Literal["capsule/evaluation/v1"] = Field("capsule/evaluation/v1", alias="schema")
+    starts: tuple[tuple[int, ...], ...] = Field(description="Action indices of each start.")
+    points: tuple[EvaluationPoint, ...]
+
+
+class Result(Model):
+    """The end of a run."""
+
+    schema_id: Literal["capsule/result/v1"] = Field("capsule/result/v1", alias="schema")
+    complete: bool = Field(description="False for a prefix (Job.stop_after).")
+    steps: int
+    episodes: int
+    trace_records: int
+    trace_head: Sha256
+    parameters: Sha256 = Field(description="Digest over the final parameters.")
+    seconds: float = Field(description="Wall-clock time of all attempts. Observed.")
+
+
+class Failure(Model):
+    """Why the training side stopped."""
+
+    schema_id: Literal["capsule/failure/v1"] = Field("capsule/failure/v1", alias="schema")
+    code: str
+    message: str
+    fix: str
+    step: int | None = None

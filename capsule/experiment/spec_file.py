@@ -1,0 +1,232 @@
+"""Reading a spec file: strict YAML, with file, line and column in every complaint."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Spec
+
+MAX_SPEC_BYTES = 1 << 20
+FieldPath = tuple[str | int, ...]
+
+
+def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
+    """Read a spec from a YAML (or JSON) file.
+
+    Args:
+        path: The file.
+        overrides: ``section.field=value`` settings applied on top; values are YAML scalars.
+
+    Raises:
+        CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
+            CAP-S004 a bad override.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_SPEC_BYTES + 1)
+    except OSError as error:
+        _fail("CAP-S001", f"cannot read spec {path}: {error.strerror}", "Name an existing file.")
+    if len(data) > MAX_SPEC_BYTES:
+        _fail("CAP-S001", f"spec {path} is larger than 1 MiB", "A spec is a few kilobytes of YAML.")
+    return parse_spec(data, str(path), overrides)
+
+
+def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
+    """Parse spec ``data``; ``name`` is what error messages call it. See :func:`load_spec`."""
+    tree, marks = _Reader(name).read(data)
+    for override in overrides:
+        _apply_override(tree, marks, override)
+    try:
+        return Spec.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        _fail("CAP-S003", *_explain(error, tree, marks, name))
+
+
+def schema_document() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a spec."""
+    schema = Spec.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class _Reader:
+    """Turns YAML nodes into plain values, remembering where each one stood."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.marks: dict[FieldPath, str] = {}
+
+    def read(self, data: bytes) -> tuple[Any, dict[FieldPath, str]]:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+        try:
+            node = YAML(pure=True).compose(io.StringIO(data.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
+            self._refuse(f"{where}{error.problem or error.context}", "Correct the YAML.")
+        except (YAMLError, RecursionError, ValueError) as error:
+            self._refuse(str(error), "Correct the YAML.")
+        if node is None:
+            self._refuse("the file is empty", "Write one with 'capsule init'.")
+        value = self._value(node, ())
+        if not isinstance(value, dict):
+            self._refuse("the top level is not a mapping", "Write one with 'capsule init'.")
+        return value, self.marks
+
+    def _value(self, node: Any, path: FieldPath) -> Any:
+        from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+        self.marks.setdefault(path, _position(node))
+        if node.anchor is not None:
+            self._refuse(f"{_position(node)}: anchors and aliases are not allowed", "Write it out.")
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self._value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: Any, path: FieldPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key_node.anchor is not None:
+                self._refuse(f"{_position(key_node)}: keys must be plain text", "Write a name.")
+            if key in result:
+                first = self.marks[(*path, key)]
+                self._refuse(
+                    f"{_position(key_node)}: key '{_dotted((*path, key))}' was already given at "
+                    f"{first}",
+                    "Keep one of the two.",
+                )
+            self.marks[(*path, key)] = _position(key_node)
+            result[key] = self._value(value_node, (*path, key))
+        return result
+
+    def _scalar(self, node: Any) -> Any:
+        tag = str(node.tag).rpartition(":")[2]
+        text: str = node.value
+        try:
+            if tag == "null":
+                return None
+            if tag == "bool":
+                return text.lower() == "true"
+            if tag == "int":
+                return int(text.replace("_", ""), 0)
+            if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
+                return number
+        except ValueError:
+            self._refuse(f"{_position(node)}: {text!r} is not a number", "Write a plain number.")
+        if tag not in {"str", "timestamp"}:
+            self._refuse(f"{_position(node)}: {text!r} ({tag}) is not allowed", "Use plain values.")
+        return text
+
+    def _refuse(self, message: str, fix: str) -> NoReturn:
+        _fail("CAP-S002", f"{self.name}:{message}", fix)
+
+
+def _position(node: Any) -> str:
+    return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _apply_override(tree: Any, marks: dict[FieldPath, str], override: str) -> None:
+    """Set one dotted field of the tree in place."""
+    name, separator, text = override.partition("=")
+    keys = name.split(".")
+    if not separator or not all(keys):
+        _fail("CAP-S004", f"override {override!r} is not section.field=value", "--set seeds.root=1")
+    value, _ = _Reader(f"--set {name}").read(f"value: {text}".encode())
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {}) if isinstance(tree, dict) else None
+    if not isinstance(tree, dict):
+        _fail("CAP-S004", f"override {override!r} goes through a value", "Name an existing field.")
+    tree[keys[-1]] = value["value"]
+    marks[tuple(keys)] = "set on the command line"
+
+
+def _explain(
+    error: ValidationError, tree: Any, marks: dict[FieldPath, str], name: str
+) -> tuple[str, str]:
+    """Turn pydantic's findings into one message and one fix, all findings listed."""
+    lines, fixes = [], []
+    for finding in error.errors():
+        path = _path_in_document(finding["loc"], tree)
+        where = marks.get(path) or marks.get(path[:-1]) or "1:1"
+        field = _dotted(path) or "the spec"
+        if finding["type"] == "extra_forbidden":
+            lines.append(f"{name}:{where}: {field} is not a known key")
+            fixes.append(_suggest(path))
+        elif finding["type"] == "missing":
+            lines.append(f"{name}:{where}: {field} is missing")
+            fixes.append(f"Add {field}.")
+        else:
+            given = "" if isinstance(finding["input"], dict) else f", not {finding['input']!r}"
+            message = finding["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}:{where}: {field}: {message}{given}")
+            fixes.append(f"Change {field}.")
+    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+
+
+def _path_in_document(loc: tuple[str | int, ...], tree: Any) -> FieldPath:
+    """Drop the union tags that pydantic puts into a location."""
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        known = (isinstance(tree, dict) and part in tree) or (
+            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        )
+        if known:
+            tree = tree[part]
+            path.append(part)
+        elif last and isinstance(tree, dict) and part != tree.get("suite"):
+            path.append(part)
+    return tuple(path)
+
+
+def _suggest(path: FieldPath) -> str:
+    """Name the known field that an unknown one most resembles."""
+    fields = sorted(set(_field_names(schema_document())))
+    field = _dotted(path)
+    close = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
+    if not close:
+        leaf = [f for f in fields if f.rpartition(".")[2] == str(path[-1])]
+        close = leaf[:1]
+    if close:
+        return f"Did you mean {close[0]}?"
+    section = field.rpartition(".")[0]
+    siblings = [f.rpartition(".")[2] for f in fields if f.rpartition(".")[0] == section]
+    return f"Known keys of {section or 'the spec'}: {', '.join(siblings)}."
+
+
+def _field_names(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield every dotted field of the spec."""
+
+    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
+            yield from walk(option, prefix)
+        for name, child in node.get("properties", {}).items():
+            yield prefix + name
+            yield from walk(child, f"{prefix}{name}.")
+
+    yield from walk(schema, "")
+
+
+def _dotted(path: FieldPath) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _fail(code: str, message: str, fix: str) -> NoReturn:
+    raise CapsuleError(code, message, fix=fix, exit_code=ExitCode.USAGE)

@@ -1,0 +1,195 @@
+"""The trace file: how it is chained, how it is read, and where two of them first differ.
+
+``trace.jsonl`` holds one JSON object per line. A *record* has a ``step`` and, in data-flow order,
+one value per component: the XXH3-128 of what flowed there since the record before, or a mapping of
+names to such digests. The chain starts from 32 zero bytes, and each record's line (without its line
+feed) extends it: ``head = SHA-256(head || SHA-256(line))``. After every 1024 records a *segment*
+line states the head, so that a segment can be checked alone; segment lines are not chained.
+
+Nothing here needs torch or numpy: hosts read traces with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NoReturn
+
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+GENESIS = bytes(32)
+SEGMENT_RECORDS = 1024
+MAX_LINE_BYTES = 1 << 20
+
+# An earlier component is the cause of a later one's difference, never the other way round.
+COMPONENTS = (
+    "streams",
+    "observations",
+    "actions",
+    "rewards",
+    "terminals",
+    "indices",
+    "minibatch",
+    "loss",
+    "gradient",
+    "parameters",
+    "target",
+    "optimizer",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trace record.
+
+    Attributes:
+        number: Position in the chain, from 0.
+        step: Agent steps done when it was written.
+        values: Component to digest, or to a mapping of names to digests.
+        head: Head of the chain after it, hexadecimal.
+    """
+
+    number: int
+    step: int
+    values: dict[str, Any]
+    head: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two traces part.
+
+    Attributes:
+        step: Step of the first differing record.
+        component: First differing component in data-flow order; "step" if the records are of
+            different steps, "end" if one trace stops first.
+        name: Stream or tensor within the component, where the record tells.
+        a: Value in the first trace, None if it has none.
+        b: Value in the second trace, None if it has none.
+        also: Further components that differ in the same record.
+    """
+
+    step: int
+    component: str
+    name: str | None
+    a: str | None
+    b: str | None
+    also: tuple[str, ...] = ()
+
+
+def extend(head: bytes, line: bytes) -> bytes:
+    """Return the head of a chain after the record that ``line`` holds."""
+    return hashlib.sha256(head + hashlib.sha256(line).digest()).digest()
+
+
+def segment_line(head: bytes, records: int) -> bytes:
+    """Return the line that closes a segment after ``records`` records in all."""
+    return json.dumps({"head": head.hex(), "records": records}, separators=(",", ":")).encode()
+
+
+def read_trace(path: Path) -> Iterator[Record]:
+    """Yield the records of a trace, checking its segment heads on the way.
+
+    Raises:
+        CapsuleError: CAP-T141, a line is not what a trace holds.
+    """
+    head, number, step = GENESIS, 0, 0
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        for position in range(1, 1 << 62):
+            line = stream.readline(MAX_LINE_BYTES)
+            if not line:
+                return
+            if not line.endswith(b"\n"):
+                _refuse(path, position, "is cut off or too long")
+            fields = _parse(line, path, position)
+            if "records" in fields:
+                if line[:-1] != segment_line(head, number):
+                    _refuse(path, position, "states another segment head than its records give")
+                continue
+            head = extend(head, line[:-1])
+            previous, step = step, fields.pop("step", None)
+            if type(step) is not int or step <= previous:
+                _refuse(path, position, "has no step after that of the record before")
+            yield Record(number, step, fields, head.hex())
+            number += 1
+
+
+def trace_head(path: Path) -> tuple[int, str]:
+    """Return the number of records of a trace and the head of its chain, hexadecimal."""
+    number, head = 0, GENESIS.hex()
+    for record in read_trace(path):
+        number, head = record.number + 1, record.head
+    return number, head
+
+
+def first_difference(a: Path, b: Path, *, prefix: bool = False) -> Difference | None:
+    """Compare two traces record by record.
+
+    Args:
+        a: One trace.
+        b: Another.
+        prefix: Accept that one trace ends before the other.
+
+    Raises:
+        CapsuleError: CAP-T141, a line is not what a trace holds.
+    """
+    for left, right in zip_longest(read_trace(a), read_trace(b)):
+        if left is None or right is None:
+            present = left or right
+            if prefix or present is None:
+                return None
+            more = ("more", None) if right is None else (None, "more")
+            return Difference(present.step, "end", None, *more)
+        if left.head != right.head:
+            return _compare(left, right)
+    return None
+
+
+def _compare(left: Record, right: Record) -> Difference | None:
+    if left.step != right.step:
+        return Difference(left.step, "step", None, str(left.step), str(right.step))
+    names = [*COMPONENTS, *sorted(left.values.keys() | right.values.keys() - set(COMPONENTS))]
+    differing = [n for n in dict.fromkeys(names) if left.values.get(n) != right.values.get(n)]
+    if not differing:  # the same facts, written otherwise
+        return Difference(left.step, "format", None, None, None)
+    component, *also = differing
+    name, value_a, value_b = _innermost(left.values.get(component), right.values.get(component))
+    return Difference(left.step, component, name, value_a, value_b, tuple(also))
+
+
+def _innermost(a: Any, b: Any) -> tuple[str | None, str | None, str | None]:
+    """Return the name and values of the first entry in which two component values differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in [*a, *(name for name in b if name not in a)]:
+            if a.get(name) != b.get(name):
+                return name, _text(a.get(name)), _text(b.get(name))
+    return None, _text(a), _text(b)
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _parse(line: bytes, path: Path, position: int) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        _refuse(path, position, "is not JSON")
+    if not isinstance(fields, dict):
+        _refuse(path, position, "is not a JSON object")
+    return fields
+
+
+def _refuse(path: Path, position: int, what: str) -> NoReturn:
+    raise CapsuleError(
+        "CAP-T141",
+        f"{path.name} line {position} {what}",
+        fix="The trace was damaged or is not Capsule's; take it from the run directory again.",
+        exit_code=ExitCode.TAMPERED,
+    )

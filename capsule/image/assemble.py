@@ -1,0 +1,474 @@
+"""Assembling an image: a pure function of its lock.
+
+Locked Debian packages, locked wheels and Capsule's training code become layers, a configuration
+and a manifest (OCI image specification 1.1), all written here: no engine, no root, no pip. The
+digest of the configuration is the identity of the image. Hyper-parameters and seeds are not in it,
+so experiments that differ in nothing else share one image; the determinism variables are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Literal
+
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.lock import Lock, LockedDebianPackage, LockedWheel
+from capsule.experiment.spec import environment_variables
+from capsule.image.cache import Cache
+from capsule.image.code import training_code, training_code_digest
+from capsule.image.deb import deb_entries
+from capsule.image.layers import (
+    CHUNK,
+    Entry,
+    file_entry,
+    padded,
+    read_tar,
+    refuse_collisions,
+    refused,
+    tar_header,
+    write_tar,
+)
+from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
+
+ASSEMBLER_VERSION = 1
+
+OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
+
+_MAX_CODE_BYTES = 64 << 20
+_MAKERS = 4  # layers made at a time, at most
+_SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
+_CREATED = "2020-01-01T00:00:00Z"  # layers.EPOCH
+_ARCHITECTURE = "amd64"
+_MEDIA = "application/vnd.oci.image"
+_LINKS = {
+    "bin": "usr/bin",
+    "lib": "usr/lib",
+    "lib64": "usr/lib64",
+    "sbin": "usr/sbin",
+    "usr/bin/python": "python3.11",
+    "usr/bin/python3": "python3.11",
+}
+_FOLDERS = ("out", SITE, "usr/lib64", "usr/sbin")
+
+Progress = Callable[[str], None]
+Supplied = Mapping[Literal["base", "code"], Path]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: an uncompressed tar archive on this machine.
+
+    Attributes:
+        name: ``base``, a large wheel's distribution name, ``wheels`` or ``code``.
+        diff_id: ``sha256:`` and the digest of the archive.
+        path: The archive.
+        size: Its size in bytes.
+    """
+
+    name: str
+    diff_id: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True)
+class Image:
+    """An assembled image.
+
+    Attributes:
+        config: OCI image configuration, canonical JSON.
+        config_digest: ``sha256:…`` of ``config``: the identity of the image.
+        manifest: OCI image manifest over uncompressed layers, canonical JSON.
+        manifest_digest: ``sha256:…`` of ``manifest``; engines with a containerd store use it as id.
+        layers: From the bottom up.
+        reference: Name that the engine gives the image, spelt the same in Docker and Podman.
+    """
+
+    config: bytes
+    config_digest: str
+    manifest: bytes
+    manifest_digest: str
+    layers: tuple[Layer, ...]
+    reference: str
+
+
+_Made = tuple[Layer, dict[str, str]]  # with its facts, as layers.write_tar returns them
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How to make one layer; ``key`` covers everything that its bytes depend on."""
+
+    name: str
+    key: str
+    entries: Callable[[ExitStack], Iterable[Entry]]
+
+
+def assemble(
+    lock: Lock,
+    cache: Cache,
+    *,
+    supplied: Supplied = MappingProxyType({}),
+    progress: Progress,
+) -> Image:
+    """Assemble the image of ``lock``.
+
+    Args:
+        lock: The lock. Its packages must be in the cache already.
+        cache: Holds the packages, and keeps the layers for the next time.
+        supplied: Layer archives to use instead of making them. A code layer must hold exactly the
+            locked code. A base layer is only checked for its form: whether it is the recorded one
+            shows in the image's identity.
+        progress: Told about each layer that has to be made.
+
+    Raises:
+        CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a package is missing or
+            damaged, CAP-I104 to CAP-I109 a package is refused (:mod:`capsule.image.layers`,
+            :mod:`capsule.image.deb`, :mod:`capsule.image.wheel`), CAP-I110 a supplied layer is
+            refused, CAP-I111 a layer cannot be written.
+    """
+    recipe = _matching_recipe(lock)
+    code = _supplied_code(supplied["code"], lock) if "code" in supplied else _own_code(lock)
+    plans = [*_plan_wheels(lock, recipe, cache), _plan_code(lock, code)]
+    if "base" in supplied:
+        bottom = [_supplied_base(supplied["base"])]
+    else:
+        bottom = []
+        plans.insert(0, _plan_base(lock, recipe, cache))
+    made = bottom + _make_layers(plans, cache, progress)
+    refuse_collisions((layer.name, facts) for layer, facts in made)
+    return _image(lock, recipe, tuple(layer for layer, _ in made))
+
+
+def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ()) -> None:
+    """Write the image as one archive. See :func:`archive_chunks`."""
+    for chunk in archive_chunks(image, skip=skip):  # noqa: FURB122 - zstd has no writelines
+        stream.write(chunk)
+
+
+def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[bytes]:
+    """Yield the image as one archive: an OCI layout and a docker-archive in the same tar.
+
+    Docker, Podman, skopeo and containerd read it. Layers stay uncompressed, because compressed
+    bytes depend on the library that wrote them.
+
+    Args:
+        image: The image.
+        skip: ``diff_id``s of layers that the engine already has. Engines find layers by chain, so
+            only the unbroken run of these from the bottom is left out.
+    """
+    blobs = [(image.config_digest, image.config), (image.manifest_digest, image.manifest)]
+    documents = {
+        "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _index(image),
+        "manifest.json": _docker_manifest(image),
+        **{_blob_path(digest): data for digest, data in blobs},
+    }
+    for name, data in documents.items():
+        yield tar_header(file_entry(name, "capsule", data)) + padded(data)
+    missing = list(image.layers)
+    while missing and missing[0].diff_id in skip:
+        del missing[0]
+    for layer in {layer.diff_id: layer for layer in missing}.values():
+        yield tar_header(Entry(_blob_path(layer.diff_id), "capsule", "file", 0o644, layer.size))
+        with layer.path.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+        yield bytes(-layer.size % 512)
+    yield bytes(1024)
+
+
+def _matching_recipe(lock: Lock) -> Recipe:
+    """Return the lock's recipe, if this Capsule assembles as the one that locked it."""
+    recipe = load_recipe(lock.image.recipe)
+    for what, locked, here in (
+        ("assembler version", lock.image.assembler, ASSEMBLER_VERSION),
+        (f"recipe {recipe.name}", lock.image.recipe_sha256, recipe.digest()),
+    ):
+        if locked != here:
+            raise refused(
+                "CAP-I102",
+                f"the lock needs {what} {locked}, this Capsule has {here}",
+                f"Use Capsule {lock.image.code.version}, or lock the spec again.",
+            )
+    return recipe
+
+
+def _plan_base(lock: Lock, recipe: Recipe, cache: Cache) -> _Plan:
+    packages = sorted(lock.image.debian, key=lambda package: package.name)
+
+    def entries(stack: ExitStack) -> Iterator[Entry]:
+        folder = stack.enter_context(cache.scratch())
+        scratch = stack.enter_context((folder / "unpacked").open("w+b"))
+        for package in packages:
+            yield from deb_entries(_fetched(cache, package), package, scratch)
+        for path, text in recipe.files.items():
+            yield file_entry(path.removeprefix("/"), "recipe", text.encode())
+        for path, target in _LINKS.items():
+            yield Entry(path, "recipe", "symlink", 0o777, target=target)
+        for path in _FOLDERS:
+            yield Entry(path, "recipe", "directory")
+
+    inputs = {
+        "debian": [(p.name, p.version, p.architecture, p.sha256) for p in packages],
+        "files": recipe.files,
+    }
+    return _Plan("base", _key("base", inputs), entries)
+
+
+def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[_Plan]:
+    """Yield a plan per large wheel, by name, and one for all others."""
+    wheels = sorted(lock.image.wheels, key=lambda wheel: wheel.name)
+    large = [w for w in wheels if _size(cache, w) >= OWN_LAYER_BYTES]
+    for wheel in large:
+        yield _plan_wheel_layer(wheel.name, [wheel], recipe, cache)
+    if small := [wheel for wheel in wheels if wheel not in large]:
+        yield _plan_wheel_layer("wheels", small, recipe, cache)
+
+
+def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> _Plan:
+    def entries(stack: ExitStack) -> Iterator[Entry]:
+        for wheel in wheels:
+            archive = stack.enter_context(open_wheel(_fetched(cache, wheel), wheel))
+            yield from wheel_entries(archive, wheel, recipe.prune_patterns(wheel.name))
+
+    inputs = [
+        (w.name, w.version, w.filename, w.sha256, recipe.prune_patterns(w.name)) for w in wheels
+    ]
+    return _Plan(name, _key("wheels", inputs), entries)
+
+
+def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> _Plan:
+    entries = [file_entry(f"{SITE}/{name}", "capsule", data) for name, data in code.items()]
+    return _Plan("code", _key("code", lock.image.code.sha256), lambda _: entries)
+
+
+def _key(kind: str, inputs: Any) -> str:
+    document = {"assembler": ASSEMBLER_VERSION, "kind": kind, "inputs": inputs}
+    return sha256_hex(canonical_json(document))
+
+
+def _make_layers(plans: list[_Plan], cache: Cache, progress: Progress) -> list[_Made]:
+    """Return every layer with its facts: from the cache, or made, several at a time.
+
+    Making one is hashing and decompression, during which Python runs other threads.
+    """
+    layers = {plan.key: _cached(plan, cache) for plan in plans}
+    missing = [plan for plan in plans if layers[plan.key] is None]
+    stop = threading.Event()
+    with ThreadPoolExecutor(min(_MAKERS, len(os.sched_getaffinity(0)))) as pool:
+        futures = [pool.submit(_make, plan, cache, stop) for plan in missing]
+        try:
+            for plan, future in zip(missing, futures, strict=True):
+                progress(f"assembling layer {plan.name}")
+                layers[plan.key] = future.result()
+        except BaseException:  # an interrupt too: the pool waits for its threads
+            stop.set()
+            raise
+    return [layer for plan in plans if (layer := layers[plan.key])]
+
+
+def _cached(plan: _Plan, cache: Cache) -> _Made | None:
+    """Return a layer that was made before. It is not read; a truncated one has another size."""
+    blob, record = _places(plan, cache)
+    try:
+        made = json.loads(record.read_bytes())
+        if blob.stat().st_size != made["size"]:
+            return None
+        return Layer(plan.name, made["diff_id"], blob, made["size"]), made["facts"]
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _make(plan: _Plan, cache: Cache, stop: threading.Event) -> _Made:
+    """Write a layer and, after it, the record that makes it count."""
+    blob, record = _places(plan, cache)
+    digest = hashlib.sha256()
+    try:
+        with ExitStack() as stack:
+            target = stack.enter_context(cache.scratch()) / blob.name
+            stream = stack.enter_context(target.open("wb"))
+
+            def write(data: bytes) -> None:
+                if stop.is_set():
+                    raise InterruptedError("another layer failed")
+                digest.update(data)
+                stream.write(data)
+
+            facts = write_tar(plan.entries(stack), write)
+            size = stream.tell()
+            stream.close()
+            target.replace(blob)
+        diff_id = f"sha256:{digest.hexdigest()}"
+        document = {"diff_id": diff_id, "size": size, "facts": facts}
+        write_atomic(record, json.dumps(document).encode())
+    except OSError as error:
+        raise refused(
+            "CAP-I111",
+            f"layer {plan.name} cannot be written to {blob.parent}: {error.strerror or error}",
+            "Free some space there, or set CAPSULE_CACHE to another folder.",
+        ) from error
+    return Layer(plan.name, diff_id, blob, size), facts
+
+
+def _places(plan: _Plan, cache: Cache) -> tuple[Path, Path]:
+    """Return where a layer's archive and its record live."""
+    return cache.derived(f"{plan.key}.layer.tar"), cache.derived(f"{plan.key}.layer.json")
+
+
+def _fetched(cache: Cache, package: LockedDebianPackage | LockedWheel) -> Path:
+    """Return a fetched package, whose bytes are the locked ones."""
+    path = cache.path(package.sha256)
+    _size(cache, package)
+    if (found := sha256_file(path)) != package.sha256:
+        raise refused(
+            "CAP-I103",
+            f"{package.name} {package.version} in the cache has SHA-256 {found}, not "
+            f"{package.sha256}",
+            f"Delete {path} and build again.",
+        )
+    return path
+
+
+def _size(cache: Cache, package: LockedDebianPackage | LockedWheel) -> int:
+    try:
+        return cache.path(package.sha256).stat().st_size
+    except FileNotFoundError as error:
+        raise refused(
+            "CAP-I103",
+            f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
+            "Fetch the lock's packages first: capsule build does.",
+        ) from error
+
+
+def _own_code(lock: Lock) -> dict[str, bytes]:
+    code, locked = training_code(), lock.image.code
+    if (digest := training_code_digest(code)) != locked.sha256:
+        raise refused(
+            "CAP-I102",
+            f"the training code here has digest {digest}, the lock needs {locked.sha256}",
+            f"Use Capsule {locked.version} unchanged, or lock the spec again.",
+        )
+    return code
+
+
+def _supplied_base(path: Path) -> _Made:
+    """Accept a base layer only in the form that this module writes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        facts = write_tar(read_tar(stream, "the supplied base layer"), digest.update)
+    if digest.hexdigest() != sha256_file(path):
+        raise refused("CAP-I110", "the supplied base layer is not in canonical form", _SUPPLY_FIX)
+    return Layer("base", f"sha256:{digest.hexdigest()}", path, path.stat().st_size), facts
+
+
+def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
+    """Return the files of a code layer, if they are the locked code; the rest is not taken."""
+    if path.stat().st_size > _MAX_CODE_BYTES:
+        raise refused("CAP-I110", "the supplied code layer is larger than 64 MiB", _SUPPLY_FIX)
+    with path.open("rb") as stream:
+        files = {
+            entry.path.removeprefix(f"{SITE}/"): b"".join(entry.content())
+            for entry in read_tar(stream, "the supplied code layer")
+            if entry.kind == "file"
+        }
+    code = dict(sorted(files.items()))
+    if (digest := training_code_digest(code)) != lock.image.code.sha256:
+        raise refused(
+            "CAP-I110",
+            f"the supplied code has digest {digest}, the lock needs {lock.image.code.sha256}",
+            _SUPPLY_FIX,
+        )
+    return code
+
+
+def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
+    config = canonical_json(_config(lock, recipe, layers))
+    config_digest = f"sha256:{sha256_hex(config)}"
+    manifest = canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "config": _descriptor("config.v1+json", config_digest, len(config)),
+            "layers": [_descriptor("layer.v1.tar", la.diff_id, la.size) for la in layers],
+        }
+    )
+    return Image(
+        config=config,
+        config_digest=config_digest,
+        manifest=manifest,
+        manifest_digest=f"sha256:{sha256_hex(manifest)}",
+        layers=layers,
+        reference=f"localhost/capsule/{recipe.name}:{config_digest[7:19]}",
+    )
+
+
+def _config(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> dict[str, Any]:
+    """Return the OCI image configuration. Nothing in it names the experiment."""
+    environment = {**recipe.environment, **environment_variables(lock.spec)}
+    return {
+        "architecture": _ARCHITECTURE,
+        "os": "linux",
+        "created": _CREATED,
+        "config": {
+            "User": "1000:1000",
+            "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
+            "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
+            "Entrypoint": [INTERPRETER, "-P", "-m", "capsule.training"],
+            "Cmd": ["/out"],
+            "Labels": {
+                "capsule.assembler": str(lock.image.assembler),
+                "capsule.recipe": recipe.name,
+                "capsule.version": lock.image.code.version,
+            },
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": _CREATED, "created_by": f"capsule {la.name}"} for la in layers],
+    }
+
+
+def _index(image: Image) -> bytes:
+    descriptor = _descriptor("manifest.v1+json", image.manifest_digest, len(image.manifest))
+    tag = image.reference.rpartition(":")[2]
+    annotations = {
+        "io.containerd.image.name": image.reference,
+        "org.opencontainers.image.ref.name": tag,
+    }
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.index.v1+json",
+            "manifests": [{**descriptor, "annotations": annotations}],
+        }
+    )
+
+
+def _docker_manifest(image: Image) -> bytes:
+    """Return the ``manifest.json`` of a docker-archive, over the same blobs."""
+    return canonical_json(
+        [
+            {
+                "Config": _blob_path(image.config_digest),
+                "RepoTags": [image.reference],
+                "Layers": [_blob_path(layer.diff_id) for layer in image.layers],
+            }
+        ]
+    )
+
+
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, Any]:
+    return {"mediaType": f"{_MEDIA}.{kind}", "digest": digest, "size": size}
+
+
+def _blob_path(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"

@@ -1,0 +1,143 @@
+"""The cache: files by their SHA-256, and whatever can be derived from them again.
+
+Layout under the root: ``objects/ab/cdef…`` (verified content), ``derived/KEY`` (layer blobs),
+``digests`` (of files elsewhere), ``uv`` and ``apt`` (what those programs keep for themselves).
+Deleting any of it is always safe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+_CHUNK = 1 << 20
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class HashMismatchError(CapsuleError):
+    """CAP-I301: content is not what its SHA-256 says."""
+
+
+class Cache:
+    """Content-addressed store, shared by every Capsule process of a user.
+
+    Files appear complete or not at all (write, rename), so several processes may use it at once.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = default_root() if root is None else root
+
+    def path(self, sha256: str) -> Path:
+        """Return where the content with this hexadecimal SHA-256 is or would be.
+
+        Raises:
+            ValueError: ``sha256`` is not 64 lower-case hexadecimal digits.
+        """
+        if not _SHA256.fullmatch(sha256):
+            raise ValueError(f"not a SHA-256: {sha256!r}")
+        return self.root / "objects" / sha256[:2] / sha256[2:]
+
+    def has(self, sha256: str) -> bool:
+        """Tell whether the content is here. It was checked when it came in."""
+        return self.path(sha256).is_file()
+
+    def add(self, source: Path, sha256: str) -> Path:
+        """Copy ``source`` in and return its place, checking its SHA-256 on the way.
+
+        Raises:
+            HashMismatchError: CAP-I301; the cache stays as it was.
+        """
+        target = self.path(sha256)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
+        try:
+            found = _copy_hashed(source, handle)
+            if found != sha256:
+                raise HashMismatchError(
+                    "CAP-I301",
+                    f"{source.name} has SHA-256 {found}, expected {sha256}",
+                    fix="Remove the file or source it came from, or lock again if it changed on "
+                    "purpose.",
+                    exit_code=ExitCode.BUILD_FAILED,
+                )
+            Path(name).chmod(0o644)
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return target
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file outside the cache, remembered by its size and time.
+
+        A convenience for resolving; whatever enters the cache is hashed by :meth:`add`.
+        """
+        facts = path.stat()
+        known = f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}"
+        note = self.folder("digests") / sha256_hex(known.encode())
+        if not note.exists():
+            write_atomic(note, sha256_file(path).encode())
+        return note.read_text()
+
+    def derived(self, key: str) -> Path:
+        """Return the place of something computed from cached content; its folder exists.
+
+        Args:
+            key: Letters, digits, ``.``, ``_`` and ``-``; names everything that the result
+                depends on. The caller writes the file by rename.
+
+        Raises:
+            ValueError: ``key`` could leave the folder.
+        """
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"not a cache key: {key!r}")
+        return self.folder("derived") / key
+
+    def folder(self, name: str) -> Path:
+        """Return an existing folder of the cache."""
+        path = self.root / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the named lock among all processes that use this cache; waits for it."""
+        with (self.folder("locks") / name).open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Give an empty folder on the cache's file system, removed at the end."""
+        with tempfile.TemporaryDirectory(dir=self.folder("scratch")) as name:
+            yield Path(name)
+
+
+def default_root() -> Path:
+    """Return ``$CAPSULE_CACHE``, else ``$XDG_CACHE_HOME/capsule``, else ``~/.cache/capsule``."""
+    if own := os.environ.get("CAPSULE_CACHE"):
+        return Path(own).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification has relative values ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "capsule"
+
+
+def _copy_hashed(source: Path, handle: int) -> str:
+    """Copy ``source`` to an open descriptor, close it, and return the SHA-256 of the bytes."""
+    digest = hashlib.sha256()
+    with os.fdopen(handle, "wb") as target, source.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            target.write(chunk)
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()

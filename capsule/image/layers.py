@@ -1,0 +1,305 @@
+"""Layers: deterministic tar archives of files, directories and symbolic links.
+
+Equal entries give equal bytes, whoever writes them: POSIX ustar headers (IEEE Std 1003.1-2017,
+``pax``), a pax record only where ustar cannot say it, sorted by UTF-8 path, one fixed time, owner
+0:0, directories 0755 (or 1777), no hard links, no devices, no setuid or setgid bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import BinaryIO, Literal
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every image
+CHUNK = 1 << 20
+
+_BLOCK = 512
+_TYPES = {"file": b"0", "symlink": b"2", "directory": b"5"}
+_USTAR_LIMIT = 8**11  # first size that eleven octal digits cannot hold
+
+Content = Callable[[], Iterator[bytes]]
+Write = Callable[[bytes], object]
+
+
+def _empty() -> Iterator[bytes]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One path of a layer.
+
+    Attributes:
+        path: Relative POSIX path, as :func:`safe_path` returns it.
+        owner: What brings it, for messages: a package's file name, ``recipe`` or ``capsule``.
+        kind: What it is.
+        mode: Permission bits.
+        size: Bytes of a file's content.
+        content: Yields a file's content; may raise at its end, if it is not what was recorded.
+        target: Where a symbolic link points.
+        sha256: Digest that ``content`` itself checks, if it does.
+    """
+
+    path: str
+    owner: str
+    kind: Literal["file", "directory", "symlink"]
+    mode: int = 0o755
+    size: int = 0
+    content: Content = _empty
+    target: str = ""
+    sha256: str | None = None
+
+
+def file_entry(path: str, owner: str, data: bytes, mode: int = 0o644) -> Entry:
+    """Return the entry of a small file."""
+    return Entry(path, owner, "file", mode, len(data), lambda: iter((data,)))
+
+
+def safe_path(name: str, owner: str) -> str:
+    """Return ``name`` as a plain relative path; ``""`` is the root itself.
+
+    Raises:
+        CapsuleError: CAP-I107 ``name`` is absolute, climbs out, is not UTF-8, or holds a NUL or a
+            line break.
+    """
+    parts = name.removeprefix("./").rstrip("/").split("/")
+    if parts in ([""], ["."]) and not name.startswith("/"):
+        return ""
+    if any(part in {"", ".", ".."} for part in parts) or any(c in name for c in "\0\n\r"):
+        raise refused("CAP-I107", f"{owner} holds the unsafe path {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise refused("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}") from error
+    return "/".join(parts)
+
+
+def write_tar(entries: Iterable[Entry], write: Write) -> dict[str, str]:
+    """Write one layer.
+
+    Args:
+        entries: In any order; parent directories may be left out; what several packages bring
+            alike is written once.
+        write: Takes the bytes of the tar archive, piece by piece.
+
+    Returns:
+        Path to fact (``directory``, ``symlink TARGET`` or ``file MODE SHA256``), for
+        :func:`refuse_collisions` between layers.
+
+    Raises:
+        CapsuleError: CAP-I109 two packages bring the same path differently; and whatever an
+            entry's content raises.
+    """
+    facts: dict[str, str] = {}
+    for entry in _merged(entries):
+        write(tar_header(entry))
+        facts[entry.path] = _write_content(entry, write)
+    write(bytes(2 * _BLOCK))
+    return facts
+
+
+def tar_header(entry: Entry) -> bytes:
+    """Return the header block of ``entry``, behind a pax header where ustar falls short."""
+    name = entry.path + ("/" if entry.kind == "directory" else "")
+    records = {}
+    if _too_long(name):
+        records["path"] = name
+    if _too_long(entry.target):
+        records["linkpath"] = entry.target
+    if entry.size >= _USTAR_LIMIT:
+        records["size"] = str(entry.size)
+    extended = b"".join(_pax_record(key, value) for key, value in sorted(records.items()))
+    header = _ustar(name, entry.mode, entry.size, _TYPES[entry.kind], entry.target)
+    if not extended:
+        return header
+    return _ustar("PaxHeader", 0o644, len(extended), b"x", "") + padded(extended) + header
+
+
+def padded(data: bytes) -> bytes:
+    """Return ``data`` filled with zeros to a whole number of tar blocks."""
+    return data + bytes(-len(data) % _BLOCK)
+
+
+def read_tar(stream: BinaryIO, owner: str) -> Iterator[Entry]:
+    """Yield the entries of an uncompressed tar archive that starts where ``stream`` stands.
+
+    Hard links become copies. Contents are read from ``stream`` when asked for, so it must stay
+    open.
+
+    Raises:
+        CapsuleError: CAP-I104 not a tar archive, CAP-I107 an unsafe path, CAP-I108 a device,
+            FIFO, sparse file, setuid or setgid file, or a hard link that leads nowhere.
+    """
+    files: dict[str, Entry] = {}
+    try:
+        with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="strict") as archive:
+            for info in archive:
+                path = safe_path(info.name, owner)
+                if not path:
+                    continue
+                entry = _entry_of(info, path, owner, stream, files)
+                if entry.kind == "file":
+                    files[path] = entry
+                yield entry
+    except (tarfile.TarError, UnicodeError, EOFError, ValueError, OverflowError) as error:
+        raise refused("CAP-I104", f"{owner} holds a broken tar archive: {error}") from error
+
+
+def refuse_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
+    """Check that layers on top of each other agree on every path that they share.
+
+    Args:
+        layers: Layer name and facts, as :func:`write_tar` returns them.
+
+    Raises:
+        CapsuleError: CAP-I109 two layers bring the same path differently.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for name, facts in layers:
+        for path, fact in facts.items():
+            other, known = seen.setdefault(path, (name, fact))
+            if known != fact:
+                raise _collision(path, f"layer {other}", f"layer {name}")
+
+
+def refused(code: str, message: str, fix: str = "") -> CapsuleError:
+    """Return a failed build; by default the fix is another version of the package."""
+    return CapsuleError(
+        code,
+        message,
+        fix=fix or "Lock another version of that package; Capsule installs none that does this.",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+def _merged(entries: Iterable[Entry]) -> list[Entry]:
+    """Return one entry per path, every parent included, sorted by UTF-8 path."""
+    merged: dict[str, Entry] = {}
+    for entry in entries:
+        known = merged.get(entry.path)
+        if known is None:
+            merged[entry.path] = entry
+        elif known.kind == entry.kind == "directory":
+            merged[entry.path] = replace(known, mode=max(known.mode, entry.mode))
+        elif _fact(known) != _fact(entry):
+            raise _collision(entry.path, known.owner, entry.owner)
+    for entry in list(merged.values()):
+        for parent in PurePosixPath(entry.path).parents[:-1]:
+            above = merged.setdefault(
+                str(parent), Entry(str(parent), entry.owner, "directory", 0o755)
+            )
+            if above.kind != "directory":
+                raise _collision(above.path, above.owner, entry.owner)
+    return sorted(merged.values(), key=lambda entry: entry.path.encode())
+
+
+def _collision(path: str, first: str, second: str) -> CapsuleError:
+    return refused(
+        "CAP-I109",
+        f"/{path} comes differently from {first} and from {second}",
+        "Leave one of the two out of the spec, or pin versions that do not share the path.",
+    )
+
+
+def _fact(entry: Entry) -> str:
+    return _write_content(entry, lambda _: None)
+
+
+def _write_content(entry: Entry, write: Write) -> str:
+    """Write the content of ``entry`` and its padding; return its fact."""
+    if entry.kind != "file":
+        return "directory" if entry.kind == "directory" else f"symlink {entry.target}"
+    digest = None if entry.sha256 else hashlib.sha256()
+    size = 0
+    for chunk in entry.content():
+        size += len(chunk)
+        if digest:
+            digest.update(chunk)
+        write(chunk)
+    if size != entry.size:
+        raise refused("CAP-I104", f"{entry.owner}: {entry.path} has {size} bytes, not {entry.size}")
+    write(bytes(-size % _BLOCK))
+    return f"file {entry.mode:04o} {digest.hexdigest() if digest else entry.sha256}"
+
+
+def _entry_of(
+    info: tarfile.TarInfo, path: str, owner: str, stream: BinaryIO, files: dict[str, Entry]
+) -> Entry:
+    if info.isdir():
+        return Entry(path, owner, "directory", 0o1777 if info.mode & 0o1000 else 0o755)
+    if info.mode & 0o6000:
+        raise refused("CAP-I108", f"{owner}: {path} is setuid or setgid (mode {info.mode:04o})")
+    if info.issym():
+        if not info.linkname or any(c in info.linkname for c in "\0\n\r"):
+            raise refused("CAP-I107", f"{owner}: {path} links to the unsafe path {info.linkname!r}")
+        return Entry(path, owner, "symlink", 0o777, target=info.linkname)
+    if info.islnk():
+        target = files.get(safe_path(info.linkname, owner))
+        if target is None:
+            raise refused(
+                "CAP-I108", f"{owner}: {path} is a hard link to {info.linkname!r}, not in it"
+            )
+        return replace(target, path=path)
+    if not info.isreg() or info.issparse():
+        raise refused("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
+    content = _slice(stream, info.offset_data, info.size)
+    return Entry(path, owner, "file", info.mode & 0o777, info.size, content)
+
+
+def _slice(stream: BinaryIO, offset: int, size: int) -> Content:
+    def chunks() -> Iterator[bytes]:
+        position = offset
+        while position < offset + size:
+            stream.seek(position)  # other entries are read from the same stream
+            chunk = stream.read(min(CHUNK, offset + size - position))
+            if not chunk:
+                return
+            position += len(chunk)
+            yield chunk
+
+    return chunks
+
+
+def _too_long(name: str) -> bool:
+    return len(name) > 100 or not name.isascii()
+
+
+def _pax_record(key: str, value: str) -> bytes:
+    """Return a line ``LENGTH KEY=VALUE``, where the length counts its own digits."""
+    rest = f" {key}={value}\n".encode()
+    length = len(rest) + 1
+    while length != len(str(length)) + len(rest):
+        length = len(str(length)) + len(rest)
+    return str(length).encode() + rest
+
+
+def _ustar(name: str, mode: int, size: int, kind: bytes, target: str) -> bytes:
+    """Return one 512-byte ustar header; the text fields hold what ASCII and 100 bytes allow."""
+
+    def text(value: str) -> bytes:
+        return value.encode("ascii", "replace")[:100].ljust(100, b"\0")
+
+    fields = (
+        text(name),
+        b"%07o\0" % mode,
+        b"%07o\0" % 0,  # owner
+        b"%07o\0" % 0,  # group
+        b"%011o\0" % (size if size < _USTAR_LIMIT else 0),
+        b"%011o\0" % EPOCH,
+        b" " * 8,  # the checksum counts itself as blanks
+        kind,
+        text(target),
+        b"ustar\x0000",
+        bytes(32 + 32),  # names of owner and group
+        b"%07o\0" % 0,  # device major
+        b"%07o\0" % 0,  # device minor
+        bytes(155 + 12),
+    )
+    header = b"".join(fields)
+    return header[:148] + b"%06o\0 " % sum(header) + header[156:]

@@ -1,0 +1,117 @@
+"""The lock file beside a spec: read it, reuse its pins, write it anew when the spec moved on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from capsule import __version__
+from capsule.experiment.canonical import parse_canonical_json, write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, LockedCode, without_sources
+from capsule.experiment.spec import Spec
+from capsule.image.assemble import ASSEMBLER_VERSION
+from capsule.image.cache import Cache
+from capsule.image.code import training_code_digest
+from capsule.image.recipe import load_recipe
+from capsule.image.resolve import resolve
+
+MAX_LOCK_BYTES = 4 << 20
+
+
+def lock_path(spec_path: Path) -> Path:
+    """Return where the lock of a spec file is kept: ``x.yaml`` -> ``x.lock.json``."""
+    return spec_path.with_name(spec_path.stem + ".lock.json")
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        CapsuleError: CAP-L001 unreadable or too large, CAP-L002 not a lock.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_LOCK_BYTES + 1)
+    except OSError as error:
+        raise _unreadable("CAP-L001", path, error.strerror or str(error)) from error
+    if len(data) > MAX_LOCK_BYTES:
+        raise _unreadable("CAP-L001", path, "larger than 4 MiB")
+    try:
+        parse_canonical_json(data.removesuffix(b"\n"))
+        return Lock.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _unreadable("CAP-L002", path, f"{where}: {first['msg']}") from error
+    except ValueError as error:
+        raise _unreadable("CAP-L002", path, str(error)) from error
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    """Write a lock file atomically: canonical JSON and a newline."""
+    write_atomic(path, lock.document() + b"\n")
+
+
+def obtain_lock(
+    spec: Spec,
+    path: Path,
+    cache: Cache,
+    *,
+    refresh: bool = False,
+    refresh_base: bool = False,
+    progress: Callable[[str], None],
+) -> Lock:
+    """Return the lock of ``spec``, keeping the pins of the lock file at ``path`` while they fit.
+
+    Pins are kept as long as the spec asks for the same image on the same accelerator; everything
+    else of the lock (hyper-parameters, seeds, the training code) follows the spec at once.
+
+    Args:
+        spec: The spec.
+        path: Lock file, written when it is new or changed.
+        cache: Where the resolver keeps what it downloads.
+        refresh: Resolve again even if the pins fit.
+        refresh_base: Also take the base's Debian packages from the machine's apt instead of the
+            list that Capsule ships.
+        progress: Told about each stage.
+
+    Raises:
+        CapsuleError: The lock file is damaged, or a pin cannot be resolved (CAP-L…).
+    """
+    previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
+    if previous is not None and _pins_fit(previous, spec):
+        lock = _with_current(previous, spec)
+    else:
+        lock = resolve(spec, cache, refresh_base=refresh_base, progress=progress)
+    if lock != previous:
+        write_lock(path, lock)
+        progress(f"wrote {path}")
+    return lock
+
+
+def _pins_fit(lock: Lock, spec: Spec) -> bool:
+    wanted = without_sources(spec)
+    return (
+        lock.spec.image == wanted.image
+        and lock.spec.accelerator == wanted.accelerator
+        and lock.image.recipe_sha256 == load_recipe(lock.image.recipe).digest()
+    )
+
+
+def _with_current(lock: Lock, spec: Spec) -> Lock:
+    """Keep the packages of ``lock``; take the spec, the code and the assembler as they are now."""
+    code = LockedCode(version=__version__, sha256=training_code_digest())
+    image = lock.image.model_copy(update={"assembler": ASSEMBLER_VERSION, "code": code})
+    return lock.model_copy(update={"spec": without_sources(spec), "image": image})
+
+
+def _unreadable(code: str, path: Path, reason: str) -> CapsuleError:
+    return CapsuleError(
+        code,
+        f"lock file {path}: {reason}",
+        fix="Delete it and run 'capsule lock' again, or restore it from version control.",
+        exit_code=ExitCode.USAGE,
+    )

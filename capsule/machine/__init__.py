@@ -1,0 +1,1 @@
+"""This computer: its fingerprint, and what a difference to another one means."""

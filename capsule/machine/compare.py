@@ -1,0 +1,361 @@
+"""What the difference between two machines means for a re-execution.
+
+The rules follow measurements of CPU numerics and the guarantees of NVIDIA's libraries:
+
+- The ``avx2`` profile holds every maths library to AVX2 code, with one exception. oneMKL honours
+  ``MKL_CBWR=AVX2`` on Intel processors only; elsewhere it chooses by the processor it finds (Intel
+  oneMKL developer guide, "Conditional Numerical Reproducibility"), and it uses approximate
+  reciprocals, whose bits are the processor's own.
+- cuBLAS repeats its bits on GPUs of the same architecture with the same number of streaming
+  multiprocessors; cuDNN does on the same architecture (their guides, "Reproducibility").
+
+``docs/machine-fingerprint.md`` has the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Model, Spec
+from capsule.machine.fingerprint import Cpu, Fingerprint
+from capsule.machine.gpu import NOT_FOUND, Gpu
+
+Effect = Literal["none", "recorded-only", "may differ", "gate"]
+ExpectedGrade = Literal["bitwise", "statistical", "inconclusive"]
+Rule = tuple[Effect, str]
+
+INTEL = "GenuineIntel"
+AVX2_FLAGS = frozenset({"avx2", "fma"})
+MEBIBYTE = 1 << 20
+# Firmware and kernel keep some memory to themselves: a 16 GiB machine shows about 15.5 GiB.
+USABLE_MEMORY = 0.9
+
+_EQUAL: Rule = ("none", "equal")
+_IRRELEVANT: Rule = ("recorded-only", "no influence on the bits")
+_DISPATCH: Rule = ("may differ", "maths libraries choose their code by the processor they find")
+_UNPINNED_VENDOR: Rule = (
+    "may differ",
+    "oneMKL ignores MKL_CBWR=AVX2 on this vendor and chooses its code by the processor it finds",
+)
+_VENDOR: Rule = ("may differ", "oneMKL chooses its code by the processor's vendor")
+_PINNED: Rule = ("recorded-only", "the avx2 profile holds the maths libraries to one code path")
+_CACHES: Rule = ("may differ", "oneDNN cuts its blocks by the size of the caches")
+_THREADS: Rule = ("recorded-only", "the spec fixes the number of maths threads")
+
+
+class Row(Model):
+    """One fact of two machines, and what its difference means."""
+
+    field: str
+    recorded: str
+    here: str
+    effect: Effect = Field(
+        description="'gate': this machine cannot decide; 'may differ': other bits are to be "
+        "expected; 'recorded-only': a difference without influence; 'none': equal."
+    )
+    reason: str
+
+
+def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[Row, ...]:
+    """Set the recorded machine beside this one, fact by fact.
+
+    Args:
+        recorded: The machine of the run.
+        here: The machine that is to re-execute it.
+        spec: The experiment; its accelerator decides which facts matter.
+    """
+    rows = [*_cpu_rows(recorded.cpu, here.cpu, spec), *_system_rows(recorded, here)]
+    if isinstance(spec.accelerator, CudaAccelerator):
+        rows += _cuda_rows(recorded, here, spec.accelerator)
+    gates = dict(_unmet(spec, here))
+    return tuple(
+        row.model_copy(update={"effect": "gate", "reason": gates[row.field].message})
+        if row.field in gates
+        else row
+        for row in rows
+    )
+
+
+def expected_grade(rows: Iterable[Row]) -> tuple[ExpectedGrade, str]:
+    """Say what a re-execution can be expected to give, and why."""
+    rows = tuple(rows)
+    gates = [row for row in rows if row.effect == "gate"]
+    if gates:
+        return "inconclusive", "; ".join(row.reason for row in gates)
+    differing = [row for row in rows if row.effect == "may differ"]
+    if differing:
+        return "statistical", "; ".join(f"{row.field}: {row.reason}" for row in differing)
+    return "bitwise", "no difference between the machines is known to change a bit"
+
+
+def check_requirements(spec: Spec, here: Fingerprint) -> list[CapsuleError]:
+    """Find what ``spec`` asks for and this machine lacks. Empty if it can run.
+
+    Returns:
+        CAP-M001 no usable GPU, CAP-M002 not the GPU asked for, CAP-M003 driver outside the
+        constraint, CAP-M004 processor without AVX2 or FMA, CAP-M005 too little memory. Not raised,
+        so that all of them can be shown; each has exit code 4.
+
+    Raises:
+        CapsuleError: CAP-M006 the spec's driver constraint is not one.
+    """
+    return [error for _, error in _unmet(spec, here)]
+
+
+def select_gpu(here: Fingerprint, accelerator: CudaAccelerator) -> Gpu | None:
+    """Return the first GPU that is the one ``accelerator`` asks for."""
+    for gpu in here.gpus:
+        named = accelerator.gpu in (None, gpu.name)
+        capable = accelerator.compute_capability in (None, gpu.compute_capability)
+        if named and capable:
+            return gpu
+    return None
+
+
+def _row(field: str, recorded: Any, here: Any, rule: Rule) -> Row:
+    """Build a row whose ``rule`` applies if the two values differ."""
+    effect, reason = _EQUAL if recorded == here else rule
+    return Row(
+        field=field, recorded=_shown(recorded), here=_shown(here), effect=effect, reason=reason
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number}" for name, number in sorted(value.items())) or "unknown"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    return str(value)
+
+
+# --- processor and system -----------------------------------------------------------------------
+
+
+def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[Row]:
+    pinned = isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics == "avx2"
+    code_path = _code_path_rule(recorded, here, pinned=pinned)
+    yield _row("cpu.vendor", recorded.vendor, here.vendor, _VENDOR if pinned else _DISPATCH)
+    yield _row("cpu.name", recorded.name, here.name, _IRRELEVANT)
+    for field in ("family", "model", "flags"):
+        yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
+    yield _row("cpu.stepping", recorded.stepping, here.stepping, _IRRELEVANT)
+    yield _row("cpu.logical_cores", recorded.logical_cores, here.logical_cores, _THREADS)
+    yield _row("cpu.caches", recorded.caches, here.caches, _PINNED if pinned else _CACHES)
+
+
+def _code_path_rule(recorded: Cpu, here: Cpu, *, pinned: bool) -> Rule:
+    """Say what another family, model or instruction set means."""
+    if not pinned:
+        return _DISPATCH
+    return _PINNED if recorded.vendor == here.vendor == INTEL else _UNPINNED_VENDOR
+
+
+def _system_rows(recorded: Fingerprint, here: Fingerprint) -> Iterator[Row]:
+    contained = _in_container(recorded) and _in_container(here)
+    if contained:
+        place: Rule = ("recorded-only", "the image brings its own C library and interpreter")
+    else:
+        place = ("may differ", "outside a container the host's C library is part of the numerics")
+    yield _row("memory_bytes", recorded.memory_bytes, here.memory_bytes, _IRRELEVANT)
+    yield _row("kernel", recorded.kernel, here.kernel, _IRRELEVANT)
+    yield _row("os", _release(recorded), _release(here), _IRRELEVANT)
+    yield _row("libc", recorded.libc, here.libc, place)
+    yield _row("engine.name", _engine(recorded, "name"), _engine(here, "name"), place)
+    yield _row(
+        "engine.version", _engine(recorded, "version"), _engine(here, "version"), _IRRELEVANT
+    )
+
+
+def _in_container(machine: Fingerprint) -> bool:
+    return _engine(machine, "name") not in (None, "process")
+
+
+def _engine(machine: Fingerprint, fact: str) -> str | None:
+    return (machine.engine or {}).get(fact)
+
+
+def _release(machine: Fingerprint) -> str | None:
+    return " ".join(filter(None, (machine.os.id, machine.os.version_id))) or None
+
+
+# --- GPU ----------------------------------------------------------------------------------------
+
+_GPU_KERNELS: Rule = ("may differ", "other kernels are chosen; no library promises equal bits")
+_GPU_SHAPE: Rule = (
+    "may differ",
+    "cuBLAS and the CUDA random generators depend on the number of multiprocessors",
+)
+_GPU_HEALTH: Rule = ("recorded-only", "no influence while healthy; errors explain corruption")
+_DRIVER: Rule = (
+    "recorded-only",
+    "the image brings the kernels; a driver matters only where it compiles PTX itself",
+)
+_GPU_RULES: dict[str, Rule] = {
+    "name": ("may differ", "another model can have other caches and multiprocessors"),
+    "architecture": _GPU_KERNELS,
+    "compute_capability": _GPU_KERNELS,
+    "cuda_cores": _GPU_SHAPE,
+    "sm_count": _GPU_SHAPE,
+    "mig_enabled": _GPU_SHAPE,
+    "mig_devices": _GPU_SHAPE,
+    "part_number": _IRRELEVANT,
+    "memory_bus_bits": _IRRELEVANT,
+    "vbios": _IRRELEVANT,
+    "gsp_firmware": _IRRELEVANT,
+    "inforom": _IRRELEVANT,
+    "ecc_enabled": _GPU_HEALTH,
+    "uncorrected_errors": _GPU_HEALTH,
+    "power_limit_milliwatts": _IRRELEVANT,
+    "max_sm_clock_mhz": _IRRELEVANT,
+    "max_memory_clock_mhz": _IRRELEVANT,
+    "uuid_sha256": ("recorded-only", "another card of the same model"),
+}
+# Facts that decide about bits: unknown on both sides is not equal.
+_GPU_IDENTITY = ("name", "compute_capability", "cuda_cores")
+
+
+def _cuda_rows(
+    recorded: Fingerprint, here: Fingerprint, accelerator: CudaAccelerator
+) -> Iterator[Row]:
+    then, now = (select_gpu(machine, accelerator) for machine in (recorded, here))
+    if then is None or now is None:
+        missing: Rule = ("may differ", "the record names no GPU that the spec asks for")
+        yield _row("gpu.name", _gpu_names(recorded), _gpu_names(here), missing)
+    else:
+        yield from _gpu_rows(then, now)
+    yield _row("driver.version", recorded.driver.version, here.driver.version, _DRIVER)
+    yield _row("driver.cuda", recorded.driver.cuda, here.driver.cuda, _DRIVER)
+
+
+def _gpu_names(machine: Fingerprint) -> tuple[str, ...]:
+    return tuple(gpu.name or "unknown" for gpu in machine.gpus)
+
+
+def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[Row]:
+    for field, rule in _GPU_RULES.items():
+        row = _row(f"gpu.{field}", getattr(then, field), getattr(now, field), rule)
+        if row.effect == "none" and row.here == "unknown" and field in _GPU_IDENTITY:
+            update = {"effect": "may differ", "reason": "unknown on both machines"}
+            row = row.model_copy(update=update)
+        yield row
+    yield _row("gpu.memory_bytes", then.memory_bytes, now.memory_bytes, _memory_rule(then, now))
+
+
+def _memory_rule(then: Gpu, now: Gpu) -> Rule:
+    if (now.memory_bytes or 0) < (then.memory_bytes or 0):
+        return "may differ", "libraries fall back to smaller workspaces when memory is short"
+    return _IRRELEVANT
+
+
+# --- requirements -------------------------------------------------------------------------------
+
+
+def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
+    """Yield each requirement that ``here`` fails: the row it belongs to, and the error."""
+    needed = spec.limits.memory_mb * MEBIBYTE
+    if here.memory_bytes < needed * USABLE_MEMORY:
+        yield (
+            "memory_bytes",
+            _finding(
+                "CAP-M005",
+                f"limits.memory_mb is {spec.limits.memory_mb} and this machine has "
+                f"{here.memory_bytes // MEBIBYTE} MiB",
+                "Use a machine with more memory.",
+            ),
+        )
+    if isinstance(spec.accelerator, CudaAccelerator):
+        yield from _unmet_cuda(spec.accelerator, here)
+    elif spec.accelerator.numerics == "avx2" and not set(here.cpu.flags) >= AVX2_FLAGS:
+        lacking = " and ".join(sorted(AVX2_FLAGS - set(here.cpu.flags)))
+        yield (
+            "cpu.flags",
+            _finding(
+                "CAP-M004",
+                f"accelerator.numerics is avx2 and this processor ({here.cpu.name}) lacks "
+                f"{lacking}",
+                "Use an x86-64 processor with AVX2 and FMA (Intel since Haswell, AMD since Zen).",
+            ),
+        )
+
+
+def _unmet_cuda(
+    accelerator: CudaAccelerator, here: Fingerprint
+) -> Iterator[tuple[str, CapsuleError]]:
+    asked = " ".join(filter(None, (accelerator.gpu or "any NVIDIA GPU", _capability(accelerator))))
+    if not here.gpus:
+        yield "gpu.name", _no_gpu(asked, here.driver.nvml)
+        return
+    if select_gpu(here, accelerator) is None:
+        found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in here.gpus)
+        yield (
+            "gpu.name",
+            _finding(
+                "CAP-M002",
+                f"the spec asks for {asked} and this machine has {found}",
+                "Use a machine with that GPU; a run on another one is another experiment.",
+            ),
+        )
+    if not _driver_meets(accelerator.driver, here.driver.version):
+        yield (
+            "driver.version",
+            _finding(
+                "CAP-M003",
+                f"accelerator.driver is {accelerator.driver!r} and this machine's NVIDIA driver "
+                f"is {here.driver.version or 'unknown'}",
+                "Install a driver that meets the constraint.",
+            ),
+        )
+
+
+def _capability(accelerator: CudaAccelerator) -> str | None:
+    wanted = accelerator.compute_capability
+    return f"with compute capability {wanted}" if wanted else None
+
+
+def _no_gpu(asked: str, nvml: str) -> CapsuleError:
+    reason = "there is no NVIDIA driver library" if nvml == NOT_FOUND else f"NVML: {nvml}, 0 GPUs"
+    return _finding(
+        "CAP-M001",
+        f"the spec asks for {asked} and this machine shows none ({reason})",
+        "Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
+    )
+
+
+def _driver_meets(constraint: str, version: str | None) -> bool:
+    """Check a driver version; a bare version in the constraint stands for itself and its patches.
+
+    Raises:
+        CapsuleError: CAP-M006.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    parts = (part.strip() for part in constraint.split(","))
+    written = ",".join(
+        f"=={part.removesuffix('.*')}.*" if part[:1].isdigit() else part for part in parts
+    )
+    try:
+        allowed = SpecifierSet(written)
+    except InvalidSpecifier as error:
+        raise CapsuleError(
+            "CAP-M006",
+            f"accelerator.driver {constraint!r} is not a version constraint",
+            fix="Write it as '>=580.65' or '>=580.65,<590'.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    try:
+        return version is not None and Version(version) in allowed
+    except InvalidVersion:  # a driver that cannot be placed does not meet a constraint
+        return False
+
+
+def _finding(code: str, message: str, fix: str) -> CapsuleError:
+    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.INCONCLUSIVE)

@@ -1,0 +1,145 @@
+"""The fingerprint: what this computer is, as far as it can matter to a result.
+
+Host names, user names, paths and serial numbers stay out. A fact that the machine does not tell is
+null, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.spec import Model
+from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
+
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+# The instruction sets that maths libraries choose their code by, as /proc/cpuinfo spells them.
+_NUMERIC_FLAG = re.compile(r"sse4_2|fma4?|f16c|avx\w*|amx_\w+")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Cpu(Model):
+    """The processor, as its first logical core tells."""
+
+    vendor: str | None = Field(default=None, description="CPUID vendor, e.g. 'GenuineIntel'.")
+    name: str | None = None
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    flags: tuple[str, ...] = Field(
+        default=(), description="Instruction sets that numerics depend on."
+    )
+    logical_cores: int | None = None
+    caches: dict[str, int] = Field(
+        default_factory=dict, description="'L1d', 'L1i', 'L2', 'L3' to bytes."
+    )
+
+
+class OperatingSystem(Model):
+    """The host's distribution."""
+
+    id: str | None = Field(default=None, description="ID of os-release, e.g. 'debian'.")
+    version_id: str | None = Field(default=None, description="VERSION_ID of os-release, e.g. '12'.")
+
+
+class Fingerprint(Model):
+    """What a machine is."""
+
+    schema_id: Literal["capsule/fingerprint/v1"] = Field(
+        default="capsule/fingerprint/v1", alias="schema"
+    )
+    cpu: Cpu
+    memory_bytes: int
+    kernel: str = Field(description="Kernel release.")
+    os: OperatingSystem
+    libc: str | None = Field(default=None, description="Host C library, e.g. 'glibc 2.36'.")
+    engine: dict[str, str] | None = Field(
+        default=None, description="Where runs execute, as the engine describes itself."
+    )
+    driver: Driver
+    gpus: tuple[Gpu, ...] = ()
+
+    def document(self) -> bytes:
+        """Return the canonical JSON bytes of the fingerprint."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+
+def take_fingerprint(engine: Mapping[str, str] | None) -> Fingerprint:
+    """Take this machine's fingerprint.
+
+    Args:
+        engine: What the engine says of itself: ``name`` and, where it has them, ``version``,
+            ``api``, ``runtime``, ``storage-driver``, ``cgroup``. None if there is none.
+    """
+    driver, gpus = read_gpus(load_nvml())
+    libc = " ".join(part for part in platform.libc_ver() if part)
+    return Fingerprint(
+        cpu=read_cpu(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=os.uname().release,
+        os=_operating_system(),
+        libc=libc or None,
+        engine=None if engine is None else dict(engine),
+        driver=driver,
+        gpus=gpus,
+    )
+
+
+def read_cpu(cpuinfo: Path = CPUINFO, caches: Path = CACHES) -> Cpu:
+    """Read the processor's facts from files in the form of Linux's ``/proc`` and ``/sys``."""
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
+    facts = _first_core(text)
+    return Cpu(
+        vendor=facts.get("vendor_id"),
+        name=facts.get("model name"),
+        family=_number(facts.get("cpu family")),
+        model=_number(facts.get("model")),
+        stepping=_number(facts.get("stepping")),
+        flags=tuple(sorted(filter(_NUMERIC_FLAG.fullmatch, facts.get("flags", "").split()))),
+        logical_cores=os.cpu_count(),
+        caches=_cache_sizes(caches),
+    )
+
+
+def _first_core(cpuinfo: str) -> dict[str, str]:
+    """Parse the first block of ``/proc/cpuinfo``."""
+    block = cpuinfo.strip().split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+def _number(text: str | None) -> int | None:
+    """``stepping`` is 'unknown' on some virtual processors."""
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _cache_sizes(folder: Path) -> dict[str, int]:
+    """Read cache sizes in bytes; containers and some virtual machines hide them."""
+    sizes = {}
+    for cache in sorted(folder.glob("index*")):
+        kind = {"Data": "d", "Instruction": "i"}.get(_line(cache / "type"), "")
+        size = re.fullmatch(r"([0-9]+)([KMG]?)", _line(cache / "size"))
+        if size:
+            sizes[f"L{_line(cache / 'level')}{kind}"] = int(size[1]) * _UNITS[size[2]]
+    return sizes
+
+
+def _line(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+
+
+def _operating_system() -> OperatingSystem:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:  # the file is optional
+        return OperatingSystem()
+    return OperatingSystem(id=release.get("ID"), version_id=release.get("VERSION_ID"))

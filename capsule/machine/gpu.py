@@ -1,0 +1,234 @@
+"""NVIDIA GPUs and their driver, as NVML tells them.
+
+Absence is a fact: a machine without the NVIDIA library has no GPUs and says so in
+``Driver.nvml``, and a field that a GPU does not support is null, with NVML's own error name kept
+in ``unavailable``. Source: NVIDIA Management Library API reference, device and system queries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from capsule.experiment.spec import Model
+
+# A fixed salt. It keeps the identifier itself out of what is published; it does not hide the card
+# from somebody who knows the identifier already, and one card gives the same hash in every bundle.
+UUID_DOMAIN = b"capsule/gpu-uuid/v1\0"
+
+NOT_FOUND = "not found"
+LOADED = "loaded"
+
+
+class RemappedRows(Model):
+    """Memory rows that the GPU replaced by spare ones."""
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failed: bool
+
+
+class Gpu(Model):
+    """One GPU. A null field could not be had; ``unavailable`` names NVML's reason."""
+
+    index: int = Field(description="NVML index, in PCI bus order.")
+    name: str | None = None
+    architecture: str | None = Field(default=None, description="e.g. 'hopper'.")
+    compute_capability: str | None = Field(default=None, description="e.g. '9.0'.")
+    cuda_cores: int | None = None
+    sm_count: int | None = Field(
+        default=None, description="Streaming multiprocessors; NVML tells it for few devices."
+    )
+    mig_enabled: bool | None = None
+    mig_devices: tuple[str, ...] | None = Field(
+        default=None, description="Names, with their profiles."
+    )
+    memory_bytes: int | None = None
+    memory_bus_bits: int | None = None
+    part_number: str | None = None
+    vbios: str | None = None
+    gsp_firmware: str | None = None
+    inforom: str | None = None
+    ecc_enabled: bool | None = None
+    uncorrected_errors: int | None = Field(default=None, description="Over the GPU's lifetime.")
+    remapped_rows: RemappedRows | None = None
+    power_limit_milliwatts: int | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    uuid_sha256: str | None = Field(
+        default=None, description="SHA-256 of a fixed domain and the UUID."
+    )
+    unavailable: dict[str, str] = Field(
+        default_factory=dict, description="Null field to NVML error name."
+    )
+
+
+class Driver(Model):
+    """The NVIDIA driver."""
+
+    nvml: str = Field(description="'loaded', 'not found', or the NVML error that stopped it.")
+    version: str | None = None
+    cuda: str | None = Field(default=None, description="Newest CUDA version the driver supports.")
+    unavailable: dict[str, str] = Field(
+        default_factory=dict, description="Null field to NVML error name."
+    )
+
+
+def load_nvml() -> Any:
+    """Return NVIDIA's binding of NVML. It loads the driver's library only when initialised."""
+    import pynvml
+
+    return pynvml
+
+
+def read_gpus(nvml: Any) -> tuple[Driver, tuple[Gpu, ...]]:
+    """Ask NVML about the driver and every GPU. Never fails for want of a GPU.
+
+    Args:
+        nvml: The binding, as :func:`load_nvml` returns it.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Driver(nvml=_state(nvml, error)), ()
+    try:
+        facts, unavailable = _collect(DRIVER_FIELDS, nvml)
+        driver = Driver(nvml=LOADED, **facts, unavailable=unavailable)
+        return driver, tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    except nvml.NVMLError as error:
+        return Driver(nvml=_state(nvml, error)), ()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return Gpu(index=index, unavailable={"handle": _error_name(nvml, error)})
+    facts, unavailable = _collect(GPU_FIELDS, nvml, handle)
+    return Gpu(index=index, **facts, unavailable=unavailable)
+
+
+def _collect(
+    fields: Mapping[str, Callable[..., Any]], *arguments: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Call every getter; return the values, and the NVML error name of those that had none."""
+    nvml = arguments[0]
+    facts: dict[str, Any] = {}
+    unavailable: dict[str, str] = {}
+    for field, getter in fields.items():
+        try:
+            facts[field] = getter(*arguments)
+        except nvml.NVMLError as error:
+            unavailable[field] = _error_name(nvml, error)
+    return facts, unavailable
+
+
+def _state(nvml: Any, error: Any) -> str:
+    missing = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    return NOT_FOUND if missing else _error_name(nvml, error)
+
+
+def _error_name(nvml: Any, error: Any) -> str:
+    names = _constants(nvml, "NVML_ERROR_")
+    return f"NVML_ERROR_{names.get(error.value, error.value)}"
+
+
+def _constants(nvml: Any, prefix: str) -> dict[int, str]:
+    """Map the values of NVML's constants to their names without ``prefix``."""
+    return {
+        getattr(nvml, name): name.removeprefix(prefix)
+        for name in dir(nvml)
+        if name.startswith(prefix)
+    }
+
+
+def _text(value: str | bytes) -> str:
+    """Some getters of the binding give bytes, others text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _architecture(nvml: Any, gpu: Any) -> str:
+    number = nvml.nvmlDeviceGetArchitecture(gpu)
+    return _constants(nvml, "NVML_DEVICE_ARCH_").get(number, f"number-{number}").lower()
+
+
+def _compute_capability(nvml: Any, gpu: Any) -> str:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    return f"{major}.{minor}"
+
+
+def _mig_devices(nvml: Any, gpu: Any) -> tuple[str, ...]:
+    """Name each MIG device; the slots of a GPU need not be filled in order."""
+    names = []
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_NOT_FOUND:
+                raise
+        else:
+            names.append(_text(nvml.nvmlDeviceGetName(handle)))
+    return tuple(names)
+
+
+def _remapped_rows(nvml: Any, gpu: Any) -> RemappedRows:
+    correctable, uncorrectable, pending, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
+    return RemappedRows(
+        correctable=correctable,
+        uncorrectable=uncorrectable,
+        pending=bool(pending),
+        failed=bool(failed),
+    )
+
+
+def _uncorrected_errors(nvml: Any, gpu: Any) -> int:
+    kind, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
+    return int(nvml.nvmlDeviceGetTotalEccErrors(gpu, kind, counter))
+
+
+def _uuid_sha256(nvml: Any, gpu: Any) -> str:
+    uuid = _text(nvml.nvmlDeviceGetUUID(gpu))
+    return hashlib.sha256(UUID_DOMAIN + uuid.encode()).hexdigest()
+
+
+def _cuda_version(nvml: Any) -> str:
+    """NVML packs the version as 1000 * major + 10 * minor."""
+    packed = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return f"{packed // 1000}.{packed % 1000 // 10}"
+
+
+DRIVER_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "version": lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()),
+    "cuda": _cuda_version,
+}
+
+GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "name": lambda nvml, gpu: _text(nvml.nvmlDeviceGetName(gpu)),
+    "architecture": _architecture,
+    "compute_capability": _compute_capability,
+    "cuda_cores": lambda nvml, gpu: nvml.nvmlDeviceGetNumGpuCores(gpu),
+    "sm_count": lambda nvml, gpu: nvml.nvmlDeviceGetAttributes_v2(gpu).multiprocessorCount,
+    "mig_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+    "mig_devices": _mig_devices,
+    "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+    "memory_bus_bits": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryBusWidth(gpu),
+    "part_number": lambda nvml, gpu: _text(nvml.nvmlDeviceGetBoardPartNumber(gpu)),
+    "vbios": lambda nvml, gpu: _text(nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    "gsp_firmware": lambda nvml, gpu: _text(nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
+    "inforom": lambda nvml, gpu: _text(nvml.nvmlDeviceGetInforomImageVersion(gpu)),
+    "ecc_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
+    "uncorrected_errors": _uncorrected_errors,
+    "remapped_rows": _remapped_rows,
+    "power_limit_milliwatts": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu),
+    "max_sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "max_memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(
+        gpu, nvml.NVML_CLOCK_MEM
+    ),
+    "uuid_sha256": _uuid_sha256,
+}

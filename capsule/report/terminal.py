@@ -1,0 +1,93 @@
+"""Verdicts on a terminal, in about thirty lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from capsule.report.text import printable
+from capsule.verification.verdict import ComponentDifference, Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {
+    "reproduced-bitwise": "bold green",
+    "reproduced-prefix": "bold green",
+    "intact": "bold green",
+    "environment-matches": "bold green",
+    "not-reproduced": "bold red",
+    "tampered": "bold red",
+    "untrusted": "bold yellow",
+    "inconclusive": "bold yellow",
+}
+MAX_ROWS = 12
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Print a verification report: facts first, the verdict last."""
+    if report.environment:
+        _show_environment(report, console)
+    for label, value in _facts(report):
+        console.print(
+            f"{label:<16} {printable(value)}", markup=False, highlight=False, soft_wrap=True
+        )
+    for difference in report.differences[:MAX_ROWS]:
+        _show_difference(difference, console)
+    if report.error is not None:
+        code, fix = report.error["code"], report.error["fix"]
+        console.print(f"{code}: {printable(fix)}", markup=False, highlight=False)
+    console.print()
+    console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
+    console.print(f"  {printable(report.summary)}", markup=False, highlight=False)
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    rows = [
+        ("bundle", report.bundle),
+        ("claim id", report.claim_id),
+        ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
+        ("authenticity", _authenticity(report)),
+        ("expected", report.expected),
+        ("image", _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")),
+        ("relaxations", ", ".join(report.relaxations) or None),
+    ]
+    if report.reexecuted_steps is not None:
+        rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
+    if report.first_difference is not None:
+        first = report.first_difference
+        where = f", {first.name}" if first.name else ""
+        rows.append(("first difference", f"step {first.step}, {first.component}{where}"))
+        rows.append(("", f"claimed {first.claimed}"))
+        rows.append(("", f"found   {first.found}"))
+    return [(label, value) for label, value in rows if value is not None]
+
+
+def _yes(fact: bool | None, yes: str, no: str) -> str | None:
+    if fact is None:
+        return None
+    return yes if fact else no
+
+
+def _authenticity(report: Report) -> str | None:
+    if report.authentic is None:
+        return None
+    return f"{'signed by a key you trust' if report.authentic else 'NOT trusted'}: {report.signer}"
+
+
+def _show_environment(report: Report, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("machine", "recorded", "here", "effect"):
+        table.add_column(name, overflow="fold")
+    for row in report.environment:
+        cells = (row.field, row.recorded, row.here, row.effect)
+        table.add_row(*(printable(str(cell)) for cell in cells))
+    console.print(table, markup=False)
+    console.print()
+
+
+def _show_difference(difference: ComponentDifference, console: Console) -> None:
+    console.print(f"differs          {printable(difference.component)}", markup=False)
+    console.print(f"                 claimed {printable(difference.claimed)}", markup=False)
+    console.print(f"                 found   {printable(difference.found)}", markup=False)

@@ -1,0 +1,23 @@
+"""Text from elsewhere, made safe to show."""
+
+from __future__ import annotations
+
+import unicodedata
+
+MAX_CHARACTERS = 400
+
+
+def printable(text: str) -> str:
+    """Replace control and direction-changing characters, and cut what is too long.
+
+    A bundle or a training process of a stranger must not be able to move the cursor, recolour the
+    verdict or reverse the reading order.
+    """
+    shown = "".join(_safe(character) for character in text[: MAX_CHARACTERS + 1])
+    return shown if len(shown) <= MAX_CHARACTERS else shown[:MAX_CHARACTERS] + "…"
+
+
+def _safe(character: str) -> str:
+    if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}:
+        return "\N{REPLACEMENT CHARACTER}"
+    return character

@@ -1,0 +1,1 @@
+"""The inside of the image: streams, environments, replay, trainers, trace, checkpoints."""

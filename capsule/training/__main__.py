@@ -1,0 +1,28 @@
+"""``python -m capsule.training RUN_DIRECTORY``: do the job that the directory holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.lifecycle import Interrupted, run
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job in the directory named by the only argument; return the exit status."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        sys.stderr.write("usage: python -m capsule.training RUN_DIRECTORY\n")
+        return ExitCode.USAGE
+    try:
+        run(Path(arguments[0]))
+    except Interrupted:
+        return ExitCode.INTERRUPTED
+    except CapsuleError as error:
+        sys.stderr.write(f"{error}\n{error.fix}\n")
+        return error.exit_code
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,456 @@
+"""Deep Q-learning (Mnih et al. 2015, Algorithm 1), deterministic as in Nagarajan et al. 2019.
+
+The run advances in *intervals* of ``update_interval`` steps, each ended by one update. All that is
+random comes from named streams, all that is summed is summed in a fixed order, and the number of
+threads changes nothing but the time it takes.
+
+Schedule. With ``concurrent`` the minibatch is drawn first, from the memory as it is before the
+interval's steps. Then the two halves of the work depend only on theta_k, and can overlap::
+
+    thread 1:  act, act, act, act with theta_k  |  gradient of shard 2
+    thread 2:  gradient of shard 1 at theta_k       ...                 |  theta_{k+1}
+
+Without it, the textbook's order: act, then draw, then update.
+
+Deviations from Mnih et al. 2015, Extended Data Table 1 (M) and the authors' own code (C):
+
+* Minibatch: with ``concurrent`` it misses the newest ``update_interval`` transitions.
+* Target network update frequency: M counts 10,000 parameter updates; C and we count agent steps.
+* Final exploration frame: M says the first million frames; the default of 250,000 steps is that at
+  a frame skip of 4, counted from step 0 (C counts from the end of the random play).
+* Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open.
+* Greedy action: ties go to the lowest index; C breaks them at random.
+* Update: C scales its rewards and has a weight decay of 0; we have neither.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Spec, StreamName
+from capsule.training.environments import Environment
+from capsule.training.networks import Network, Parameters, flatten, initialize, make_network
+from capsule.training.optimizer import CentredRmsProp
+from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, exploration_rate
+from capsule.training.replay import ReplayMemory
+from capsule.training.streams import Stream
+from capsule.training.trace import Trace, leaf_digest
+
+RETURNS_KEPT = 100
+WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
+Gradient = list[torch.Tensor]  # one flat tensor per parameter tensor, in memory order
+
+
+class DeepQLearning:
+    """The learning agent and everything its next step depends on.
+
+    Attributes:
+        step: Agent steps taken.
+        episodes: Episodes finished.
+        returns: Game returns of the last 100 episodes.
+        loss: Mean loss of the last minibatch, None before the first.
+        network: Architecture.
+        online: Parameters theta.
+        target: Parameters theta^-.
+        optimizer: Its running means.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        streams: Mapping[StreamName, Stream],
+        environment: Environment,
+        replay: ReplayMemory,
+        trace: Trace,
+        *,
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        """Draw theta, copy it into theta^-, and begin the first episode.
+
+        Args:
+            spec: The experiment.
+            streams: Every stream.
+            environment: The training environment.
+            replay: An empty memory.
+            trace: Where every interval is recorded.
+            device: Where the networks live.
+            workers: Threads to use, 1 or 2; changes no result. A GPU has one.
+        """
+        self._spec = spec
+        self._trainer = spec.trainer
+        self._streams = streams
+        self._environment = environment
+        self._replay = replay
+        self._trace = trace
+        self._device = device
+        self.network: Network = make_network(
+            spec.trainer.network,
+            frame_stack=environment.frame_stack,
+            frame_shape=environment.frame_shape,
+            actions=environment.actions,
+            hidden_units=spec.trainer.hidden_units,
+        )
+        self.online = Parameters(self.network.shapes, device)
+        initialize(self.online, streams["initialization"])
+        self.target = self.online.zeros_like()
+        self.target.copy_from(self.online)
+        self.optimizer = CentredRmsProp(
+            self.online,
+            learning_rate=spec.trainer.learning_rate,
+            gradient_momentum=spec.trainer.gradient_momentum,
+            squared_gradient_momentum=spec.trainer.squared_gradient_momentum,
+            min_squared_gradient=spec.trainer.min_squared_gradient,
+        )
+        overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
+        self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
+        self._leaves = [view.detach().requires_grad_() for view in self.online.views.values()]
+        self._shards = _Shards(spec.trainer.gradient_shards, environment, device)
+        self._warm_up()
+        self.step = 0
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
+        self.loss: float | None = None
+        self._return = 0.0
+        self._frame = environment.reset()
+
+    # The algorithm
+
+    def interval(self) -> None:
+        """Take ``update_interval`` steps and, once learning has started, one update."""
+        learns = self.step >= self._trainer.replay_start
+        if not learns:
+            self._act()
+        elif self._trainer.concurrent:
+            self._draw_minibatch()
+            self._share(self._act)
+        else:
+            self._act()
+            self._draw_minibatch()
+            self._share(None)
+        if learns:
+            self._update()
+        if self.step % self._trainer.target_interval == 0:
+            self.target.copy_from(self.online)
+        if self.step % self._spec.recording.trace_interval == 0:
+            self.record()
+
+    def exploration(self) -> float:
+        """Return epsilon at the current step; random play before learning starts."""
+        if self.step < self._trainer.replay_start:
+            return 1.0
+        return exploration_rate(
+            self.step,
+            initial=self._trainer.exploration_initial,
+            final=self._trainer.exploration_final,
+            final_step=self._trainer.exploration_final_step,
+        )
+
+    def q_values(
+        self, observations: NDArray[Any], parameters: Parameters | None = None
+    ) -> NDArray[np.float32]:
+        """Return Q-values of observations ``[batch, frame_stack, *frame_shape]``.
+
+        Args:
+            observations: uint8 or float32.
+            parameters: Other parameters than theta.
+
+        Returns:
+            float32 ``[batch, actions]``.
+        """
+        with torch.inference_mode():
+            inputs = self.network.inputs(torch.from_numpy(observations).to(self._device))
+            values: NDArray[np.float32] = (
+                self.network.values((parameters or self.online).views, inputs).cpu().numpy()
+            )
+        return values
+
+    def _act(self) -> None:
+        for _ in range(self._trainer.update_interval):
+            self._act_once()
+
+    def _act_once(self) -> None:
+        frame, action = self._frame, self._choose_action()
+        transition = self._environment.step(action)
+        self._replay.append(frame, action, transition.reward, transition.terminal)
+        self._trace.add("observations", frame)
+        self._trace.add("actions", struct.pack("<i", action))
+        self._trace.add("rewards", struct.pack("<dd", transition.reward, transition.game_reward))
+        self._trace.add("terminals", struct.pack("<??", transition.terminal, transition.ended))
+        self.step += 1
+        self._return += transition.game_reward
+        self._frame = transition.frame
+        if transition.ended:
+            if not transition.terminal:
+                self._replay.end_episode(transition.frame)
+            self._finish_episode()
+
+    def _choose_action(self) -> int:
+        """Act epsilon-greedily; both draws are made whichever is used."""
+        stream = self._streams["exploration"]
+        uniform, random_action = stream.uniform(), stream.below(self._environment.actions)
+        if uniform < self.exploration():
+            return random_action
+        return int(self.q_values(self._replay.stack(self._frame)[None]).argmax())
+
+    def _finish_episode(self) -> None:
+        self.episodes += 1
+        self.returns.append(self._return)
+        self._return = 0.0
+        self._frame = self._environment.reset()
+
+    def _draw_minibatch(self) -> None:
+        indices = self._replay.sample_indices(self._streams["minibatch"], self._trainer.batch_size)
+        self._trace.add("indices", indices)
+        self._shards.assign(indices)
+
+    def _differentiate(self, shard: int) -> None:
+        """Compute loss and gradient of one shard of the minibatch at theta_k."""
+        windows, actions, rewards, terminals = self._shards.gather(shard, self._replay)
+        with torch.no_grad():
+            next_values = self.network.values(
+                self.target.views, self.network.inputs(windows[:, 1:])
+            )
+            targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
+        views = dict(zip(self.online.views, self._leaves, strict=True))
+        values = self.network.values(views, self.network.inputs(windows[:, :-1]))
+        loss = clipped_error_loss(values, actions, targets)
+        gradient = torch.autograd.grad(loss, self._leaves)
+        self._shards.gradients[shard] = [flatten(tensor) for tensor in gradient]
+        self._shards.losses[shard] = loss.detach()
+
+    def _update(self) -> None:
+        """Descend the summed gradient, theta_k to theta_{k+1}."""
+        losses = [float(loss) for loss in self._shards.losses]
+        self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
+        self.loss = sum(losses) / self._trainer.batch_size
+        if not math.isfinite(self.loss):
+            raise CapsuleError(
+                "CAP-T151",
+                f"the loss is {self.loss} at step {self.step}",
+                fix="Lower trainer.learning_rate, or raise trainer.min_squared_gradient.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+        gradients = self._shards.gradients
+        self._both(
+            lambda: self.optimizer.step(gradients, 0), lambda: self.optimizer.step(gradients, 1)
+        )
+
+    # Threads
+
+    def _share(self, act: Callable[[], None] | None) -> None:
+        """Act and differentiate every shard; whoever is free takes the next shard."""
+        waiting = deque(range(len(self._shards.sizes)))
+
+        def differentiate() -> None:
+            while waiting:
+                try:
+                    shard = waiting.popleft()
+                except IndexError:  # the other thread took it
+                    return
+                self._differentiate(shard)
+
+        def act_and_help() -> None:
+            if act is not None:
+                act()
+            differentiate()
+
+        self._both(differentiate, act_and_help)
+
+    def _both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Run two functions that do not depend on each other."""
+        if self._helper is None:
+            first()
+            second()
+            return
+        helping = self._helper.submit(first)
+        try:
+            second()
+        finally:
+            helping.result()
+
+    def _warm_up(self) -> None:
+        """Use every code path once, alone.
+
+        MKL chooses the kernels of its vector functions at their first call, and that choice is not
+        thread-safe in the version torch brings (pytorch issue 188792).
+        """
+        blank = np.zeros((1, *self._shards.windows[0].shape[1:]), self._environment.frame_dtype)
+        self.q_values(blank[:, 1:])
+        self._shards.clear()
+        for shard in range(len(self._shards.sizes)):
+            self._differentiate(shard)
+
+    # Recording
+
+    def record(self) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        first = self._trace.records == 0
+        complete = first or self.step % self._spec.recording.tensor_interval == 0
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            minibatch=self._shards.digest() if complete and self.loss is not None else None,
+            tensors=self._tensor_digests() if complete else None,
+        )
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state: ``parameters/``, ``target/`` and ``optimizer/``."""
+        return {
+            f"{group}/{name}": array
+            for group, parameters in self._groups().items()
+            for name, array in parameters.arrays().items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of progress; tensors and environment have their own."""
+        return {
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "return": self._return,
+            "loss": None if self.loss is None else self.loss.hex(),
+        }
+
+    def restore(
+        self,
+        step: int,
+        progress: Mapping[str, Any],
+        tensors: Mapping[str, NDArray[Any]],
+        frame: NDArray[Any],
+    ) -> None:
+        """Continue from a snapshot; streams, environment, memory and trace are restored already.
+
+        Args:
+            step: Agent steps taken.
+            progress: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+            frame: The restored environment's newest frame.
+        """
+        self.step = step
+        self.episodes = progress["episodes"]
+        self.returns = deque(progress["returns"], RETURNS_KEPT)
+        self.loss = None if progress["loss"] is None else float.fromhex(progress["loss"])
+        self._return = progress["return"]
+        self._frame = frame
+        for group, parameters in self._groups().items():
+            parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+
+    def close(self) -> None:
+        """End the helper thread."""
+        if self._helper is not None:
+            self._helper.shutdown()
+
+    def _groups(self) -> dict[str, Parameters]:
+        return {
+            "parameters": self.online,
+            "target": self.target,
+            "optimizer/mean": self.optimizer.mean,
+            "optimizer/square": self.optimizer.square,
+        }
+
+    def _tensor_digests(self) -> dict[str, dict[str, str]]:
+        names = list(self.online.views)
+        optimizer = {
+            f"{mean}/{name}": digest
+            for mean, parameters in (
+                ("mean", self.optimizer.mean),
+                ("square", self.optimizer.square),
+            )
+            for name, digest in _digests(names, parameters.segments).items()
+        }
+        gradient = {"gradient": _digests(names, self._shards.gradient())}
+        return {
+            **(gradient if self.loss is not None else {}),
+            "parameters": _digests(names, self.online.segments),
+            "target": _digests(names, self.target.segments),
+            "optimizer": optimizer,
+        }
+
+
+class _Shards:
+    """The minibatch in its fixed parts, each with its own buffers.
+
+    Attributes:
+        sizes: Rows of each shard.
+        windows: Per shard the frames of s and s', ``[rows, frame_stack + 1, *frame_shape]``; pinned
+            where a GPU reads them.
+        gradients: Per shard its gradient.
+        losses: Per shard its loss, a scalar.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, ...], environment: Environment, device: torch.device
+    ) -> None:
+        self.sizes = sizes
+        self._device = device
+        shape = (environment.frame_stack + 1, *environment.frame_shape)
+        blank = torch.from_numpy(np.zeros((max(sizes), *shape), environment.frame_dtype))
+        pinned = device.type == "cuda"
+        self.windows = [
+            blank[:size].clone().pin_memory() if pinned else blank[:size].clone() for size in sizes
+        ]
+        self.gradients: list[Gradient] = [[] for _ in sizes]
+        self.losses = [torch.zeros(()) for _ in sizes]
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold blank transitions instead of remembered ones."""
+        self._indices: list[NDArray[np.int64] | None] = [None for _ in self.sizes]
+        self._rest: list[tuple[NDArray[Any], ...]] = [
+            (np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.bool_))
+            for n in self.sizes
+        ]
+
+    def assign(self, indices: NDArray[np.int64]) -> None:
+        """Hand out a minibatch's replay indices in order."""
+        self._indices = list(np.split(indices, np.cumsum(self.sizes)[:-1]))
+
+    def gather(
+        self, shard: int, replay: ReplayMemory
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return windows, actions, rewards and terminals of one shard, on the device."""
+        indices = self._indices[shard]
+        if indices is not None:
+            batch = replay.gather(indices, out=self.windows[shard].numpy())
+            self._rest[shard] = (batch.actions, batch.rewards, batch.terminals)
+        actions, rewards, terminals = (torch.from_numpy(array) for array in self._rest[shard])
+        return (
+            self.windows[shard].to(self._device, non_blocking=True),
+            actions.to(self._device),
+            rewards.to(self._device),
+            terminals.to(self._device),
+        )
+
+    def gradient(self) -> Gradient:
+        """Return the gradient of the whole minibatch, summed as the optimizer sums it."""
+        total = self.gradients[0]
+        for part in self.gradients[1:]:
+            total = [left + right for left, right in zip(total, part, strict=True)]
+        return total
+
+    def digest(self) -> str:
+        """Return the XXH3-128 of the minibatch as it was gathered."""
+        state = xxhash.xxh3_128()
+        for windows, rest in zip(self.windows, self._rest, strict=True):
+            for array in (windows.numpy(), *rest):
+                state.update(np.ascontiguousarray(array).data)
+        return state.hexdigest()
+
+
+def _digests(names: list[str], segments: list[torch.Tensor]) -> dict[str, str]:
+    return {
+        name: leaf_digest(segment.cpu().numpy())
+        for name, segment in zip(names, segments, strict=True)
+    }

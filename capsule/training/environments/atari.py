@@ -1,0 +1,167 @@
+"""Atari 2600 games through the Arcade Learning Environment (Bellemare et al. 2013).
+
+Preprocessing follows Mnih et al. 2015, Methods: an action is repeated for ``frame_skip`` frames,
+the newest two screens are joined by their maximum, turned grey and resized to 84x84; a lost life
+ends the return in training; an episode begins with a random number of no-ops. Sticky actions follow
+Machado et al. 2018, section 5.3. Both kinds of randomness are drawn here, from named streams; the
+emulator itself is left none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import ale_py
+import numpy as np
+from ale_py import roms
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import AtariEnvironment, StreamName
+from capsule.training.environments.base import Environment, Frame, Transition
+from capsule.training.environments.preprocessing import SIDE, AreaResize
+from capsule.training.streams import Stream
+
+_EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
+
+
+class AtariGame(Environment):
+    """One Atari game.
+
+    A frame joins a step's last two screens. A step that a lost life, the game's end or the episode
+    cap cuts short joins its last screen with the newest one seen before it.
+
+    Streams:
+        environment: ``frame_skip`` uniforms per agent step, one per emulator frame, also where the
+            step ends early; none if ``sticky_action_probability`` is 0. As in ALE, a frame repeats
+            the action of the frame before it if its uniform lies below the probability.
+        no-op: one draw per episode, uniform over 1 to ``noop_max`` emulator frames, as in the
+            original DQN and Gymnasium's wrapper; none if ``noop_max`` is 0.
+
+    Raises:
+        CapsuleError: CAP-T212, no such game.
+    """
+
+    def __init__(
+        self, spec: AtariEnvironment, streams: Mapping[StreamName, Stream], *, training: bool
+    ) -> None:
+        self._sticky = spec.sticky_action_probability
+        self._noop_max = spec.noop_max if training else 0
+        used: tuple[StreamName, ...] = (
+            *(("environment",) if self._sticky else ()),
+            *(("no-op",) if self._noop_max else ()),
+        )
+        super().__init__({name: streams[name] for name in used})
+        self._clips = training and spec.clip_rewards
+        self._life_loss = training and spec.terminal_on_life_loss
+        self._max_frames = spec.max_episode_frames
+        self._ale = _load(spec.game)
+        self._powered_on = self._ale.cloneState(include_rng=True)
+        self._codes = list(
+            self._ale.getLegalActionSet()
+            if spec.full_action_set
+            else self._ale.getMinimalActionSet()
+        )
+        self.actions = len(self._codes)
+        self.frame_shape = (SIDE, SIDE)
+        self.frame_dtype = np.dtype(np.uint8)
+        self.frame_stack = spec.frame_stack
+        self.frame_skip = spec.frame_skip
+        height, width = self._ale.getScreenDims()
+        self._resize = AreaResize(height, width)
+        self._screens = np.zeros((2, height, width), np.uint8)  # grey, the newest two seen
+        self._newest = 0
+        self._first_seen = spec.frame_skip - 2
+
+    def _begin(self) -> Frame:
+        # A reset alone leaves traces of the last episode in some games' RAM and screen.
+        self._ale.restoreState(self._powered_on)
+        self._ale.reset_game()
+        self._frames = 0
+        self._held = ale_py.Action.NOOP
+        self._screens[:] = self._ale.getScreenGrayscale()
+        if self._noop_max:
+            self._idle(1 + self._streams["no-op"].below(self._noop_max))
+        self._lives = self._ale.lives()
+        return self._newest_frame()
+
+    def _idle(self, noops: int) -> None:
+        for _ in range(noops):
+            self._ale.act(ale_py.Action.NOOP)
+            self._frames += 1
+            self._see()
+            if self._ale.game_over(with_truncation=False) or self._frames >= self._max_frames:
+                raise CapsuleError(
+                    "CAP-T213",
+                    f"environment.noop_max {self._noop_max}: the episode ended after "
+                    f"{self._frames} no-ops",
+                    fix="lower environment.noop_max, or raise environment.max_episode_frames",
+                    exit_code=ExitCode.TRAINING_FAILED,
+                )
+
+    def _advance(self, action: int) -> Transition:
+        ale = self._ale
+        code = self._codes[action]
+        game_reward, terminal, ended = 0, False, False
+        for index, repeats in enumerate(self._repeats()):
+            if not repeats:
+                self._held = code
+            game_reward += ale.act(self._held)
+            self._frames += 1
+            over = ale.game_over(with_truncation=False)
+            terminal = self._lost_life() or over
+            ended = over or self._frames >= self._max_frames
+            cut_short = terminal or ended
+            if cut_short or index >= self._first_seen:
+                self._see()
+            if cut_short:
+                break
+        return Transition(
+            frame=self._newest_frame(),
+            reward=float((game_reward > 0) - (game_reward < 0) if self._clips else game_reward),
+            game_reward=float(game_reward),
+            terminal=terminal,
+            ended=ended,
+        )
+
+    def _repeats(self) -> list[bool]:
+        """Say for each emulator frame of a step whether it repeats the frame before it."""
+        if not self._sticky:
+            return [False] * self.frame_skip
+        uniforms = self._streams["environment"].uniforms(self.frame_skip)
+        return [uniform < self._sticky for uniform in uniforms.tolist()]
+
+    def _lost_life(self) -> bool:
+        before, self._lives = self._lives, self._ale.lives()
+        return self._life_loss and self._lives < before
+
+    def _see(self) -> None:
+        self._newest ^= 1
+        self._ale.getScreenGrayscale(self._screens[self._newest])
+
+    def _newest_frame(self) -> Frame:
+        return self._resize(np.maximum(self._screens[0], self._screens[1]))
+
+
+def _load(game: str) -> Any:
+    """Return an emulator with ``game`` loaded and no randomness or limit of its own."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    known = roms.get_all_rom_ids()
+    path = str(roms.get_rom_path(game)) if game in known else None
+    if path is None or not ale_py.ALEInterface.isSupportedROM(path):
+        near = difflib.get_close_matches(game, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near and near[0] != game else ""
+        raise CapsuleError(
+            "CAP-T212",
+            f"environment.game {game!r} is not a game this ale-py can play for one player",
+            fix=f"{hint}use a ROM name as ale-py spells it, such as 'breakout'",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", _EMULATOR_SEED)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("frame_skip", 1)
+    ale.setInt("max_num_frames_per_episode", 0)
+    ale.loadROM(path)
+    return ale

@@ -1,0 +1,81 @@
+"""MinAtar games: 10x10 boolean channels (Young and Tian 2019, arXiv:1903.03176)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import MinAtarEnvironment, StreamName
+from capsule.training.environments.base import Environment, Frame, Transition
+from capsule.training.streams import Stream
+
+ACTIONS = 6  # every game takes all six, also those without effect (Young and Tian, section 2)
+
+
+class MinAtarGame(Environment):
+    """One MinAtar game, with difficulty ramping; a frame is uint8 ``[channels, 10, 10]`` of 0, 1.
+
+    Streams:
+        environment: one 32-bit seed per episode for the game's own generator, then one uniform per
+            step if ``sticky_action_probability`` is not 0; the first step repeats action 0.
+
+    Raises:
+        CapsuleError: CAP-T215, the package ``minatar`` is not in the image.
+    """
+
+    def __init__(self, spec: MinAtarEnvironment, streams: Mapping[StreamName, Stream]) -> None:
+        super().__init__({"environment": streams["environment"]})
+        self._sticky = spec.sticky_action_probability
+        self._max_steps = spec.max_episode_steps
+        self._game = _game_module(spec.game).Env(ramping=True)
+        self.actions = ACTIONS
+        height, width, channels = self._game.state_shape()
+        self.frame_shape = (channels, height, width)
+        self.frame_dtype = np.dtype(np.uint8)
+
+    def _begin(self) -> Frame:
+        self._game.random = np.random.RandomState(self._streams["environment"].below(2**32))
+        self._game.reset()
+        self._held = 0
+        self._steps = 0
+        return self._newest_frame()
+
+    def _advance(self, action: int) -> Transition:
+        if not self._sticky or self._streams["environment"].uniform() >= self._sticky:
+            self._held = action
+        reward, terminal = self._game.act(self._held)
+        self._steps += 1
+        return Transition(
+            frame=self._newest_frame(),
+            reward=float(reward),
+            game_reward=float(reward),
+            terminal=bool(terminal),
+            ended=bool(terminal) or self._steps >= self._max_steps,
+        )
+
+    def _newest_frame(self) -> Frame:
+        return np.ascontiguousarray(self._game.state().transpose(2, 0, 1), np.uint8)
+
+
+def _game_module(game: str) -> Any:
+    """Load one game's module by its file: importing the package would load plotting libraries."""
+    package = importlib.util.find_spec("minatar")
+    if package is None or package.origin is None:
+        raise CapsuleError(
+            "CAP-T215",
+            "environment.suite 'minatar' needs the package minatar, which is not installed",
+            fix="add 'minatar' to image.packages and lock again",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    path = Path(package.origin).parent / "environments" / f"{game}.py"
+    loader = SourceFileLoader(f"minatar_{game}", str(path))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,507 @@
+"""One attempt at a run: resume, train, checkpoint, evaluate, write the result.
+
+A run directory can be interrupted or killed at any moment and started again: every file either is
+rewritten with the same bytes or appears by atomic rename.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from threading import Event as Flag
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, sha256_hex, write_atomic
+from capsule.experiment.contract import (
+    Checkpoint,
+    CheckpointIndex,
+    Evaluation,
+    EvaluationPoint,
+    Event,
+    Failure,
+    Job,
+    Result,
+    Runtime,
+    StreamProfiles,
+)
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Model, Spec
+from capsule.training import determinism
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from capsule.training.dqn import DeepQLearning
+    from capsule.training.environments import Environment
+    from capsule.training.evaluation import QValues, Starts
+    from capsule.training.networks import Parameters
+    from capsule.training.replay import ReplayMemory
+    from capsule.training.trace import Trace
+
+STATE_STEPS = 50_000  # most steps between resume states: bounds the replay memory's slack
+_EVALUATION_PROGRESS = "evaluation.json"
+_NETWORKS = "networks"
+
+
+class Interrupted(Exception):  # noqa: N818 - an order, not an error
+    """The run was asked to stop, and its state is saved."""
+
+
+class EvaluationProgress(Model):
+    """What a resumed evaluation need not do again."""
+
+    stream: dict[str, Any] = Field(description="Stream 'evaluation' after the starts were chosen.")
+    evaluation: Evaluation
+
+
+def run(directory: Path) -> None:
+    """Do the job in ``directory``, or go on with it; nothing is left to do where a result is.
+
+    Raises:
+        Interrupted: The run was asked to stop; it can be started again.
+        CapsuleError: The run failed, as ``failure.json`` tells, too.
+    """
+    (directory / contract.FAILURE).unlink(missing_ok=True)
+    attempt: Attempt | None = None
+    try:
+        if (directory / contract.RESULT).exists():
+            return
+        job = _read_job(directory)
+        determinism.prepare(job.spec)
+        _record_runtime(directory, determinism.apply(job.spec))
+        with stop_signals() as stop:
+            attempt = Attempt(directory, job, stop, workers=len(os.sched_getaffinity(0)))
+            attempt.run()
+    except CapsuleError as error:
+        step = None if attempt is None else attempt.learner.step
+        failure = Failure(code=error.code, message=error.message, fix=error.fix, step=step)
+        write_atomic(directory / contract.FAILURE, _document(failure))
+        raise
+
+
+@contextmanager
+def stop_signals() -> Iterator[Flag]:
+    """Turn SIGTERM and SIGINT into a flag while the block runs."""
+    flag = Flag()
+
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        flag.set()
+
+    before = {number: signal.signal(number, ask_to_stop) for number in _STOP_SIGNALS}
+    try:
+        yield flag
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Attempt:
+    """A process's part of a run.
+
+    Attributes:
+        learner: The algorithm, restored from the last saved state.
+    """
+
+    def __init__(self, directory: Path, job: Job, stop: Flag, *, workers: int) -> None:
+        """Build everything the spec names and restore the state that ``directory`` holds.
+
+        Args:
+            directory: The run directory.
+            job: What to do.
+            stop: When set, the current interval is finished, the state saved, and
+                :class:`Interrupted` raised.
+            workers: Threads to use.
+        """
+        from capsule.training.dqn import DeepQLearning
+        from capsule.training.environments import make_environment
+        from capsule.training.streams import make_streams
+        from capsule.training.trace import Trace
+
+        self._directory = directory
+        self._spec = job.spec
+        self._end = _end_of(job)
+        self._stop = stop
+        device = determinism.device_of(job.spec)
+        self._workers = workers if device.type == "cpu" else 1  # one stream keeps cuBLAS in order
+        self._started = time.monotonic()
+        self._seconds_before = 0.0
+        self._checkpoints: list[Checkpoint] = []
+        (directory / contract.STATE).mkdir(parents=True, exist_ok=True)
+        self._streams = make_streams(job.spec.seeds)
+        self._environment: Environment = make_environment(
+            job.spec.environment, self._streams, training=True
+        )
+        self._trace: Trace = Trace(directory / contract.TRACE)
+        self._replay: ReplayMemory = _make_replay(directory, job.spec, self._environment)
+        self.learner: DeepQLearning = DeepQLearning(
+            job.spec,
+            self._streams,
+            self._environment,
+            self._replay,
+            self._trace,
+            device=device,
+            workers=self._workers,
+        )
+        self._events = _Events(directory / contract.EVENTS, self.learner, job.spec)
+        self._restore()
+
+    def run(self) -> None:
+        """Train, evaluate unless this is a prefix, and write the result.
+
+        Raises:
+            Interrupted: The run was asked to stop.
+            CapsuleError: The run failed.
+        """
+        self._events.write("resume" if self.learner.step else "start")
+        self._train()
+        complete = self._end == self._spec.trainer.total_steps
+        if complete:
+            self._evaluate()
+        self._write(contract.STREAMS, self._stream_profiles())
+        self._finish(complete=complete)
+        self.learner.close()
+
+    def _train(self) -> None:
+        learner = self.learner
+        while learner.step < self._end:
+            learner.interval()
+            if learner.step == self._spec.trainer.total_steps:
+                self._record_rest()
+            self._keep_network()
+            self._checkpoint()
+            self._events.progress()
+            if self._stop.is_set() and learner.step < self._end:
+                self._save_state()
+                self._interrupt()
+
+    def _record_rest(self) -> None:
+        """Close the trace with a record of the steps since the last one."""
+        if self.learner.step % self._spec.recording.trace_interval:
+            self.learner.record()
+
+    def _keep_network(self) -> None:
+        """Keep the network for the evaluation, which needs the final one to choose its starts."""
+        from capsule.training.checkpoint import save_tensors
+
+        step = self.learner.step
+        if step in _evaluated_steps(self._spec):
+            save_tensors(self._network_path(step), self.learner.online.arrays())
+
+    def _checkpoint(self) -> None:
+        """Claim a checkpoint, and save a state to resume from, where one is due."""
+        from capsule.training.checkpoint import save_tensors, tensor_digests
+
+        step, final = self.learner.step, self.learner.step == self._end
+        claimed = step % self._spec.recording.checkpoint_interval == 0 or (
+            step == self._spec.trainer.total_steps
+        )
+        if not (claimed or final or step % _state_interval(self._spec) == 0):
+            return
+        tensors = self.learner.tensors()
+        digests = tensor_digests(tensors)
+        if claimed:
+            checkpoint = Checkpoint(step=step, tensors=digests, trace_head=self._trace.head)
+            self._checkpoints.append(checkpoint)
+            name = f"{contract.CHECKPOINTS}/{contract.checkpoint_name(step)}"
+            self._write(f"{name}.json", checkpoint)
+            if step == self._spec.trainer.total_steps:
+                save_tensors(self._directory / f"{name}.safetensors", tensors)
+            index = CheckpointIndex(checkpoints=tuple(self._checkpoints))
+            self._write(contract.CHECKPOINT_INDEX, index)
+            self._events.write("checkpoint")
+        self._save_state(tensors, digests)
+
+    def _save_state(
+        self,
+        tensors: dict[str, NDArray[np.float32]] | None = None,
+        digests: dict[str, str] | None = None,
+    ) -> None:
+        from capsule.training.checkpoint import ResumeState, save_resume_state, tensor_digests
+
+        tensors = tensors or self.learner.tensors()
+        state = ResumeState(
+            spec=_spec_digest(self._spec),
+            step=self.learner.step,
+            seconds=self._seconds(),
+            tensors=digests or tensor_digests(tensors),
+            streams={name: stream.state() for name, stream in self._streams.items()},
+            environment=self._environment.state(),
+            replay=self._replay.state(),
+            trace=self._trace.state(),
+            progress=self.learner.state(),
+            checkpoints=tuple(self._checkpoints),
+        )
+        save_resume_state(self._directory / contract.STATE, state, tensors)
+
+    def _restore(self) -> None:
+        """Go back to the last saved state, if there is one."""
+        from capsule.training.checkpoint import load_resume_state
+
+        saved = load_resume_state(self._directory / contract.STATE, _spec_digest(self._spec))
+        if saved is None:
+            self._trace.restore(None)
+            return
+        state, tensors = saved
+        for name, stream in self._streams.items():
+            stream.restore(state.streams[name])
+        frame = self._environment.restore(state.environment)
+        if frame is None:
+            raise AssertionError("a saved environment always has an episode")
+        self._replay.restore(state.replay)
+        self._trace.restore(state.trace)
+        self.learner.restore(state.step, state.progress, tensors, frame)
+        self._checkpoints = list(state.checkpoints)
+        self._seconds_before = state.seconds
+
+    def _evaluate(self) -> None:
+        """Evaluate the kept networks in order, as many at a time as there are threads."""
+        progress = self._load_evaluation() or self._choose_starts()
+        self._streams["evaluation"].restore(progress.stream)
+        starts, points = progress.evaluation.starts, list(progress.evaluation.points)
+        waiting = iter(_evaluated_steps(self._spec)[len(points) :])
+        with ThreadPoolExecutor(self._workers) as pool:
+            while steps := list(islice(waiting, self._workers)):
+                points += pool.map(lambda step: self._evaluate_network(step, starts), steps)
+                evaluation = Evaluation(starts=starts, points=tuple(points))
+                progress = EvaluationProgress(stream=progress.stream, evaluation=evaluation)
+                self._write(f"{contract.STATE}/{_EVALUATION_PROGRESS}", progress)
+                self._events.write("evaluation", message=f"network of step {steps[-1]}")
+        self._write(contract.EVALUATION, progress.evaluation)
+
+    def _load_evaluation(self) -> EvaluationProgress | None:
+        path = self._directory / contract.STATE / _EVALUATION_PROGRESS
+        if not path.exists():
+            return None
+        try:
+            return EvaluationProgress.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise CapsuleError(
+                "CAP-T132",
+                f"{contract.STATE}/{path.name} is not a saved evaluation",
+                fix="Start a new run directory: this one was changed or is incomplete.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            ) from error
+
+    def _choose_starts(self) -> EvaluationProgress:
+        from capsule.training.evaluation import evaluation_environments, generate_starts
+
+        spec, stream = self._spec, self._streams["evaluation"]
+        starts = generate_starts(
+            evaluation_environments(spec.environment, spec.seeds, spec.evaluation.starts),
+            self._environment.actions,
+            spec.evaluation,
+            stream,
+            self._interruptible(self.learner.online),
+        )
+        evaluation = Evaluation(starts=starts, points=())
+        return EvaluationProgress(stream=stream.state(), evaluation=evaluation)
+
+    def _evaluate_network(self, step: int, starts: Starts) -> EvaluationPoint:
+        from safetensors.numpy import load_file
+
+        from capsule.training.evaluation import evaluate, evaluation_environments
+
+        spec = self._spec
+        parameters = self.learner.online.zeros_like()
+        parameters.load(load_file(self._network_path(step)))
+        environments = evaluation_environments(spec.environment, spec.seeds, len(starts))
+        return evaluate(
+            environments, starts, spec.evaluation, self._interruptible(parameters), step
+        )
+
+    def _interruptible(self, parameters: Parameters) -> QValues:
+        def q_values(observations: NDArray[Any]) -> NDArray[np.float32]:
+            if self._stop.is_set():
+                self._interrupt()
+            return self.learner.q_values(observations, parameters)
+
+        return q_values
+
+    def _finish(self, *, complete: bool) -> None:
+        """Write the result, last of all."""
+        from capsule.training.checkpoint import collective_digest
+
+        learner = self.learner
+        self._trace.close()
+        self._events.write("finish")
+        result = Result(
+            complete=complete,
+            steps=learner.step,
+            episodes=learner.episodes,
+            trace_records=self._trace.records,
+            trace_head=self._trace.head,
+            parameters=collective_digest(learner.online.arrays()),
+            seconds=self._seconds(),
+        )
+        self._write(contract.RESULT, result)
+
+    def _interrupt(self) -> None:
+        self._trace.flush()
+        raise Interrupted
+
+    def _stream_profiles(self) -> StreamProfiles:
+        return StreamProfiles(
+            streams=tuple(self._streams[name].profile() for name in sorted(self._streams))
+        )
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    def _network_path(self, step: int) -> Path:
+        return self._directory / contract.STATE / _NETWORKS / f"{step}.safetensors"
+
+    def _write(self, name: str, document: Model) -> None:
+        from capsule.training.checkpoint import write_file
+
+        write_file(self._directory / name, _document(document))
+
+
+class _Events:
+    """Appends to ``events.jsonl``, progress about once a second."""
+
+    def __init__(self, path: Path, learner: DeepQLearning, spec: Spec) -> None:
+        self._path = path
+        self._learner = learner
+        self._total = spec.trainer.total_steps
+        self._last = (time.monotonic(), 0)
+        _drop_partial_line(path)
+
+    def progress(self) -> None:
+        """Write a progress event if the last one is a second old."""
+        now, (before, step) = time.monotonic(), self._last
+        if now - before >= 1.0:
+            self._last = (now, self._learner.step)
+            speed = (self._learner.step - step) / (now - before) if step else None
+            self.write("progress", speed=speed)
+
+    def write(
+        self,
+        kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"],
+        *,
+        speed: float | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Append one event."""
+        learner = self._learner
+        returns = learner.returns
+        event = Event(
+            time=time.time(),
+            kind=kind,
+            step=learner.step,
+            total_steps=self._total,
+            steps_per_second=speed,
+            episodes=learner.episodes,
+            episode_return=sum(returns) / len(returns) if returns else None,
+            loss=learner.loss,
+            exploration=learner.exploration(),
+            message=message,
+        )
+        with self._path.open("ab") as stream:
+            stream.write(canonical_json(event.model_dump(mode="json", exclude_none=True)) + b"\n")
+
+
+def _drop_partial_line(path: Path) -> None:
+    """Cut off the line that a killed attempt did not finish."""
+    if path.exists():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _read_job(directory: Path) -> Job:
+    path = directory / contract.JOB
+    try:
+        return Job.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise CapsuleError(
+            "CAP-T111",
+            f"{path.name} cannot be used: {error}",
+            fix="Start the run with 'capsule run', which writes it.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+
+
+def _end_of(job: Job) -> int:
+    """Return the step to stop at."""
+    total, unit = job.spec.trainer.total_steps, job.spec.trainer.update_interval
+    if job.stop_after is None or job.stop_after >= total:
+        return total
+    if job.stop_after <= 0 or job.stop_after % unit:
+        raise CapsuleError(
+            "CAP-T112",
+            f"stop_after {job.stop_after} is not a positive multiple of trainer.update_interval "
+            f"{unit}",
+            fix="Name such a step.",
+            exit_code=ExitCode.USAGE,
+        )
+    return job.stop_after
+
+
+def _record_runtime(directory: Path, runtime: Runtime) -> None:
+    """Write what was read back; a resumed run must be where it was before."""
+    from capsule.training.checkpoint import write_file
+
+    path = directory / contract.RUNTIME
+    if path.exists():
+        before = Runtime.model_validate_json(path.read_bytes())
+        for kind in ("flags", "libraries"):
+            old, new = getattr(before, kind), getattr(runtime, kind)
+            changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
+            if changed:
+                name = changed[0]
+                raise CapsuleError(
+                    "CAP-T113",
+                    f"the run began with {name} {old.get(name)!r} and would go on with "
+                    f"{new.get(name)!r}",
+                    fix="Resume it in the image and on the kind of machine it began on.",
+                    exit_code=ExitCode.INCONCLUSIVE,
+                )
+    write_file(path, _document(runtime))
+
+
+def _make_replay(directory: Path, spec: Spec, environment: Environment) -> ReplayMemory:
+    from capsule.training.replay import ReplayMemory
+
+    # A step adds one entry, and a second one where it truncates an episode. The interval in
+    # progress is added because the minibatch is gathered beside the steps that overwrite.
+    steps = _state_interval(spec) + spec.trainer.update_interval
+    return ReplayMemory(
+        directory / contract.STATE / "replay",
+        capacity=spec.trainer.replay_capacity,
+        slack=2 * steps,
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        frame_stack=environment.frame_stack,
+    )
+
+
+def _state_interval(spec: Spec) -> int:
+    unit = spec.trainer.update_interval
+    return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))
+
+
+def _evaluated_steps(spec: Spec) -> list[int]:
+    """Return the steps whose networks are evaluated: every interval's, and the final one."""
+    total = spec.trainer.total_steps
+    return [*range(spec.evaluation.interval, total, spec.evaluation.interval), total]
+
+
+def _spec_digest(spec: Spec) -> str:
+    return sha256_hex(canonical_json(spec.model_dump(mode="json", by_alias=True)))
+
+
+def _document(document: Model) -> bytes:
+    return canonical_json(document.model_dump(mode="json", by_alias=True))

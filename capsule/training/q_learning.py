@@ -1,0 +1,52 @@
+"""The mathematics of deep Q-learning (Mnih et al. 2015, Methods, Algorithm 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def bootstrap_targets(
+    rewards: torch.Tensor, terminals: torch.Tensor, next_values: torch.Tensor, discount: float
+) -> torch.Tensor:
+    """Return ``y = r + discount * max_a Q^(s', a)``, or ``r`` where ``s'`` is terminal.
+
+    Args:
+        rewards: float32 ``[batch]``.
+        terminals: bool ``[batch]``.
+        next_values: float32 ``[batch, actions]``, the target network's values of ``s'``.
+        discount: Discount factor.
+
+    Returns:
+        float32 ``[batch]``.
+    """
+    return rewards + discount * next_values.amax(1) * ~terminals
+
+
+def clipped_error_loss(
+    values: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss whose gradient is the temporal-difference error clipped to [-1, 1].
+
+    Clipping the error (Mnih et al. 2015, Methods, "Training details") is descending the Huber loss
+    with threshold 1. It is summed, not averaged, over the batch, as in the authors' own code: the
+    learning rate and the minimum squared gradient of the paper's Extended Data Table 1 belong to
+    that scale.
+
+    Args:
+        values: float32 ``[batch, actions]``, ``Q(s, .)``.
+        actions: int64 ``[batch]``.
+        targets: float32 ``[batch]``, taken as constants.
+
+    Returns:
+        float32 scalar.
+    """
+    chosen = values.gather(1, actions.unsqueeze(1)).squeeze(1)
+    return functional.huber_loss(chosen, targets, reduction="sum", delta=1.0)
+
+
+def exploration_rate(step: int, *, initial: float, final: float, final_step: int) -> float:
+    """Return epsilon at ``step``: linear from ``initial`` at 0 to ``final`` at ``final_step``."""
+    if step >= final_step:
+        return final
+    return initial + (final - initial) * (step / final_step)

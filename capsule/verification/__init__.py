@@ -1,0 +1,1 @@
+"""Integrity, environment, re-execution, comparison: a graded verdict."""

@@ -1,0 +1,82 @@
+"""The answer of ``capsule verify``, as a document."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from capsule.experiment.errors import ExitCode
+from capsule.experiment.spec import Model
+from capsule.machine.compare import Row
+
+Grade = Literal[
+    "tampered",
+    "untrusted",
+    "intact",
+    "environment-matches",
+    "reproduced-bitwise",
+    "reproduced-prefix",
+    "not-reproduced",
+    "inconclusive",
+]
+
+EXIT_CODES: dict[Grade, ExitCode] = {
+    "tampered": ExitCode.TAMPERED,
+    "untrusted": ExitCode.TAMPERED,
+    "intact": ExitCode.OK,
+    "environment-matches": ExitCode.OK,
+    "reproduced-bitwise": ExitCode.OK,
+    "reproduced-prefix": ExitCode.OK,
+    "not-reproduced": ExitCode.DIFFERS,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+}
+
+
+class ComponentDifference(Model):
+    """One fact that was claimed and did not recur."""
+
+    component: str = Field(description="Path in the claims, e.g. 'evaluation.points[1].returns'.")
+    claimed: str
+    found: str
+
+
+class TraceDifference(Model):
+    """The first trace record that differs."""
+
+    step: int = Field(description="Agent step at which the differing record ends.")
+    component: str = Field(description="First differing field, in data-flow order.")
+    name: str | None = Field(None, description="Stream or tensor within it, where recorded.")
+    claimed: str
+    found: str
+    also: tuple[str, ...] = Field((), description="What else differs in the same record.")
+
+
+class Report(Model):
+    """What was checked, what was found, and the verdict."""
+
+    schema_id: Literal["capsule/verify-report/v1"] = Field(
+        "capsule/verify-report/v1", alias="schema"
+    )
+    bundle: str = Field(description="File name of the bundle.")
+    mode: str
+    verdict: Grade
+    summary: str = Field(description="The verdict in one sentence.")
+    claim_id: str | None = None
+    signer: str | None = Field(None, description="Fingerprint of the key that signed the bundle.")
+    integrity: bool | None = Field(None, description="Unchanged since it was signed.")
+    authentic: bool | None = Field(None, description="Signed by a key you trust.")
+    expected: str | None = Field(None, description="What the two machines let one expect.")
+    environment: tuple[Row, ...] = ()
+    image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
+    first_difference: TraceDifference | None = None
+    differences: tuple[ComponentDifference, ...] = ()
+    relaxations: tuple[str, ...] = ()
+    reexecuted_steps: int | None = None
+    seconds: float | None = None
+    error: dict[str, str] | None = Field(None, description="Coded error that ended the check.")
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Exit status that says the verdict."""
+        return EXIT_CODES[self.verdict]

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Proves the two commands of the README on a fresh Debian 12 that has Python 3.11 and git, and is
+# given only this machine's client configuration of apt, pip and npm and its certificates.
+#
+# The last commit of this checkout is cloned into a root made by mmdebstrap, and the command runs
+# there in mount and process namespaces of its own: nothing of it is left when it ends. Docker runs
+# inside; what scripts/dockerd.sh starts has its own network namespace, so this machine's Docker
+# does not notice.
+#
+# usage: bare-root.sh [breakout|tests|setup]
+set -euo pipefail
+
+if [ "${1:-}" = --inside ]; then
+  # In the namespaces; everything mounted here vanishes with them.
+  root=$2 command=$3
+  mount --bind "$root" "$root" # so that / is a mount inside, as on any machine
+  mount -t proc proc "$root/proc"
+  mount -t sysfs sysfs "$root/sys"
+  mount --rbind /dev "$root/dev"
+  mount -t tmpfs tmpfs "$root/run"
+  while read -r folder; do
+    mkdir -p "$root$folder"
+    mount --bind -o ro "$folder" "$root$folder"
+  done <"$root/root/local-sources"
+  # Only configuration of package sources and certificates passes, by name.
+  kept=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8)
+  while read -r name; do kept+=("$name=${!name}"); done < <(
+    compgen -e | grep -E '^(PIP_.*|.*_CERTS?(_.*)?|.*_CA_.*|SSL_.*|.*_CAINFO|([a-z]+|[A-Z]+)_(proxy|PROXY))$'
+  )
+  exec chroot "$root" /usr/bin/env -i "${kept[@]}" bash -c "cd /root/capsule && $command"
+fi
+
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case ${1:-breakout} in
+  breakout) command='bash examples/breakout.sh' ;;
+  tests) command='bash tests/run.sh' ;;
+  setup) command='bash scripts/setup.sh && .venv/bin/capsule --help >/dev/null && docker info' ;;
+  *) echo "usage: bare-root.sh [breakout|tests|setup]" >&2; exit 2 ;;
+esac
+[ "$(id -u)" -eq 0 ] || { echo "bare-root: needs root" >&2; exit 1; }
+if ! command -v mmdebstrap >/dev/null; then
+  mkdir -p "$checkout/.cache"
+  cd "$checkout"
+  # shellcheck source=scripts/packages.sh
+  source scripts/packages.sh
+  install_debian_packages mmdebstrap
+fi
+
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/capsule-bare-root.XXXXXX")
+trap 'rm -rf --one-file-system "$root"' EXIT
+
+copy_in() {
+  local file
+  for file in "$@"; do
+    if [ -f "$file" ]; then install -D -m 644 "$file" "$root$file"; fi
+  done
+}
+
+# apt: proxies, certificates and the like, as one file; and the sources, if they are of Debian 12.
+apt-config dump | grep '^Acquire::' >"$root.apt" || true
+trap 'rm -rf --one-file-system "$root" "$root.apt"' EXIT
+mmdebstrap --quiet --variant=minbase --include=python3,git --aptopt="$root.apt" bookworm "$root"
+if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
+  rm -f "$root/etc/apt/sources.list"
+  copy_in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} /etc/apt/keyrings/*
+fi
+
+# pip and npm: configuration files, and read-only the local folders that they name. The pages of a
+# local index link to files beside it, so its parent folder comes too.
+copy_in /etc/pip.conf /etc/xdg/pip/pip.conf ~/.config/pip/pip.conf ~/.pip/pip.conf \
+  "${PIP_CONFIG_FILE:-/nonexistent}" ~/.npmrc /etc/npmrc
+local_paths() {
+  python3 -m pip config list | grep -E "$1" | grep -oE "(file://)?/[^ '\"]+" |
+    sed 's|^file://||' | grep '^/[^/]' || true
+}
+{
+  local_paths find-links
+  local_paths index-url | while read -r path; do dirname "$path"; done
+} | sort -u | while read -r path; do
+  if [ -d "$path" ] && [ "$path" != / ]; then echo "$path"; fi
+done >"$root/root/local-sources"
+
+# Certificates and name service.
+copy_in "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" /etc/ssl/certs/ca-certificates.crt \
+  /etc/resolv.conf /etc/hosts
+
+git clone --quiet "$checkout" "$root/root/capsule"
+
+packages=$(dpkg-query --admindir="$root/var/lib/dpkg" -W | wc -l)
+echo "bare-root: Debian 12 with $packages packages; running: $command" >&2
+started=$SECONDS
+status=0
+unshare --mount --propagation private --pid --fork --kill-child \
+  bash "${BASH_SOURCE[0]}" --inside "$root" "$command" || status=$?
+echo "bare-root: status $status after $((SECONDS - started)) s" >&2
+exit "$status"

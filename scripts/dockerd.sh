@@ -1,0 +1,85 @@
+# shellcheck shell=bash
+# Sourced: starting Docker on a machine where nothing else does.
+
+# Start Docker and wait until it answers. Leaves its process id in .cache/dockerd.pid.
+start_docker() {
+  if [ -d /run/systemd/system ]; then
+    systemctl start docker && docker_answers 30
+    return
+  fi
+  mount_cgroups
+  : >.cache/dockerd.log
+  # Kernels and file systems differ in what they can overlay; vfs always works, slowly.
+  local storage
+  for storage in "" vfs; do
+    start_dockerd ${storage:+--storage-driver="$storage"} && return
+  done
+  printf 'setup: Docker does not start; see .cache/dockerd.log:\n' >&2
+  tail -n 3 .cache/dockerd.log >&2
+  return 1
+}
+
+# In a plain chroot nothing is mounted at /, and neither Docker nor runc works without. So the same
+# tree is mounted at another place, in a mount namespace whose changes stay in it.
+# shellcheck disable=SC2016 # for the shell that runs it
+chroot_on_a_mount='
+  nsenter --mount=/proc/$$/ns/mnt mount --make-rprivate / &&
+  mount --rbind / /mnt && exec chroot /mnt "$@"'
+
+# mountpoint(1) believes every / to be one.
+is_mount_point() {
+  awk -v path="$1" '$5 == path {found = 1} END {exit !found}' /proc/self/mountinfo
+}
+
+# Start our own dockerd, in a network namespace of its own: runs have no network, so it needs
+# neither a bridge nor a firewall, and so it cannot disturb another dockerd's.
+start_dockerd() {
+  printf 'setup: starting Docker (log: .cache/dockerd.log)\n' >&2
+  local namespaces=(unshare --net)
+  if ! is_mount_point /; then namespaces=(unshare --net --mount --propagation unchanged
+    bash -c "$chroot_on_a_mount" dockerd); fi
+  setsid "${namespaces[@]}" \
+    dockerd --iptables=false --ip6tables=false --bridge=none "$@" \
+    >>.cache/dockerd.log 2>&1 </dev/null 9>&- &
+  echo $! >.cache/dockerd.pid
+  docker_answers 60 && return
+  kill "$(cat .cache/dockerd.pid)" 2>/dev/null || true
+  rm -f .cache/dockerd.pid
+  return 1
+}
+
+# Wait up to $1 seconds for Docker to answer, or for our dockerd to end.
+docker_answers() {
+  local tries
+  for ((tries = 0; tries < $1 * 5; tries++)); do
+    python3 -c '
+import socket
+with socket.socket(socket.AF_UNIX) as docker:
+    docker.connect("/var/run/docker.sock")
+    docker.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+    assert b" 200 " in docker.recv(64)' 2>/dev/null && return
+    if [ -e .cache/dockerd.pid ]; then
+      kill -0 "$(cat .cache/dockerd.pid)" 2>/dev/null || return 1
+    fi
+    sleep 0.2
+  done
+  return 1
+}
+
+# Mount what the kernel knows of cgroups and the machine has not mounted. With version 1, Docker
+# reports memory exhaustion only when every hierarchy is there.
+mount_cgroups() {
+  local root=/sys/fs/cgroup hierarchies name
+  mapfile -t hierarchies < <(cut -d: -f2 /proc/self/cgroup | sed '/^$/d')
+  if [ ${#hierarchies[@]} -eq 0 ]; then
+    is_mount_point "$root" || mount -t cgroup2 cgroup2 "$root"
+    return
+  fi
+  is_mount_point "$root" || mount -t tmpfs -o mode=755 cgroup "$root"
+  for name in "${hierarchies[@]}"; do
+    if awk -v want="$name" '$3 == "cgroup" && index("," $4 ",", "," want ",") {found = 1}
+      END {exit !found}' /proc/self/mounts; then continue; fi
+    mkdir -p "$root/${name#name=}"
+    mount -t cgroup -o "${name/#name=/none,name=}" cgroup "$root/${name#name=}" || true
+  done
+}

@@ -1,0 +1,30 @@
+# shellcheck shell=bash
+# Sourced: installing Debian packages without asking, and without starting any service.
+
+install_debian_packages() {
+  printf 'setup: installing %s\n' "$*" >&2
+  (
+    export DEBIAN_FRONTEND=noninteractive
+    # A machine without systemd has no one to keep a service; whoever needs it starts it.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -d /run/systemd/system ] && [ ! -e "$policy" ]; then
+      printf '#!/bin/sh\nexit 101\n' >"$policy"
+      chmod +x "$policy"
+      trap 'rm -f "$policy"' EXIT
+    fi
+    keep_certificates
+    apt-get -qq update
+    apt-get -qq install -y --no-install-recommends "$@" >/dev/null 2>.cache/apt.log ||
+      { cat .cache/apt.log >&2; exit 1; }
+  )
+}
+
+# The package ca-certificates replaces the bundle that it finds; one that was put there by hand
+# is the machine's way to its package sources, so it becomes part of the new one.
+keep_certificates() {
+  local bundle=/etc/ssl/certs/ca-certificates.crt own=/usr/local/share/ca-certificates
+  if [ -e "$bundle" ] && ! command -v update-ca-certificates >/dev/null; then
+    mkdir -p "$own"
+    cp "$bundle" "$own/machine-bundle.crt"
+  fi
+}

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Makes this checkout ready to use: .venv with Capsule in it, and a container engine if it can.
+#
+# Needs Python 3.11 or newer and git, nothing else. As root on Debian it installs what is missing
+# and starts Docker when none runs; otherwise runs use the plain-process engine. May be repeated
+# and interrupted. The machine's own pip, apt and certificate configuration is honoured.
+#
+# usage: setup.sh [--no-engine] [train] [dev]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p .cache
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 1; }
+
+engine=yes
+parts=()
+for argument in "$@"; do
+  case $argument in
+    --no-engine) engine=no ;;
+    train | dev) parts+=("$argument") ;;
+    *) fail "unknown argument '$argument'; usage: setup.sh [--no-engine] [train] [dev]" ;;
+  esac
+done
+
+# ---- What the system must have
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+has() { command -v "$1" >/dev/null; }
+
+has_engine_program() {
+  [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd || has docker || has podman
+}
+
+missing_packages() {
+  python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+  [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ] || echo ca-certificates
+  if [ "$engine" = yes ] && ! has_engine_program; then echo docker.io; fi
+}
+
+install_packages() {
+  local packages
+  mapfile -t packages < <(missing_packages)
+  if [ ${#packages[@]} -eq 0 ]; then return; fi
+  if is_root && has apt-get; then
+    # shellcheck source=scripts/packages.sh
+    source scripts/packages.sh
+    install_debian_packages "${packages[@]}"
+  elif [[ " ${packages[*]} " == *" python3-venv "* ]]; then
+    fail "Python's venv module is incomplete; ask for the Debian package python3-venv"
+  fi
+}
+
+# ---- .venv
+
+# Changes when what would be installed changes, and when the checkout moves.
+stamp() {
+  { cat pyproject.toml; python3 --version; pwd; echo "$1"; } | sha256sum | cut -d' ' -f1
+}
+
+installed() {
+  local part
+  for part in host "${parts[@]}"; do
+    [ "$(cat ".venv/stamp-$part" 2>/dev/null)" = "$(stamp "$part")" ] || return 1
+  done
+}
+
+# Whole, and made at this place: its programs name their interpreter by path.
+usable_venv() {
+  .venv/bin/python -m pip --version >/dev/null 2>&1 && grep -qF "$PWD/.venv/" .venv/bin/pip
+}
+
+install_capsule() {
+  if installed; then return; fi
+  say "installing Capsule${parts[*]:+ with ${parts[*]}} into .venv"
+  rm -f .venv/stamp-*
+  usable_venv || python3 -m venv --clear .venv
+  # pip, which the machine is configured for, brings uv, which installs the rest ten times faster.
+  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check uv pydantic
+  PYTHONPATH=. .venv/bin/python scripts/install.py "${parts[@]}"
+  local part
+  for part in host "${parts[@]}"; do stamp "$part" >".venv/stamp-$part"; done
+}
+
+# ---- The engine
+
+engine_answers() {
+  .venv/bin/python - <<'PYTHON'
+import sys
+
+from capsule.engine.select import open_engine
+
+engine = open_engine("auto", progress=lambda _: None)
+sys.exit(engine.name == "process")
+PYTHON
+}
+
+prepare_engine() {
+  if engine_answers; then return; fi
+  if is_root && has dockerd && [ -z "${DOCKER_HOST:-}" ]; then
+    # shellcheck source=scripts/dockerd.sh
+    source scripts/dockerd.sh
+    if start_docker; then return; fi
+  fi
+  say "no container engine answers: runs will use the plain-process engine (--engine process)"
+}
+
+# One at a time per checkout; a daemon started below must not inherit the lock.
+exec 9>.cache/setup.lock
+flock 9
+install_packages
+install_capsule
+if [ "$engine" = yes ]; then prepare_engine; fi
+say "ready (${SECONDS} s)"

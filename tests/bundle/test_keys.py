@@ -1,0 +1,365 @@
+import base64
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization as pem
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa, x25519
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.bundle.keys import PrivateKey, PublicKey, generate, load_private, load_public
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+PRIME = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+
+# RFC 8032 section 7.1: secret key, public key, message, signature.
+RFC8032 = [
+    (
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        (
+            "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+            "5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b"
+        ),
+    ),
+    (
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        (
+            "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+            "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+        ),
+    ),
+    (
+        "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        "af82",
+        (
+            "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac"
+            "18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a"
+        ),
+    ),
+]
+
+
+def encoding(y: int, sign: int = 0) -> bytes:
+    return (y | sign << 255).to_bytes(32, "little")
+
+
+# The y coordinates of the points of order 8 (one is the negative of the other).
+ORDER_EIGHT = int.from_bytes(
+    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little"
+)
+WEAK = {
+    "identity": encoding(1),
+    "order 2": encoding(PRIME - 1),
+    "order 4": encoding(0),
+    "order 4, negative": encoding(0, 1),
+    **{
+        f"order 8, number {2 * n + sign}": encoding(y, sign)
+        for n, y in enumerate((ORDER_EIGHT, PRIME - ORDER_EIGHT))
+        for sign in (0, 1)
+    },
+    "identity, negative zero": encoding(1, 1),
+    "order 2, negative zero": encoding(PRIME - 1, 1),
+    "identity plus p": encoding(PRIME + 1),
+    "zero plus p": encoding(PRIME),
+    "largest number": b"\xff" * 32,
+    "not on the curve": encoding(2),
+    "short": bytes(31),
+    "long": bytes(33),
+    "empty": b"",
+}
+
+
+def affine_sum(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    """Add points by the affine law of RFC 8032 section 5.1, one inversion each: the oracle."""
+    d = -121665 * pow(121666, -1, PRIME) % PRIME
+    (x1, y1), (x2, y2) = first, second
+    k = d * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + k, -1, PRIME) % PRIME
+    y = (y1 * y2 + x1 * x2) * pow(1 - k, -1, PRIME) % PRIME
+    return x, y
+
+
+def point(data: bytes) -> tuple[int, int]:
+    """Decode a point by trying both square roots."""
+    number = int.from_bytes(data, "little")
+    sign, y = number >> 255, number % 2**255
+    d = -121665 * pow(121666, -1, PRIME) % PRIME
+    square = (y * y - 1) * pow(d * y * y + 1, -1, PRIME) % PRIME
+    root = pow(square, (PRIME + 3) // 8, PRIME)
+    unit = pow(2, (PRIME - 1) // 4, PRIME)
+    roots = [r for r in (root, root * unit % PRIME) if r * r % PRIME == square]
+    x = roots[0]
+    return (x if x & 1 == sign else PRIME - x), y
+
+
+@pytest.mark.parametrize(("secret", "public", "message", "signature"), RFC8032)
+def test_rfc_8032_vectors(secret, public, message, signature):
+    key = PrivateKey(ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret)))
+    assert key.public.raw.hex() == public
+    assert key.sign(bytes.fromhex(message)).hex() == signature
+    assert key.public.verify(bytes.fromhex(signature), bytes.fromhex(message))
+    assert not key.public.verify(bytes.fromhex(signature), bytes.fromhex(message) + b"\0")
+
+
+def test_malleable_and_misshapen_signatures_are_refused():
+    _, public, message, good = (bytes.fromhex(part) for part in RFC8032[1])
+    key = PublicKey(public)
+    plus_order = int.from_bytes(good[32:], "little") + ORDER
+    assert key.verify(good, message)
+    for bad in (
+        good[:32] + plus_order.to_bytes(32, "little"),
+        good[:-1],
+        good + b"\0",
+        b"",
+        bytes(64),
+        good[32:] + good[:32],
+    ):
+        assert not key.verify(bad, message)
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_weak_public_keys_are_refused(name):
+    with pytest.raises(CapsuleError) as caught:
+        PublicKey(WEAK[name])
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B134", ExitCode.USAGE)
+
+
+def test_why_the_identity_is_refused():
+    # Its signature with R = identity and S = 0 holds for every message.
+    universal = encoding(1) + bytes(32)
+    key = ed25519.Ed25519PublicKey.from_public_bytes(WEAK["identity"])
+    for message in (b"yes", b"no"):
+        key.verify(universal, message)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_mixed_order_keys_are_refused(number):
+    small = [WEAK[name] for name in WEAK if name.startswith(("identity", "order"))][:8][number]
+    x, y = affine_sum(point(bytes.fromhex(RFC8032[0][1])), point(small))
+    mixed = encoding(y, x & 1)
+    if number == 0:  # the identity adds nothing: the passing twin
+        assert PublicKey(mixed).raw.hex() == RFC8032[0][1]
+        return
+    with pytest.raises(CapsuleError, match="outside the subgroup of prime order"):
+        PublicKey(mixed)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.binary(min_size=32, max_size=32))
+def test_honest_keys_pass(seed):
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
+    assert PublicKey(key.public_key().public_bytes_raw()) == PrivateKey(key).public
+
+
+def test_generate_writes_a_private_and_a_public_file(tmp_path):
+    public = generate(tmp_path / "new" / "alice")
+    private_file, public_file = tmp_path / "new" / "alice", tmp_path / "new" / "alice.pub"
+    assert stat.S_IMODE(private_file.stat().st_mode) == 0o600
+    assert private_file.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
+    assert public_file.read_text() == public.openssh()
+    assert len(public.openssh().split()) == 2  # no comment: no user or host name gets out
+    assert load_private(private_file).public == load_public(public_file) == public
+    assert sorted(path.name for path in private_file.parent.iterdir()) == ["alice", "alice.pub"]
+
+
+def test_two_keys_differ(tmp_path):
+    assert generate(tmp_path / "a") != generate(tmp_path / "b")
+
+
+def test_a_comment_survives_but_is_no_part_of_the_key(tmp_path):
+    public = generate(tmp_path / "a", comment="Alice\nof the lab")
+    assert public.openssh().endswith(" Alice of the lab\n")
+    assert load_public(tmp_path / "a.pub").comment == "Alice of the lab"
+    assert load_public(tmp_path / "a.pub") == PublicKey(public.raw)
+
+
+@pytest.mark.parametrize("taken", ["alice", "alice.pub"])
+def test_generate_overwrites_nothing(taken, tmp_path):
+    (tmp_path / taken).write_text("mine")
+    with pytest.raises(CapsuleError) as caught:
+        generate(tmp_path / "alice")
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B135", ExitCode.USAGE)
+    assert [path.name for path in tmp_path.iterdir()] == [taken]
+    assert (tmp_path / taken).read_text() == "mine"
+
+
+def test_generate_follows_no_dangling_link(tmp_path):
+    (tmp_path / "alice").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CapsuleError, match="CAP-B135"):
+        generate(tmp_path / "alice")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_generate_where_no_folder_can_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CapsuleError, match="CAP-B135"):
+        generate(tmp_path / "file" / "alice")
+
+
+def test_no_private_key_stays_without_its_public_half(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("capsule.bundle.keys.write_atomic", full)
+    with pytest.raises(CapsuleError, match="No space left"):
+        generate(tmp_path / "alice")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_passphrase_protects_the_private_key(tmp_path):
+    public = generate(tmp_path / "a", passphrase="correct horse")
+    assert b"ENCRYPTED" in (tmp_path / "a").read_bytes()
+    assert load_private(tmp_path / "a", "correct horse").public == public
+    for wrong in ("battery staple", None, ""):
+        with pytest.raises(CapsuleError, match="CAP-B136"):
+            load_private(tmp_path / "a", wrong)
+    generate(tmp_path / "b")
+    with pytest.raises(CapsuleError, match="CAP-B136"):
+        load_private(tmp_path / "b", "needless")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o777])
+def test_a_private_key_that_others_may_read_is_refused(mode, tmp_path):
+    generate(tmp_path / "a")
+    (tmp_path / "a").chmod(mode)
+    with pytest.raises(CapsuleError, match="CAP-B137"):
+        load_private(tmp_path / "a")
+    (tmp_path / "a").chmod(0o400)
+    load_private(tmp_path / "a")
+
+
+PUBLIC = base64.b64encode(
+    b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes.fromhex(RFC8032[0][1])
+).decode()
+SPKI = (
+    ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(RFC8032[0][1]))
+    .public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    .decode()
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"ssh-ed25519 {PUBLIC}",
+        f"ssh-ed25519 {PUBLIC}\n",
+        f"ssh-ed25519 {PUBLIC} alice@lab with spaces\r\n",
+        f"\n  ssh-ed25519\t{PUBLIC}  \n\n",
+        SPKI,
+        SPKI.replace("\n", "\r\n"),
+    ],
+)
+def test_public_keys_are_read_in_both_forms(text, tmp_path):
+    (tmp_path / "k.pub").write_bytes(text.encode())
+    assert load_public(tmp_path / "k.pub").raw.hex() == RFC8032[0][1]
+
+
+def ssh_blob(kind: bytes, raw: bytes) -> str:
+    parts = b"".join(len(part).to_bytes(4, "big") + part for part in (kind, raw))
+    return base64.b64encode(parts).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "ssh-ed25519",
+        "ssh-ed25519 !!!!",
+        f"ssh-ed25519 {PUBLIC[:-1]}",
+        f"ssh-ed25519 {PUBLIC[:20]}",
+        f"ssh-ed25519 {PUBLIC}\nssh-ed25519 {PUBLIC}",
+        f"no-pty ssh-ed25519 {PUBLIC}",
+        f"ssh-ed25519 {ssh_blob(b'ssh-ed25519', bytes(31))}",
+        f"ssh-ed25519 {ssh_blob(b'ssh-ed25519', bytes(33))}",
+        f"ssh-ed25519 {ssh_blob(b'ssh-ed25518', bytes.fromhex(RFC8032[0][1]))}",
+        "ssh-ed25519 é",
+        "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "x" * 70_000,
+    ],
+)
+def test_other_texts_are_no_public_keys(text, tmp_path):
+    (tmp_path / "k.pub").write_text(text)
+    with pytest.raises(CapsuleError) as caught:
+        load_public(tmp_path / "k.pub")
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B132", ExitCode.USAGE)
+
+
+def test_bytes_that_are_no_text_are_no_public_key(tmp_path):
+    (tmp_path / "k.pub").write_bytes(b"ssh-ed25519 \xff\xfe")
+    with pytest.raises(CapsuleError, match="CAP-B132"):
+        load_public(tmp_path / "k.pub")
+
+
+def test_a_private_key_is_not_accepted_as_public(tmp_path):
+    generate(tmp_path / "k")
+    with pytest.raises(CapsuleError, match="is a private key") as caught:
+        load_public(tmp_path / "k")
+    assert ".pub" in caught.value.fix
+
+
+def test_a_public_key_is_not_accepted_as_private(tmp_path):
+    generate(tmp_path / "k")
+    (tmp_path / "k.pub").chmod(0o600)
+    with pytest.raises(CapsuleError, match="CAP-B132"):
+        load_private(tmp_path / "k.pub")
+
+
+OTHER_TYPES = {
+    "RSA": lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048),
+    "ECDSA": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "Ed448": ed448.Ed448PrivateKey.generate,
+    "X25519": x25519.X25519PrivateKey.generate,
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_other_key_types_are_named_and_refused(kind, tmp_path):
+    key = OTHER_TYPES[kind]()
+    secret = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    public = key.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    for path, data, load in (
+        (tmp_path / "k", secret, load_private),
+        (tmp_path / "k.pub", public, load_public),
+    ):
+        path.write_bytes(data)
+        path.chmod(0o600)
+        with pytest.raises(CapsuleError, match=f"type '{kind}'") as caught:
+            load(path)
+        assert (caught.value.code, caught.value.exit_code) == ("CAP-B133", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256", "sk-ssh-ed25519@openssh.com"])
+def test_other_openssh_types_are_named_and_refused(kind, tmp_path):
+    (tmp_path / "k.pub").write_text(f"{kind} AAAA someone\n")
+    with pytest.raises(CapsuleError, match=f"type '{kind}'"):
+        load_public(tmp_path / "k.pub")
+
+
+def test_a_weak_point_is_refused_in_both_forms(tmp_path):
+    weak = WEAK["identity"]
+    key = ed25519.Ed25519PublicKey.from_public_bytes(weak)
+    spki = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    for data in (spki, f"ssh-ed25519 {ssh_blob(b'ssh-ed25519', weak)}".encode()):
+        (tmp_path / "k.pub").write_bytes(data)
+        with pytest.raises(CapsuleError, match="CAP-B134"):
+            load_public(tmp_path / "k.pub")
+
+
+@pytest.mark.parametrize("load", [load_private, load_public])
+def test_unreadable_key_files(load, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(CapsuleError) as caught:
+            load(path)
+        assert (caught.value.code, caught.value.exit_code) == ("CAP-B131", ExitCode.USAGE)

@@ -1,0 +1,639 @@
+"""SBOMs: sound by tools that are not ours, equal for equal images, and refused when they lie."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.spdx import is_expression
+from cyclonedx.validation.json import JsonStrictValidator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packageurl import PackageURL
+
+from capsule.bundle.sbom import (
+    collect_licences,
+    image_sbom,
+    is_spdx,
+    machine_sbom,
+    sbom_matches_lock,
+    validate_sbom,
+    wheel_purl,
+)
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import (
+    Lock,
+    LockedCode,
+    LockedDebianPackage,
+    LockedImage,
+    LockedWheel,
+)
+from capsule.experiment.spec import CudaAccelerator, DqnTrainer, GymnasiumEnvironment, Spec
+from capsule.machine.fingerprint import Fingerprint, take_fingerprint
+from capsule.machine.gpu import Driver, Gpu, RemappedRows
+
+VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
+DIGEST = "sha256:" + sha256_hex(b"image")
+
+
+def digest_of(name: str) -> str:
+    return sha256_hex(name.encode())
+
+
+def wheel(name, version="1.0", tag="py3-none-any"):
+    filename = f"{name.replace('-', '_')}-{version}-{tag}.whl"
+    return LockedWheel(name=name, version=version, filename=filename, sha256=digest_of(filename))
+
+
+def debian(name, version, architecture="amd64"):
+    pool = f"pool/main/{name[0]}/{name}/{name}_{version.replace(':', '%3a')}_{architecture}.deb"
+    return LockedDebianPackage(
+        name=name,
+        version=version,
+        architecture=architecture,
+        pool=pool,
+        size=1,
+        sha256=digest_of(pool),
+        requested=False,
+    )
+
+
+def make_lock(recipe="cpu", wheels=(), packages=(), **spec):
+    return Lock(
+        spec=Spec(
+            name="test",
+            environment=GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1"),
+            trainer=DqnTrainer(algorithm="dqn", network="mlp"),
+            **spec,
+        ),
+        image=LockedImage(
+            assembler=1,
+            recipe=recipe,
+            recipe_sha256=digest_of(recipe),
+            debian=packages,
+            wheels=wheels,
+            code=LockedCode(version="0.1.0", sha256=digest_of("code")),
+        ),
+    )
+
+
+PACKAGES = (debian("libstdc++6", "12.2.0-14+deb12u1"), debian("tzdata", "1:2026a~1-0", "all"))
+CPU = make_lock(
+    wheels=(wheel("torch", "2.13.0+cpu", "cp311-cp311-linux_x86_64"), wheel("ale-py", "0.12.1")),
+    packages=PACKAGES,
+)
+CUDA = make_lock(
+    "cuda",
+    wheels=(
+        wheel("torch", "2.13.0"),
+        wheel("nvidia-cuda-runtime", "13.0.96"),
+        wheel("nvidia-cudnn-cu13", "9.15.1.9"),
+        wheel("nvidia-cublas", "13.1.0.3"),
+        wheel("triton", "3.6.0"),
+    ),
+    packages=PACKAGES,
+    accelerator=CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65"),
+)
+TORCH_PURL = wheel_purl(CPU.image.wheels[0])
+LICENCES = {
+    TORCH_PURL: "BSD-3-Clause",
+    wheel_purl(CPU.image.wheels[1]): "GPL-2.0-only OR LicenseRef-Other",
+}
+GOOD = image_sbom(CPU, DIGEST, LICENCES)
+BARE = image_sbom(CPU, DIGEST)  # licences are their author's word: no lock contradicts them
+
+GPU = Gpu(
+    index=0,
+    name="NVIDIA H200",
+    architecture="hopper",
+    compute_capability="9.0",
+    cuda_cores=16896,
+    mig_enabled=False,
+    memory_bytes=150_754_820_096,
+    vbios="96.00.BC.00.01",
+    gsp_firmware="580.95.05",
+    remapped_rows=RemappedRows(correctable=1, uncorrectable=0, pending=False, failed=False),
+    uuid_sha256="a" * 64,
+    unavailable={"sm_count": "NVML_ERROR_NOT_SUPPORTED"},
+)
+HERE = take_fingerprint({"name": "docker", "version": "20.10.24", "storage-driver": "overlay2"})
+GPU_MACHINE = Fingerprint(
+    **{name: getattr(HERE, name) for name in ("cpu", "memory_bytes", "kernel", "os", "engine")},
+    driver=Driver(nvml="loaded", version="580.95.05", cuda="13.0"),
+    gpus=(GPU, GPU.model_copy(update={"index": 1})),
+)
+
+DOCUMENTS = {
+    "cpu image": GOOD,
+    "cuda image": image_sbom(CUDA, DIGEST),
+    "empty image": image_sbom(make_lock(), DIGEST),
+    "this machine": machine_sbom(HERE),
+    "gpu machine": machine_sbom(GPU_MACHINE),
+}
+
+
+def components(data):
+    document = json.loads(data)
+    parts = [document["metadata"]["component"], *document["components"]]
+    return {part["bom-ref"]: part for part in parts}
+
+
+def named(data, name):
+    (part,) = (part for part in components(data).values() if part["name"] == name)
+    return part
+
+
+def properties(part):
+    return {each["name"]: each["value"] for each in part["properties"]}
+
+
+def refusal(data):
+    with pytest.raises(CapsuleError) as caught:
+        validate_sbom(data)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B062", ExitCode.TAMPERED)
+    return caught.value.message
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_every_document_is_sound_by_the_library_of_cyclonedx(data):
+    assert VALIDATOR.validate_str(data.decode()) is None
+    document = parse_canonical_json(data)
+    parts = components(data)
+    assert len(parts) == 1 + len(document["components"])
+    for dependency in document["dependencies"]:
+        assert {dependency["ref"], *dependency["dependsOn"]} <= parts.keys()
+    validate_sbom(data)
+
+
+@pytest.mark.parametrize("lock", [CPU, CUDA])
+def test_every_package_of_the_lock_is_in_the_document(lock):
+    parts = components(image_sbom(lock, DIGEST))
+    purls = {part["purl"]: part for part in parts.values() if "purl" in part}
+    assert all(ref == part["purl"] for ref, part in parts.items() if "purl" in part)
+    for each in lock.image.wheels:
+        purl = PackageURL("pypi", None, each.name, each.version, {"file_name": each.filename})
+        part = purls.pop(purl.to_string())
+        assert part["hashes"] == [{"alg": "SHA-256", "content": each.sha256}]
+        assert (part["name"], part["version"]) == (each.name, each.version)
+    for each in lock.image.debian:
+        qualifiers = {"arch": each.architecture, "distro": "debian-12"}
+        purl = PackageURL("deb", "debian", each.name, each.version, qualifiers)
+        part = purls.pop(purl.to_string())
+        assert part["hashes"] == [{"alg": "SHA-256", "content": each.sha256}]
+        assert properties(part) == {"capsule:debian:pool": each.pool}
+    (image,) = purls
+    assert PackageURL.from_string(image).version == DIGEST
+    assert named(image_sbom(lock, DIGEST), "capsule-rl")["version"] == "0.1.0"
+    assert named(image_sbom(lock, DIGEST), "debian") == {
+        "type": "operating-system",
+        "bom-ref": "os:debian-12",
+        "name": "debian",
+        "version": "12",
+    }
+
+
+def test_the_image_depends_on_everything_in_it():
+    (dependency,) = json.loads(GOOD)["dependencies"]
+    root = json.loads(GOOD)["metadata"]["component"]
+    assert dependency["ref"] == root["bom-ref"]
+    assert root["type"] == "container"
+    assert root["hashes"] == [{"alg": "SHA-256", "content": DIGEST.removeprefix("sha256:")}]
+    assert set(dependency["dependsOn"]) == components(GOOD).keys() - {root["bom-ref"]}
+
+
+def test_cuda_libraries_are_visible():
+    data = image_sbom(CUDA, DIGEST)
+    libraries = {
+        (properties(part)["capsule:cuda:library"], part["type"], part["version"], part["group"])
+        for part in components(data).values()
+        if part.get("group") == "NVIDIA"
+    }
+    assert libraries == {
+        ("CUDA", "platform", "13.0.96", "NVIDIA"),
+        ("cuDNN", "library", "9.15.1.9", "NVIDIA"),
+        ("cuBLAS", "library", "13.1.0.3", "NVIDIA"),
+    }
+    assert "properties" not in named(data, "torch")
+
+
+def test_licences_are_written_where_they_are_known():
+    licences = {
+        part["name"]: part["licenses"] for part in components(GOOD).values() if "licenses" in part
+    }
+    assert licences == {
+        "torch": [{"license": {"id": "BSD-3-Clause", "acknowledgement": "declared"}}],
+        "ale-py": [
+            {"expression": "GPL-2.0-only OR LicenseRef-Other", "acknowledgement": "declared"}
+        ],
+        "capsule-rl": [{"license": {"id": "Apache-2.0", "acknowledgement": "declared"}}],
+    }
+
+
+def test_a_licence_that_is_none_is_refused():
+    with pytest.raises(CapsuleError) as caught:
+        image_sbom(CPU, DIGEST, {TORCH_PURL: "BSD License"})
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B060", ExitCode.USAGE)
+    assert "'BSD License'" in caught.value.message
+
+
+def test_equal_images_give_equal_bytes_in_any_process():
+    code = (
+        "import sys, pathlib; from capsule.bundle.sbom import image_sbom;"
+        "from capsule.experiment.lock import Lock;"
+        "lock = Lock.model_validate_json(sys.stdin.buffer.read());"
+        f"sys.stdout.buffer.write(image_sbom(lock, {DIGEST!r}))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=CUDA.document(),
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC-{seed}"},
+        )
+        assert done.stdout == image_sbom(CUDA, DIGEST)
+
+
+def test_the_document_is_a_function_of_the_image_alone():
+    other_spec = CPU.spec.model_copy(update={"name": "other"})
+    renamed = CPU.model_copy(update={"spec": other_spec})
+    reordered = CPU.model_copy(
+        update={"image": CPU.image.model_copy(update={"wheels": CPU.image.wheels[::-1]})}
+    )
+    assert image_sbom(renamed, DIGEST, LICENCES) == GOOD
+    assert image_sbom(reordered, DIGEST, LICENCES) == GOOD
+    another = json.loads(image_sbom(CPU, "sha256:" + "0" * 64, LICENCES))
+    assert another["serialNumber"] != json.loads(GOOD)["serialNumber"]
+
+
+def test_the_form_is_pinned():
+    # A verifier derives these bytes again, with a Capsule and libraries of another year.
+    assert sha256_hex(GOOD) == "ff3c3e618eeed652207b7ec0b02e3c4cbeaa233931ab834f1c5e3edda03a1302"
+    assert json.loads(GOOD)["serialNumber"] == "urn:uuid:300d5341-c811-5b02-9e4e-12b9fc72fef4"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.from_regex(r"[a-z0-9][a-z0-9+.-]{1,20}", fullmatch=True),
+    version=st.from_regex(r"([0-9]:)?[0-9][A-Za-z0-9.+~-]{0,20}", fullmatch=True),
+    local=st.from_regex(r"([0-9]!)?[0-9]+(\.[0-9]+)*(rc1)?(\+[a-z0-9.]{1,8})?", fullmatch=True),
+)
+def test_package_urls_are_those_of_the_reference_library(name, version, local):
+    package = debian(name, version)
+    lock = make_lock(packages=(package,), wheels=(wheel("some-name", local),))
+    for part in components(image_sbom(lock, DIGEST)).values():
+        if "purl" in part:
+            parsed = PackageURL.from_string(part["purl"])
+            assert parsed.to_string() == part["purl"]
+            assert (parsed.name, parsed.version) == (part["name"], part["version"])
+
+
+def test_a_machine_with_gpus():
+    data = machine_sbom(GPU_MACHINE)
+    parts = components(data)
+    assert parts["gpu:0"]["type"] == "device"
+    assert parts["gpu:0"]["name"] == "NVIDIA H200"
+    facts = properties(parts["gpu:0"])
+    assert facts["cdx:device:function"] == "graphics processor"
+    assert facts["capsule:gpu:compute-capability"] == "9.0"
+    assert facts["capsule:gpu:mig-enabled"] == "false"
+    assert facts["capsule:gpu:remapped-rows-correctable"] == "1"
+    assert "capsule:gpu:sm-count" not in facts
+    assert parts["driver"] == {
+        "type": "device-driver",
+        "bom-ref": "driver",
+        "name": "nvidia",
+        "version": "580.95.05",
+        "properties": [{"name": "capsule:driver:cuda", "value": "13.0"}],
+    }
+    assert parts["gpu:1:vbios"]["type"] == "firmware"
+    assert parts["kernel"]["version"] == HERE.kernel
+    depends = {each["ref"]: each["dependsOn"] for each in json.loads(data)["dependencies"]}
+    assert depends["gpu:0"] == ["driver", "gpu:0:gsp-firmware", "gpu:0:vbios"]
+    assert set(depends["machine"]) == parts.keys() - {"machine"}
+    assert machine_sbom(GPU_MACHINE) == data
+    one_gpu = GPU_MACHINE.model_copy(update={"gpus": (GPU,)})
+    assert json.loads(machine_sbom(one_gpu))["serialNumber"] != json.loads(data)["serialNumber"]
+
+
+def test_a_machine_that_tells_little():
+    silent = Fingerprint.model_validate_json(
+        canonical_json(
+            {
+                "cpu": {},
+                "memory_bytes": 1,
+                "kernel": "6.1",
+                "os": {},
+                "driver": {"nvml": "not found"},
+                "gpus": [{"index": 0}],
+            }
+        )
+    )
+    data = machine_sbom(silent)
+    validate_sbom(data)
+    assert components(data).keys() == {"machine", "cpu", "kernel", "gpu:0"}
+
+
+# --- licences -----------------------------------------------------------------------------------
+
+MIT = "License :: OSI Approved :: MIT License"
+BSD = "License :: OSI Approved :: BSD License"
+
+
+@pytest.mark.parametrize(
+    ("headers", "licence"),
+    [
+        (["License-Expression: Apache-2.0 OR MIT"], "Apache-2.0 OR MIT"),
+        (["License-Expression: LicenseRef-NVIDIA-Proprietary"], "LicenseRef-NVIDIA-Proprietary"),
+        (["License-Expression: MIT", "License: GPL-3.0-only"], "MIT"),
+        (["License: BSD-3-Clause", f"Classifier: {BSD}"], "BSD-3-Clause"),
+        (["License: GPL"], None),
+        (["License: UNKNOWN", f"Classifier: {MIT}"], "MIT"),
+        ([f"Classifier: {MIT}", "Classifier: Programming Language :: Python :: 3"], "MIT"),
+        ([f"Classifier: {BSD}"], None),
+        ([f"Classifier: {MIT}", f"Classifier: {BSD}"], None),
+        (["Classifier: License :: OSI Approved :: Apache Software License"], None),
+        ([], None),
+    ],
+)
+def test_licences_are_read_and_never_guessed(tmp_path, headers, licence):
+    path = tmp_path / "wheel"
+    metadata = "\n".join(["Metadata-Version: 2.4", "Name: ale-py", "Version: 0.12.1", *headers])
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("vendored/MIT-1.0.dist-info/METADATA", "License-Expression: ISC\n")
+        archive.writestr("ALE.Py-0.12.1.dist-info/METADATA", metadata + "\n\nA description.\n")
+    lock = make_lock(wheels=(wheel("ale-py", "0.12.1"),))
+    found = collect_licences(lock, {wheel("ale-py", "0.12.1"): path}.__getitem__)
+    assert found == ({} if licence is None else {wheel_purl(wheel("ale-py", "0.12.1")): licence})
+    validate_sbom(image_sbom(lock, DIGEST, found))
+
+
+@pytest.mark.parametrize("content", [b"not a zip", None])
+def test_an_unreadable_wheel_is_refused(tmp_path, content):
+    path = tmp_path / "wheel"
+    if content is None:
+        zipfile.ZipFile(path, "w").close()
+    else:
+        path.write_bytes(content)
+    for place in (path, tmp_path / "missing"):
+        with pytest.raises(CapsuleError) as caught:
+            collect_licences(make_lock(wheels=(wheel("ale-py"),)), lambda _, place=place: place)
+        assert (caught.value.code, caught.value.exit_code) == ("CAP-B061", ExitCode.BUILD_FAILED)
+        assert "ale_py-1.0-py3-none-any.whl" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "sound"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 WITH LLVM-exception", True),
+        ("(MIT OR Apache-2.0) AND BSD-3-Clause", True),
+        ("MIT AND LicenseRef-Own-1", True),
+        ("mit", False),
+        ("GPL", False),
+        ("", False),
+        ("()", False),
+        ("AND", False),
+        ("MIT OR", False),
+        ("MIT MIT", False),
+        ("MIT AND ", False),
+        ("BSD License", False),
+        ("LicenseRef-", False),
+    ],
+)
+def test_spdx_expressions(text, sound):
+    assert is_spdx(text) is sound
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from(["MIT", "ISC", "AND", "OR", "WITH", "(", ")", "LicenseRef-x", "GPL", "é"])
+    ).map(" ".join)
+)
+def test_no_text_breaks_the_check_of_expressions(text):
+    if is_spdx(text):
+        assert is_expression(text.replace("LicenseRef-x", "MIT"))
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def changed(data, change):
+    document = copy.deepcopy(json.loads(data))
+    change(document)
+    return canonical_json(document)
+
+
+def duplicate_reference(document):
+    document["components"][1]["bom-ref"] = document["components"][0]["bom-ref"]
+
+
+def reference_of_the_root(document):
+    document["components"][0]["bom-ref"] = document["metadata"]["component"]["bom-ref"]
+
+
+def dangling_reference(document):
+    document["dependencies"][0]["dependsOn"].append("nothing")
+
+
+def dangling_subject(document):
+    document["dependencies"].append({"ref": "nothing"})
+
+
+def dependencies_given_twice(document):
+    document["dependencies"].append({"ref": document["dependencies"][0]["ref"]})
+
+
+def nested_purl(document):
+    document["components"][0]["components"] = [{"type": "file", "name": "x", "purl": "pkg:/broken"}]
+
+
+def set_to(field, value):
+    def change(document):
+        document["components"][0][field] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (duplicate_reference, "occurs more than once"),
+        (reference_of_the_root, "occurs more than once"),
+        (dangling_reference, "'nothing' refers to nothing"),
+        (dangling_subject, "'nothing' refers to nothing"),
+        (dependencies_given_twice, "given more than once"),
+        (nested_purl, "'pkg:/broken'"),
+        (set_to("purl", "torch 2.13"), "package URL 'torch 2.13'"),
+        (set_to("hashes", [{"alg": "SHA-256", "content": "123"}]), "components/0/hashes"),
+        (set_to("type", "spaceship"), "components/0/type"),
+        (set_to("licenses", [{"license": {"id": "BSD"}}]), "components/0/licenses"),
+        (set_to("surprise", 1), "'surprise'"),
+        (set_to("externalReferences", []), "'externalReferences'"),
+        (lambda document: document.pop("bomFormat"), "bomFormat"),
+        (lambda document: document.update(specVersion="1.5"), "specVersion"),
+        (lambda document: document.update(serialNumber="urn:uuid:1"), "serialNumber"),
+        (
+            lambda document: document.update(
+                components=[{"type": "file", "name": str(number)} for number in range(2_001)]
+            ),
+            "2000 entries",
+        ),
+    ],
+)
+def test_a_document_with_a_flaw_is_refused(change, reason):
+    validate_sbom(GOOD)
+    assert reason in refusal(changed(GOOD, change))
+
+
+def nested(depth):
+    component = {"type": "file", "name": "x"}
+    for _ in range(depth):
+        component = {"type": "file", "name": "x", "components": [component]}
+    return b'{"bomFormat":"CycloneDX","components":[%b],"specVersion":"1.6","version":1}' % (
+        canonical_json(component)
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff",
+        GOOD + b"\n",
+        GOOD.replace(b'"version":1}', b'"version":1,"version":1}'),
+        b"[" * 100_000,
+        nested(400),
+        b" " * ((4 << 20) + 1),
+    ],
+    ids=["empty", "list", "null", "bytes", "newline", "twice", "brackets", "deep", "large"],
+)
+def test_what_is_no_document_is_refused(data):
+    validate_sbom(nested(3))
+    refusal(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_refused_or_named(data):
+    position = data.draw(st.integers(0, len(BARE) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != BARE[position]))
+    lie = BARE[:position] + bytes([byte]) + BARE[position + 1 :]
+    try:
+        differences = sbom_matches_lock(lie, CPU, DIGEST)
+    except CapsuleError as error:
+        assert error.code == "CAP-B062"
+    else:
+        assert differences
+
+
+# --- a lock to compare with ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lock", "licences"), [(CPU, LICENCES), (CPU, {}), (CUDA, {})])
+def test_an_honest_document_matches_its_lock(lock, licences):
+    data = image_sbom(lock, DIGEST, licences)
+    assert sbom_matches_lock(data, lock) == []
+    assert sbom_matches_lock(data, lock, DIGEST) == []
+
+
+def other_version(document):
+    (torch,) = (part for part in document["components"] if part["name"] == "torch")
+    torch["version"] = "2.12.0"
+
+
+def other_hash(document):
+    (torch,) = (part for part in document["components"] if part["name"] == "torch")
+    torch["hashes"][0]["content"] = "0" * 64
+
+
+def missing_package(document):
+    (torch,) = (part for part in document["components"] if part["name"] == "torch")
+    document["components"].remove(torch)
+    document["dependencies"][0]["dependsOn"].remove(torch["bom-ref"])
+
+
+def another_package(document):
+    document["components"].append({"type": "library", "name": "backdoor", "bom-ref": "extra"})
+
+
+def unnamed_package(document):
+    document["components"].append({"type": "library", "name": "backdoor"})
+
+
+def hidden_package(document):
+    document["components"][0]["components"] = [{"type": "library", "name": "backdoor"}]
+
+
+def licence_in_words(document):
+    (torch,) = (part for part in document["components"] if part["name"] == "torch")
+    torch["licenses"] = [{"license": {"name": "whatever you like"}}]
+
+
+def other_order(document):
+    document["components"].reverse()
+
+
+def no_dependencies(document):
+    document["dependencies"] = []
+
+
+def other_serial(document):
+    document["serialNumber"] = "urn:uuid:3e671687-395b-41f5-a30f-a58921a69b79"
+
+
+def other_root(document):
+    document["metadata"]["properties"] = [{"name": "a", "value": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (other_version, f"{TORCH_PURL}: version is 2.12.0, not 2.13.0+cpu"),
+        (other_hash, f"{TORCH_PURL}: hashes"),
+        (missing_package, f"{TORCH_PURL} is missing"),
+        (another_package, "extra is not in the lock"),
+        (unnamed_package, "(unnamed 7) is not in the lock"),
+        (hidden_package, "capsule-code: components is"),
+        (licence_in_words, f"{TORCH_PURL}: licenses is"),
+        (other_order, "arranged differently"),
+        (no_dependencies, "dependencies differs"),
+        (other_serial, "serialNumber differs"),
+        (other_root, "arranged differently"),
+    ],
+)
+def test_a_sound_document_that_lies_is_named(change, difference):
+    lie = changed(GOOD, change)
+    assert VALIDATOR.validate_str(lie.decode()) is None
+    assert any(difference in found for found in sbom_matches_lock(lie, CPU))
+
+
+def test_the_document_of_another_image_is_named():
+    other = "sha256:" + "0" * 64
+    assert sbom_matches_lock(GOOD, CPU, other)
+    assert sbom_matches_lock(GOOD, CUDA, DIGEST)
+    assert sbom_matches_lock(machine_sbom(HERE), CPU) == ["'None' is not the digest of an image"]
+
+
+def test_an_unsound_document_is_not_compared():
+    with pytest.raises(CapsuleError) as caught:
+        sbom_matches_lock(changed(GOOD, duplicate_reference), CPU)
+    assert caught.value.code == "CAP-B062"
+
+
+def test_no_host_is_named():
+    for data in DOCUMENTS.values():
+        assert b"://" not in data
+        assert str(Path.home()).encode() not in data

@@ -1,0 +1,123 @@
+"""The command line: help, exit statuses, errors. No engine needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = Path(__file__).parents[2] / "specs" / "dqn-breakout-small.yaml"
+
+
+def capsule(*arguments, cwd=None, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "capsule", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+COMMANDS = ["init", "schema", "keygen", "lock", "build", "run", "verify"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command):
+    done = capsule(command, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_help_lists_every_command_and_the_exit_statuses():
+    done = capsule("--help")
+    assert all(f"\n  {command} " in done.stdout for command in COMMANDS)
+    assert "130 interrupted" in done.stdout
+
+
+def test_help_imports_nothing_heavy():
+    done = capsule("--help", PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    heavy = {"pydantic", "docker", "rich", "cryptography", "torch", "numpy", "ruamel.yaml"}
+    assert "typer" in imported
+    assert not heavy & imported
+
+
+def test_version():
+    assert capsule("--version").stdout.startswith("capsule ")
+
+
+def test_init_writes_a_spec_that_is_valid_and_never_overwrites(tmp_path):
+    assert capsule("init", cwd=tmp_path).returncode == 0
+    written = (tmp_path / "capsule.yaml").read_bytes()
+    again = capsule("init", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "CAP-S005" in again.stderr
+    assert (tmp_path / "capsule.yaml").read_bytes() == written == SMALL.read_bytes()
+
+
+def test_schema_is_json_schema():
+    schema = json.loads(capsule("schema").stdout)
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert "trainer" in schema["properties"]
+
+
+def test_a_bad_spec_ends_with_status_2_and_no_traceback(tmp_path):
+    spec = tmp_path / "s.yaml"
+    spec.write_text(SMALL.read_text().replace("discount", "discont").replace("game:", "gamme:"))
+    done = capsule("build", spec, "--json")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "environment.gamme is not a known key" in done.stderr
+    assert "fix:" in done.stderr
+    assert json.loads(done.stdout)["code"] == "CAP-S003"
+    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
+
+
+def test_a_traceback_is_shown_on_request(tmp_path):
+    done = capsule("--debug", "build", tmp_path / "absent.yaml")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_usage_errors_have_status_2():
+    assert capsule("verify").returncode == 2
+    assert capsule("run", SMALL).returncode == 2
+    assert capsule("nonsense").returncode == 2
+
+
+def test_a_missing_bundle_or_mode_is_named(tmp_path):
+    done = capsule("verify", tmp_path / "none.tar", "--mode", "prefix:x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "CAP-V001" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"not a lock", b"{}", b'{"schema":"capsule/lock/v1"}'])
+def test_a_damaged_lock_is_refused(tmp_path, data):
+    lock = tmp_path / "x.lock.json"
+    lock.write_bytes(data)
+    done = capsule("build", lock)
+    assert done.returncode == 2
+    assert "CAP-L002" in done.stderr
+    assert lock.read_bytes() == data
+
+
+def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("no key")
+    done = capsule("run", SMALL, "--key", key, "--output", tmp_path / "runs")
+    assert done.returncode == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_keygen_writes_two_files_and_never_overwrites(tmp_path):
+    made = capsule("keygen", "alice", "--json", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["fingerprint"].startswith("SHA256:")
+    assert (tmp_path / "alice").stat().st_mode & 0o777 == 0o600
+    before = (tmp_path / "alice").read_bytes()
+    assert capsule("keygen", "alice", cwd=tmp_path).returncode == 2
+    assert (tmp_path / "alice").read_bytes() == before

@@ -1,0 +1,149 @@
+"""Real runs in a real container engine, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.claims import Claims
+from capsule.bundle.keys import load_private, load_public
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+
+ROOT = Path(__file__).parents[2]
+
+# Real Breakout, a few hundred steps: 50 updates, two checkpoints, one target copy.
+MICRO = """\
+schema: capsule/spec/v1
+name: micro
+seeds: {root: 1}
+environment: {suite: atari, game: breakout}
+trainer:
+  algorithm: dqn
+  total_steps: 400
+  replay_capacity: 400
+  replay_start: 200
+  target_interval: 200
+  exploration_final_step: 300
+evaluation:
+  interval: 200
+  starts: 2
+  candidates: 6
+  shortlist: 4
+  min_actions: 4
+  max_actions: 12
+  max_minutes: 0.05
+recording: {trace_interval: 4, tensor_interval: 100, checkpoint_interval: 200}
+limits: {memory_mb: 4096, minutes: 20}
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return json.loads(self.output)
+
+
+def capsule(*arguments: object, cwd: Path) -> Done:
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule", *map(str, arguments)],
+        cwd=cwd,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    bundle: Path
+    directory: Path
+    claim_id: str
+    key: Path
+    spec: Path
+
+    @property
+    def public(self) -> Path:
+        return Path(f"{self.key}.pub")
+
+    def verify(self, bundle: Path, *arguments: object, cwd: Path) -> Done:
+        return capsule(
+            "verify", bundle, "--key", self.public, "--json", "--quiet", *arguments, cwd=cwd
+        )
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("end-to-end")
+    (folder / "micro.yaml").write_text(MICRO)
+    assert capsule("keygen", "alice", cwd=folder).status == 0
+    assert capsule("keygen", "mallory", cwd=folder).status == 0
+    return folder
+
+
+def run(workplace: Path, *arguments: object, spec: str = "micro.yaml") -> Run:
+    key = workplace / "alice"
+    done = capsule("run", spec, "--key", key, "--json", *arguments, cwd=workplace)
+    assert done.status == 0, done.errors
+    facts = done.document
+    return Run(
+        bundle=workplace / facts["bundle"],
+        directory=workplace / facts["run_directory"],
+        claim_id=facts["claim_id"],
+        key=key,
+        spec=workplace / spec,
+    )
+
+
+@pytest.fixture(scope="session")
+def micro(workplace: Path) -> Run:
+    return run(workplace)
+
+
+Change = Callable[[dict[str, bytes]], None]
+
+
+def forge(original: Run, change: Change, destination: Path, *, key: Path | None = None) -> Path:
+    """Repack a bundle with changed files, signed by ``key``: a lie with a valid signature."""
+    with open_bundle(original.bundle, [load_public(original.public)]) as bundle:
+        files = {path: staged.read_bytes() for path, staged in bundle.files.items()}
+        facts = {file.path: (file.role, file.media_type) for file in bundle.manifest.files}
+    change(files)
+    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
+    claim_id = sha256_hex(files[run_bundle.CLAIMS])
+    return pack(contents, claim_id, load_private(key or original.key), destination)
+
+
+def edit_json(files: dict[str, bytes], name: str, edit: Callable[[Any], None]) -> None:
+    document = parse_canonical_json(files[name])
+    edit(document)
+    files[name] = canonical_json(document)
+
+
+def change_lock(files: dict[str, bytes], edit: Callable[[Any], None]) -> None:
+    """Change the spec of a bundle consistently: lock, job, and the lock digest in the claims."""
+    edit_json(files, run_bundle.LOCK, lambda lock: edit(lock["spec"]))
+    edit_json(files, run_bundle.JOB, lambda job: edit(job["spec"]))
+    digest = sha256_hex(files[run_bundle.LOCK])
+    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
+    Claims.model_validate_json(files[run_bundle.CLAIMS])

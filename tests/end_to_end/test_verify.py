@@ -1,0 +1,230 @@
+"""``capsule verify`` on real runs: what is reproduced, what is not, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import load_public
+from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+from .conftest import capsule, change_lock, edit_json, forge
+
+pytestmark = [pytest.mark.engine, pytest.mark.network]
+
+FINAL = "checkpoints/step-000000000400.safetensors"
+INDEX = run_bundle.RUN + contract.CHECKPOINT_INDEX
+
+
+def test_an_honest_bundle_is_reproduced_bit_for_bit(micro, tmp_path):
+    before = micro.bundle.read_bytes()
+    done = micro.verify(micro.bundle, cwd=tmp_path)
+    report = done.document
+    assert done.status == 0, report
+    assert report["verdict"] == "reproduced-bitwise"
+    assert report["claim_id"] == micro.claim_id
+    assert report["integrity"]
+    assert report["authentic"]
+    assert report["image_rebuilt"]
+    assert report["differences"] == []
+    assert report["reexecuted_steps"] == 400
+    assert json.loads((tmp_path / "verify-report.json").read_text()) == report
+    assert micro.bundle.read_bytes() == before
+
+
+def test_two_runs_have_one_claim_id(micro, workplace):
+    from .conftest import run
+
+    assert run(workplace).claim_id == micro.claim_id
+
+
+def test_a_prefix_is_checked_and_called_a_prefix(micro, tmp_path):
+    done = micro.verify(micro.bundle, "--mode", "prefix:240", cwd=tmp_path)
+    assert done.status == 0, done.output
+    assert done.document["verdict"] == "reproduced-prefix"
+    assert done.document["reexecuted_steps"] == 240
+    refused = micro.verify(micro.bundle, "--mode", "prefix:241", cwd=tmp_path)
+    assert refused.status == 2
+    assert "CAP-V003" in refused.errors
+
+
+def test_integrity_and_environment_execute_nothing(micro, tmp_path):
+    for mode, verdict in (("integrity", "intact"), ("environment", "environment-matches")):
+        done = micro.verify(micro.bundle, "--mode", mode, cwd=tmp_path)
+        assert (done.status, done.document["verdict"]) == (0, verdict)
+        assert done.document["reexecuted_steps"] is None
+    assert done.document["environment"]
+
+
+def test_another_seed_differs_from_the_first_record_on_in_its_stream(micro, tmp_path):
+    def other_seed(spec):
+        spec["seeds"]["streams"]["exploration"] = 99
+
+    lie = forge(micro, lambda files: change_lock(files, other_seed), tmp_path / "lie.tar")
+    done = micro.verify(lie, "--mode", "prefix:8", cwd=tmp_path)
+    first = done.document["first_difference"]
+    assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
+    assert (first["step"], first["component"]) == (4, "streams")
+
+
+def test_another_hyper_parameter_differs_in_the_arithmetic_and_not_before(micro, tmp_path):
+    def other_rate(spec):
+        spec["trainer"]["learning_rate"] = 0.0005
+
+    lie = forge(micro, lambda files: change_lock(files, other_rate), tmp_path / "lie.tar")
+    done = micro.verify(lie, cwd=tmp_path)
+    first = done.document["first_difference"]
+    assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
+    # Learning starts after step 200: the first update still sees equal minibatches and an equal
+    # loss, and gives other parameters.
+    assert first["step"] > 200
+    assert first["component"] in {"loss", "parameters"}
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_tampering(micro, tmp_path):
+    with open_bundle(micro.bundle, [load_public(micro.public)]) as bundle:
+        tensor_bytes = bundle.files[FINAL].read_bytes()[-64:]
+    data = bytearray(micro.bundle.read_bytes())
+    data[data.index(tensor_bytes)] ^= 1
+    flipped = tmp_path / "flipped.tar"
+    flipped.write_bytes(data)
+    done = micro.verify(flipped, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (3, "tampered")
+
+
+def flip_final_tensor(files):
+    data = bytearray(files[FINAL])
+    data[-1] ^= 1
+    files[FINAL] = bytes(data)
+
+
+def test_a_flipped_bit_that_was_signed_contradicts_the_claims(micro, tmp_path):
+    lie = forge(micro, flip_final_tensor, tmp_path / "lie.tar")
+    done = micro.verify(lie, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (3, "tampered")
+    assert done.document["error"]["code"] == "CAP-V010"
+    assert "tensor" in done.document["error"]["message"]
+
+
+def test_a_consistent_lie_about_a_checkpoint_is_found_by_execution(micro, tmp_path):
+    from capsule.verification.consistency import tensor_digests
+
+    def lie_consistently(files):
+        flip_final_tensor(files)
+        path = tmp_path / "final.safetensors"
+        path.write_bytes(files[FINAL])
+        digests = tensor_digests(path)
+        edit_json(files, INDEX, lambda index: index["checkpoints"][-1].update(tensors=digests))
+        index = contract.CheckpointIndex.model_validate_json(files[INDEX])
+        digest = index.checkpoints[-1].digest()
+        edit_json(
+            files,
+            run_bundle.CLAIMS,
+            lambda claims: claims["checkpoints"][-1].update(digest=digest),
+        )
+
+    lie = forge(micro, lie_consistently, tmp_path / "lie.tar")
+    done = micro.verify(lie, cwd=tmp_path)
+    report = done.document
+    assert (done.status, report["verdict"]) == (1, "not-reproduced")
+    assert report["first_difference"] is None
+    assert report["differences"][0]["component"].startswith("checkpoints[")
+
+
+def test_a_bundle_of_an_unknown_signer_is_untrusted(micro, workplace, tmp_path):
+    theirs = forge(micro, lambda _files: None, tmp_path / "theirs.tar", key=workplace / "mallory")
+    done = micro.verify(theirs, "--mode", "integrity", cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (3, "untrusted")
+    without_key = capsule("verify", micro.bundle, "--mode", "integrity", "--json", cwd=tmp_path)
+    assert (without_key.status, without_key.document["verdict"]) == (3, "untrusted")
+    allowed = capsule(
+        "verify",
+        micro.bundle,
+        "--mode",
+        "integrity",
+        "--allow-untrusted",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert (allowed.status, allowed.document["verdict"]) == (0, "intact")
+    assert allowed.document["authentic"] is False
+
+
+def test_a_machine_without_the_gpu_cannot_decide(micro, tmp_path):
+    if shutil.which("nvidia-smi"):
+        pytest.fail("this test shows the verdict of a machine without a GPU; run it on one")
+
+    def on_cuda(spec):
+        spec["accelerator"] = {
+            "kind": "cuda",
+            "cuda": "13.0",
+            "cudnn": ">=9",
+            "driver": ">=580",
+            "gpu": "NVIDIA H200",
+            "compute_capability": "9.0",
+        }
+
+    lie = forge(micro, lambda files: change_lock(files, on_cuda), tmp_path / "gpu.tar")
+    done = micro.verify(lie, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (4, "inconclusive")
+    assert done.document["error"]["code"].startswith("CAP-M")
+
+
+def test_claims_of_another_run_are_noticed(micro, tmp_path):
+    def other_returns(files):
+        edit_json(
+            files,
+            run_bundle.CLAIMS,
+            lambda claims: claims["evaluation"]["points"][-1].update(
+                returns=["0x1.9000000000000p+8"] * 2
+            ),
+        )
+
+    lie = forge(micro, other_returns, tmp_path / "lie.tar")
+    done = micro.verify(lie, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (3, "tampered")
+    assert "returns" in done.document["error"]["message"]
+
+
+def test_a_lie_about_the_score_is_found_by_execution(micro, tmp_path):
+    name = run_bundle.RUN + contract.EVALUATION
+
+    def better(evaluation):
+        evaluation["points"][-1].update(returns=["0x1.9000000000000p+8"] * 2)
+
+    def lie_consistently(files):
+        edit_json(files, name, better)
+        edit_json(files, run_bundle.CLAIMS, lambda claims: better(claims["evaluation"]))
+
+    lie = forge(micro, lie_consistently, tmp_path / "lie.tar")
+    report = micro.verify(lie, cwd=tmp_path).document
+    assert report["verdict"] == "not-reproduced"
+    assert report["differences"][0]["component"].startswith("evaluation.points[")
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_a_flipped_byte_anywhere_is_refused(micro, tmp_path, data):
+    original = micro.bundle.read_bytes()
+    position = data.draw(st.integers(0, len(original) - 1))
+    flip = data.draw(st.integers(1, 255))
+    path = tmp_path / "flipped.tar"
+    path.write_bytes(
+        original[:position] + bytes([original[position] ^ flip]) + original[position + 1 :]
+    )
+    with pytest.raises(CapsuleError) as caught:
+        open_bundle(path, [load_public(micro.public)])
+    assert caught.value.exit_code == ExitCode.TAMPERED
+
+
+def test_the_claim_id_is_the_digest_of_the_claims(micro):
+    with open_bundle(micro.bundle, [load_public(micro.public)]) as bundle:
+        assert sha256_hex(bundle.files[run_bundle.CLAIMS].read_bytes()) == micro.claim_id

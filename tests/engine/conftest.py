@@ -1,0 +1,184 @@
+"""A tiny image (static busybox), a lock to go with it, and tasks to run in it."""
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from capsule.engine.connection import connect
+from capsule.engine.containers import ContainerEngine
+from capsule.engine.interface import Task
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.experiment.spec import LimitsSpec, Spec
+from capsule.image.assemble import Image, Layer
+from capsule.image.cache import Cache
+from capsule.image.code import training_code_digest
+
+LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
+LABEL = "capsule.test"
+CPU = {"kind": "cpu"}
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def make_lock():
+    return _lock
+
+
+@pytest.fixture
+def make_image(tmp_path):
+    """Return a function that makes an image whose upper layer holds one text."""
+
+    def make(text="one", reference="localhost/capsule/test:engine"):
+        busybox = shutil.which("busybox")
+        assert busybox, "the engine tests need the Debian package busybox-static"
+        base = {"bin/busybox": Path(busybox).read_bytes()}
+        links = {f"bin/{name}": "busybox" for name in ("sh", "python3.11")}
+        layers = (
+            _layer(tmp_path / "base.tar", base, links, ("out", "proc", "sys", "dev", "tmp", "etc")),
+            _layer(tmp_path / f"{text}.tar", {"text": text.encode()}, {}, ()),
+        )
+        return _image(layers, reference)
+
+    return make
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    # pytest's folders are closed to others; an engine for all of them has to enter this one.
+    folder = tmp_path / "run" / "work"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def make_task(run_directory):
+    """Return a function that makes a task which runs a shell script."""
+
+    def make(script, *, environment=None, gpu=False, **limits):
+        return Task(
+            run_directory=run_directory,
+            environment=environment or {},
+            limits=LIMITS.model_copy(update=limits),
+            gpu=gpu,
+            arguments=("busybox", "sh", "-c", script),
+        )
+
+    return make
+
+
+@pytest.fixture(params=["docker", "podman"])
+def engine(request):
+    """Each container engine that answers here. Docker must."""
+    try:
+        opened = ContainerEngine(connect(request.param))
+    except CapsuleError as error:
+        if request.param == "docker":
+            raise
+        pytest.skip(error.message)
+    yield opened
+    for image in opened._client.images.list(all=True, filters={"label": LABEL}):
+        opened._client.images.remove(image.id, force=True)
+
+
+@pytest.fixture
+def run(engine, make_image, make_lock, make_task, cache, run_directory):
+    """Return a function that runs a script in a container: its end, and its output."""
+    engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
+
+    def run_script(script, *, on_poll=lambda: None, **settings):
+        ended = engine.run(make_task(script, **settings), on_poll=on_poll, poll_seconds=0.05)
+        return ended, (run_directory / "output.log").read_text()
+
+    return run_script
+
+
+def _lock(wheels=(), accelerator=CPU, code=None):
+    spec = Spec.model_validate_json(
+        json.dumps(
+            {
+                "schema": "capsule/spec/v1",
+                "name": "test",
+                "accelerator": accelerator,
+                "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
+                "trainer": {"algorithm": "dqn", "network": "mlp"},
+            }
+        )
+    )
+    return Lock(
+        spec=spec,
+        image=LockedImage(
+            assembler=1,
+            recipe=spec.accelerator.kind,
+            recipe_sha256="0" * 64,
+            debian=(),
+            wheels=tuple(
+                LockedWheel(name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=h)
+                for name, h in wheels
+            ),
+            code=LockedCode(version="1", sha256=code or training_code_digest()),
+        ),
+    )
+
+
+def _layer(path, files, links, folders):
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in folders:
+            member = tarfile.TarInfo(name)
+            # Some runtimes give a tmpfs the mode of the folder that it covers.
+            member.type, member.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            archive.addfile(member)
+        for name, target in links.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o755
+            archive.addfile(member, io.BytesIO(data))
+    data = path.read_bytes()
+    return Layer(path.stem, f"sha256:{hashlib.sha256(data).hexdigest()}", path, len(data))
+
+
+def _image(layers, reference):
+    diff_ids = [layer.diff_id for layer in layers]
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {
+                "Env": ["PATH=/bin", "HOME=/tmp"],
+                "User": "1000:1000",
+                "Labels": {LABEL: ""},
+            },
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }
+    ).encode()
+    media = "application/vnd.oci.image"
+    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{media}.manifest.v1+json",
+            "config": {
+                "mediaType": f"{media}.config.v1+json",
+                "digest": config_digest,
+                "size": len(config),
+            },
+            "layers": [
+                {"mediaType": f"{media}.layer.v1.tar", "digest": la.diff_id, "size": la.size}
+                for la in layers
+            ],
+        }
+    ).encode()
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    return Image(config, config_digest, manifest, digest, layers, reference)

@@ -1,0 +1,86 @@
+"""Finding engines, and saying clearly that there is none."""
+
+import socket
+
+import pytest
+
+from capsule.engine.connection import addresses, connect, engine_name
+from capsule.engine.process import ProcessEngine
+from capsule.engine.select import open_engine
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+DOCKER = {"Version": "20.10.24", "Components": [{"Name": "Engine", "Version": "20.10.24"}]}
+PODMAN = {"Version": "5.4.2", "Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
+
+
+def test_the_engine_is_told_by_its_components():
+    assert engine_name(DOCKER) == "docker"
+    assert engine_name(PODMAN) == "podman"
+    assert engine_name({"Version": "1.13"}) == "docker"
+
+
+def test_a_variable_excludes_the_usual_places():
+    assert addresses("docker", {"DOCKER_HOST": "tcp://x:1"}) == ["tcp://x:1"]
+    assert addresses("podman", {"DOCKER_HOST": "unix:///d", "CONTAINER_HOST": "unix:///c"}) == [
+        "unix:///c"
+    ]
+    assert addresses("docker", {"CONTAINER_HOST": "unix:///c"})[0] == "unix:///var/run/docker.sock"
+    usual = addresses("podman", {"XDG_RUNTIME_DIR": "/run/user/7"})
+    assert usual == ["unix:///run/user/7/podman/podman.sock", "unix:///run/podman/podman.sock"]
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_no_engine_names_the_socket_the_cause_and_the_fix(name, monkeypatch, tmp_path):
+    _nothing_answers(monkeypatch, tmp_path)
+    with pytest.raises(CapsuleError) as refusal:
+        connect(name)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
+    assert f"{tmp_path}/none.sock: no such file or directory" in refusal.value.message
+    assert "--engine process" in refusal.value.fix
+
+
+def test_a_socket_that_nobody_listens_on(monkeypatch, tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/dead.sock")
+    with pytest.raises(CapsuleError, match=r"dead\.sock: connection refused"):
+        connect("docker")
+
+
+def test_auto_ends_with_a_plain_process_and_says_so(monkeypatch, tmp_path):
+    _nothing_answers(monkeypatch, tmp_path)
+    notes = []
+    assert isinstance(open_engine("auto", progress=notes.append), ProcessEngine)
+    assert len(notes) == 1
+    assert "no docker engine answers" in notes[0]
+    assert "engine=process" in notes[0]
+
+
+def test_a_chosen_engine_is_never_replaced(monkeypatch, tmp_path):
+    _nothing_answers(monkeypatch, tmp_path)
+    for choice in ("docker", "podman"):
+        with pytest.raises(CapsuleError, match="CAP-E001"):
+            open_engine(choice, progress=print)
+    assert open_engine("process", progress=print).describe()["name"] == "process"
+
+
+@pytest.mark.engine
+def test_auto_prefers_docker():
+    notes = []
+    engine = open_engine("auto", progress=notes.append)
+    assert engine.name == "docker"
+    assert notes == [f"engine: docker {engine.describe()['version']}"]
+
+
+@pytest.mark.engine
+def test_docker_at_the_address_given_for_podman(monkeypatch):
+    monkeypatch.setenv("CONTAINER_HOST", addresses("docker", {})[0])
+    with pytest.raises(CapsuleError) as refusal:
+        connect("podman")
+    assert refusal.value.code == "CAP-E002"
+    assert "--engine docker" in refusal.value.fix
+
+
+def _nothing_answers(monkeypatch, tmp_path):
+    for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
+        monkeypatch.setenv(variable, f"unix://{tmp_path}/none.sock")

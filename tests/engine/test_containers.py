@@ -1,0 +1,294 @@
+# ruff: noqa: S108 -- paths inside the container
+"""What a container may do and may not, asked from inside; and how its end is told."""
+
+import os
+import signal
+import time
+import uuid
+
+import pytest
+
+from capsule.engine.containers import ContainerEngine, run_label
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+pytestmark = pytest.mark.engine
+
+
+def containers_of(engine: ContainerEngine, run_directory):
+    label = f"capsule.run={run_label(run_directory)}"
+    return engine._client.containers.list(all=True, filters={"label": label})
+
+
+def status(output):
+    """Parse ``/proc/self/status``."""
+    return dict(line.split(":\t", 1) for line in output.splitlines() if ":\t" in line)
+
+
+def test_a_task_ends_with_its_status_and_output(run, engine, run_directory):
+    ended, output = run("echo hello; echo world >&2; echo kept > /out/file; exit 7")
+    assert (ended.status, ended.reason) == (7, "exited")
+    assert sorted(output.split()) == ["hello", "world"]
+    assert (run_directory / "file").read_text() == "kept\n"
+    assert containers_of(engine, run_directory) == []
+
+
+def test_a_task_has_no_privileges(run):
+    _, output = run("busybox cat /proc/self/status")
+    facts = status(output)
+    assert {facts[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        "0" * 16
+    }
+    assert facts["NoNewPrivs"] == "1"
+    assert facts["Seccomp"] == "2"
+    own = str(os.getuid() or 1000)
+    assert facts["Uid"].split() == [own] * 4
+    assert facts["Gid"].split() == [str(os.getgid() or 1000)] * 4
+
+
+def test_a_task_has_no_network(run):
+    _, output = run("busybox cat /proc/net/dev; echo routes; busybox cat /proc/net/route")
+    devices, routes = output.split("routes")
+    names = [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line]
+    # Kernels with tunnels built in show their idle fallback devices in every namespace.
+    assert [name for name in names if not name.endswith("0") or name == "eth0"] == ["lo"]
+    assert len(routes.strip().splitlines()) <= 1  # the heading
+
+
+def test_only_the_run_directory_and_a_private_tmp_can_be_written(run):
+    _, output = run(
+        "for place in / /bin /etc /dev /proc /sys /out /tmp /dev/shm; do"
+        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
+        " busybox grep -E ' /(tmp|out) ' /proc/mounts"
+    )
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith("/") and " " not in line] == [
+        "/out",
+        "/tmp",
+        "/dev/shm",
+    ]
+    tmp = next(line for line in lines if " /tmp " in line)
+    for option in ("nosuid", "nodev", "noexec", "size=16384k"):
+        assert option in tmp
+
+
+def test_the_environment_is_the_images_and_the_tasks_and_no_more(run, monkeypatch):
+    monkeypatch.setenv("LEAK", "from the caller")
+    _, output = run("busybox env", environment={"PYTHONHASHSEED": "0"})
+    found = dict(line.split("=", 1) for line in output.splitlines())
+    for added_by_the_shell_or_podman in ("PWD", "SHLVL", "TERM", "container"):
+        found.pop(added_by_the_shell_or_podman, None)
+    assert found == {
+        "HOME": "/tmp",
+        "HOSTNAME": "capsule",
+        "PATH": "/bin",
+        "PYTHONHASHSEED": "0",
+    }
+
+
+def test_processes_are_limited(run):
+    ended, output = run(
+        "for i in $(busybox seq 64); do busybox sleep 9 & done; echo all", processes=16
+    )
+    assert ended.status != 0
+    assert "fork" in output
+    assert "all" not in output
+
+
+def test_too_much_memory_is_reported_as_such(run, engine):
+    ended, _ = run("busybox dd if=/dev/zero of=/dev/null bs=200M count=1", memory_mb=32)
+    assert ended.status == 137
+    if engine.name == "docker" or engine.describe()["cgroup"] == "2":
+        assert ended.reason == "out-of-memory"  # Podman cannot always tell with cgroup version 1
+
+
+def test_too_much_time_ends_a_task(run):
+    started = time.monotonic()
+    ended, output = run(
+        "trap 'echo saved; exit 3' TERM; while :; do busybox sleep .1; done", minutes=1 / 60
+    )
+    assert (ended.status, ended.reason) == (3, "timed-out")
+    assert output == "saved\n"
+    assert 1 <= time.monotonic() - started < 30
+
+
+def test_a_task_that_ignores_the_signal_is_killed(run, monkeypatch):
+    monkeypatch.setattr("capsule.engine.supervise.GRACE_SECONDS", 0.5)
+    ended, _ = run("trap '' TERM; while :; do busybox sleep .1; done", minutes=1 / 60)
+    assert (ended.status, ended.reason) == (137, "timed-out")
+
+
+def test_too_much_disk_ends_a_task(run):
+    ended, _ = run(
+        "busybox dd if=/dev/zero of=/out/big bs=1M count=40; busybox sleep 60", disk_mb=8
+    )
+    assert (ended.status, ended.reason) == (137, "disk-full")
+
+
+def test_a_folder_hidden_from_the_limit_ends_a_task(run, engine, run_directory):
+    if os.getuid() == 0:
+        pytest.skip("root can read every folder")
+    with pytest.raises(CapsuleError, match="CAP-E007"):
+        run("busybox mkdir /out/hidden; busybox chmod 0 /out/hidden; busybox sleep 60")
+    assert containers_of(engine, run_directory) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_lets_the_task_save_and_leaves_no_container(
+    run, engine, run_directory, number
+):
+    def interrupt_once_ready():
+        if (run_directory / "ready").exists():
+            (run_directory / "ready").unlink()
+            os.kill(os.getpid(), number)
+
+    script = (
+        "trap 'echo saved > /out/state; exit 0' TERM; echo > /out/ready;"
+        "while :; do busybox sleep .1; done"
+    )
+    ended, _ = run(script, on_poll=interrupt_once_ready)
+    assert (ended.status, ended.reason) == (0, "interrupted")
+    assert (run_directory / "state").read_text() == "saved\n"
+    assert containers_of(engine, run_directory) == []
+
+
+def test_a_second_interrupt_kills(run, engine, run_directory):
+    def interrupt_twice():
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    previous = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        ended, _ = run("trap '' TERM; while :; do busybox sleep .1; done", on_poll=interrupt_twice)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert (ended.status, ended.reason) == (137, "interrupted")
+    assert containers_of(engine, run_directory) == []
+
+
+def test_an_error_of_the_caller_leaves_no_container(run, engine, run_directory):
+    def fail():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("busybox sleep 60", on_poll=fail)
+    assert containers_of(engine, run_directory) == []
+
+
+def test_output_is_bounded(run, monkeypatch):
+    monkeypatch.setattr("capsule.engine.containers.LOG_BYTES", 1 << 20)
+    monkeypatch.setattr("capsule.engine.supervise.LOG_BYTES", 1 << 20)
+    ended, output = run("busybox yes 0123456789 | busybox head -c 4194304")
+    assert ended.status == 0
+    assert 0 < len(output) <= 1 << 20
+
+
+def test_output_never_follows_a_link_that_the_task_made(run, tmp_path, run_directory):
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    _, output = run(f"busybox ln -s {victim} /out/output.log; echo hello")
+    assert output == "hello\n"
+    assert victim.read_text() == "untouched"
+
+
+def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, make_task):
+    leftover = engine._start(engine._settings(make_task("busybox sleep 60")), gpu=False)
+    ended, _ = run("exit 0")
+    assert ended.status == 0
+    assert leftover.id not in [found.id for found in engine._client.containers.list(all=True)]
+
+
+def test_a_killed_container_is_an_exit_like_any_other(run, engine, run_directory):
+    def kill():
+        for container in containers_of(engine, run_directory):
+            if container.status == "running":
+                container.kill()
+
+    ended, _ = run("busybox sleep 60", on_poll=kill)
+    assert (ended.status, ended.reason) == (137, "exited")
+
+
+def test_two_runs_cannot_share_a_run_directory(run, engine, make_task):
+    refusals = []
+
+    def start_another():
+        with pytest.raises(CapsuleError) as refusal:
+            engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+        refusals.append(refusal.value)
+
+    run("busybox sleep .5", on_poll=start_another)
+    assert {refusal.code for refusal in refusals} == {"CAP-E008"}
+
+
+def test_a_container_that_cannot_start(run, engine, run_directory):
+    with pytest.raises(CapsuleError) as refusal:
+        run("exit 0", memory_mb=1)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E005", ExitCode.NO_ENGINE)
+    assert "memory" in refusal.value.message.lower()
+    assert containers_of(engine, run_directory) == []
+
+
+def test_a_gpu_that_is_not_there_is_inconclusive_before_anything_starts(
+    run, engine, run_directory, make_task, make_lock, make_image, cache
+):
+    if engine._info.get("Runtimes", {}).get("nvidia"):
+        pytest.skip("this machine has a GPU to give")
+    with pytest.raises(CapsuleError) as refusal:
+        run("echo started > /out/started", gpu=True)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
+    cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
+    with pytest.raises(CapsuleError) as refusal:
+        engine.prepare(make_lock(accelerator=cuda), make_image(), cache, progress=print)
+    assert refusal.value.code == "CAP-E003"
+    assert not (run_directory / "started").exists()
+    assert containers_of(engine, run_directory) == []
+
+
+def test_the_image_is_loaded_once(engine, make_image, make_lock, cache):
+    notes = []
+    image = make_image(f"fresh-{uuid.uuid4()}")
+    for _ in range(2):
+        engine.prepare(make_lock(), image, cache, progress=notes.append)
+    assert len(notes) == 1
+    assert notes[0].startswith("loading the image")
+
+
+def test_only_missing_layers_are_sent(run, engine, make_image, make_lock, cache, tmp_path):
+    text = f"upper-{uuid.uuid4()}"
+    image = make_image(text)
+    (tmp_path / "base.tar").unlink()  # the engine has this layer; sending it would fail
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+    _, output = run("busybox cat /text")
+    assert output == text
+
+
+def test_another_image_of_the_same_name_is_not_used(
+    engine, make_image, make_lock, make_task, cache, run_directory
+):
+    first, second = make_image("first"), make_image("second")
+    assert first.reference == second.reference
+    engine.prepare(make_lock(), first, cache, progress=lambda _: None)
+    engine._client.images.load(b"".join(_chunks(second)))  # takes the name
+    assert engine._client.images.get(second.reference).id != engine._image
+    engine.run(make_task("busybox cat /text"), on_poll=lambda: None, poll_seconds=0.05)
+    assert (run_directory / "output.log").read_text() == "first"
+
+
+def test_a_description_names_the_engine_and_no_host(engine):
+    facts = engine.describe()
+    assert facts["name"] in ("docker", "podman")
+    assert set(facts) == {
+        "name",
+        "version",
+        "api",
+        "runtime",
+        "storage-driver",
+        "cgroup",
+        "rootless",
+    }
+    assert os.uname().nodename not in facts.values()
+
+
+def _chunks(image):
+    from capsule.image.assemble import archive_chunks
+
+    return archive_chunks(image)

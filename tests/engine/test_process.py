@@ -1,0 +1,309 @@
+"""The plain-process engine: the locked environment and nothing of the caller's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from capsule.engine.interface import RUN_DIRECTORY, Task
+from capsule.engine.process import ProcessEngine, environment_key
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import environment_variables
+
+LEAKY = (
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD_X",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONHOME_X",
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "SECRET_TOKEN",
+    "VIRTUAL_ENV",
+    "http_proxy",
+)
+
+
+@pytest.fixture
+def wheel(tmp_path, cache):
+    """Put a wheel with one module in the cache; return its name and digest."""
+    path = tmp_path / "made-1-py3-none-any.whl"
+    info = "made-1.dist-info"
+    files = {
+        "made.py": "VALUE = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: made\nVersion: 1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    digest = sha256_file(path)
+    cache.add(path, digest)
+    return "made", digest
+
+
+@pytest.fixture
+def lock(make_lock, wheel):
+    return make_lock(wheels=[wheel])
+
+
+@pytest.fixture
+def run(lock, cache, run_directory, make_task):
+    """Return a function that runs Python code: its end, and its output."""
+    engine = ProcessEngine()
+    engine.prepare(lock, None, cache, progress=lambda _: None)
+
+    def run_code(code, *, on_poll=lambda: None, environment=None, **limits):
+        task = Task(
+            run_directory=run_directory,
+            environment=environment or {},
+            limits=make_task("").limits.model_copy(update=limits),
+            arguments=("python3.11", "-P", "-c", code, RUN_DIRECTORY),
+        )
+        ended = engine.run(task, on_poll=on_poll, poll_seconds=0.05)
+        return ended, (run_directory / "output.log").read_text()
+
+    return run_code
+
+
+def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(run, run_directory, cache):
+    code = (
+        "import made, capsule.training, sys, os, importlib.util\n"
+        "print(made.VALUE, sys.argv[1])\n"
+        "print(os.path.dirname(capsule.__file__))\n"
+        "print(importlib.util.find_spec('capsule.engine'), importlib.util.find_spec('docker'))\n"
+        "open(sys.argv[1] + '/file', 'w').write('kept')\n"
+        "sys.exit(7)"
+    )
+    ended, output = run(code)
+    assert (ended.status, ended.reason) == (7, "exited")
+    lines = output.splitlines()
+    assert lines[0] == f"42 {run_directory}"
+    assert lines[1].startswith(str(cache.root / "environments"))
+    assert lines[2] == "None None"
+    assert (run_directory / "file").read_text() == "kept"
+
+
+def test_nothing_of_the_callers_environment_is_inherited(run, monkeypatch, lock, cache):
+    for name in LEAKY:
+        monkeypatch.setenv(name, "leak")
+    given = environment_variables(lock.spec)
+    _, output = run("import os, json; print(json.dumps(dict(os.environ)))", environment=given)
+    found = json.loads(output)
+    home = found.pop("HOME")
+    assert found.pop("TMPDIR") == home
+    assert not Path(home).exists()
+    environment = cache.root / "environments" / environment_key(lock)
+    assert found.pop("PATH") == f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    assert (found.pop("USER"), found.pop("LOGNAME")) == ("capsule", "capsule")
+    assert found == given
+
+
+def test_no_privilege_can_be_gained_and_no_core_is_dumped(run):
+    _, output = run(
+        "import resource, time; time.sleep(.2)\n"
+        "print(resource.getrlimit(resource.RLIMIT_CORE))\n"
+        "print([l for l in open('/proc/self/status') if l.startswith('NoNewPrivs')])"
+    )
+    assert "(0, 0)" in output
+    assert r"NoNewPrivs:\t1" in output
+
+
+def test_a_signal_is_told_as_by_a_shell(run):
+    ended, _ = run("import os; os.kill(os.getpid(), 9)")
+    assert (ended.status, ended.reason) == (137, "exited")
+
+
+def test_too_much_time_ends_a_task(run):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3)))\n"
+        "time.sleep(60)"
+    )
+    # The signal must not come before the handler is there.
+    ended, output = run(code, minutes=1 / 60)
+    assert (ended.status, ended.reason, output) == (3, "timed-out", "saved\n")
+
+
+def test_too_much_memory_ends_a_task(run):
+    code = "import time; held = b'x' * (200 << 20); time.sleep(60)"
+    ended, _ = run(code, memory_mb=100)
+    assert (ended.status, ended.reason) == (137, "out-of-memory")
+
+
+def test_too_much_memory_in_a_child_ends_a_task(run):
+    child = "import time; held = b'x' * (200 << 20); time.sleep(60)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    ended, _ = run(code, memory_mb=100)
+    assert (ended.status, ended.reason) == (137, "out-of-memory")
+
+
+def test_too_much_disk_ends_a_task(run):
+    code = (
+        "import sys, time\n"
+        "open(sys.argv[1] + '/big', 'wb').write(b'x' * (40 << 20)); time.sleep(60)"
+    )
+    ended, _ = run(code, disk_mb=8)
+    assert (ended.status, ended.reason) == (137, "disk-full")
+
+
+def test_an_interrupt_lets_the_task_save_and_leaves_no_process(run, run_directory):
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "def save(*_):\n"
+        "    open(sys.argv[1] + '/state', 'w').write('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "print(child.pid, flush=True)\n"
+        "open(sys.argv[1] + '/ready', 'w').close()\n"
+        "time.sleep(60)"
+    )
+
+    def interrupt_once_ready():
+        if (run_directory / "ready").exists():
+            (run_directory / "ready").unlink()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    ended, output = run(code, on_poll=interrupt_once_ready)
+    assert (ended.status, ended.reason) == (0, "interrupted")
+    assert (run_directory / "state").read_text() == "saved"
+    assert _gone(int(output))
+
+
+def test_an_error_of_the_caller_leaves_no_process(run, run_directory):
+    def fail():
+        if (run_directory / "ready").exists():
+            raise KeyboardInterrupt
+
+    code = "import os, sys, time; open(sys.argv[1] + '/ready', 'w').close(); time.sleep(60)"
+    with pytest.raises(KeyboardInterrupt):
+        run(code, on_poll=fail)
+    assert _no_process_mentions(str(run_directory))
+
+
+def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory):
+    script = (
+        "import pathlib, sys\n"
+        "from capsule.engine.interface import Task\n"
+        "from capsule.engine.process import ProcessEngine\n"
+        "from capsule.experiment.lock import Lock\n"
+        "from capsule.image.cache import Cache\n"
+        "from capsule.experiment.spec import LimitsSpec\n"
+        "lock = Lock.model_validate_json(sys.stdin.read())\n"
+        "engine = ProcessEngine()\n"
+        "engine.prepare(lock, None, Cache(pathlib.Path(sys.argv[1])), progress=print)\n"
+        'code = \'import sys, time; open(sys.argv[1] + "/ready", "w"); time.sleep(60)\'\n'
+        "task = Task(pathlib.Path(sys.argv[2]), {}, LimitsSpec(),\n"
+        "    arguments=('python3.11', '-c', code, '{run_directory}'))\n"
+        "engine.run(task, on_poll=lambda: None, poll_seconds=0.05)\n"
+    )
+    command = [sys.executable, "-c", script, str(cache.root), str(run_directory)]
+    host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    with host:
+        host.stdin.write(lock.document())
+        host.stdin.close()
+        _until((run_directory / "ready").exists)
+        host.kill()
+    _until(lambda: _no_process_mentions(str(run_directory)))
+
+
+def test_output_is_bounded(run, monkeypatch):
+    monkeypatch.setattr("capsule.engine.supervise.LOG_BYTES", 1 << 20)
+    ended, output = run("print('x' * (4 << 20))")
+    assert ended.status == 0
+    assert len(output) == 1 << 20
+
+
+def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers(lock, cache):
+    notes = []
+    other = lock.model_copy(
+        update={
+            "spec": lock.spec.model_copy(
+                update={"seeds": lock.spec.seeds.model_copy(update={"root": 7})}
+            )
+        }
+    )
+    assert other.digest() != lock.digest()
+    for each in (lock, lock, other):
+        ProcessEngine().prepare(each, None, cache, progress=notes.append)
+    assert len(notes) == 1
+
+
+def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
+    environment = cache.root / "environments" / environment_key(lock)
+    python = environment / "bin" / "python3.11"
+    python.unlink()
+    python.symlink_to("/nonexistent")
+    notes = []
+    ProcessEngine().prepare(lock, None, cache, progress=notes.append)
+    assert len(notes) == 1
+    assert run("print(1)")[1] == "1\n"
+
+
+def test_a_damaged_wheel_is_refused_and_nothing_is_left(lock, cache, wheel):
+    cache.path(wheel[1]).write_bytes(b"damaged")
+    with pytest.raises(CapsuleError) as refusal:
+        ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E013", ExitCode.BUILD_FAILED)
+    assert list((cache.root / "environments").iterdir()) == []
+
+
+def test_other_code_than_the_locked_is_refused(make_lock, cache):
+    with pytest.raises(CapsuleError) as refusal:
+        ProcessEngine().prepare(make_lock(code="0" * 64), None, cache, progress=lambda _: None)
+    assert refusal.value.code == "CAP-E014"
+
+
+def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path):
+    path = tmp_path / "broken"
+    path.write_bytes(b"not a zip archive")
+    digest = sha256_file(path)
+    cache.add(path, digest)
+    with pytest.raises(CapsuleError) as refusal:
+        ProcessEngine().prepare(
+            make_lock(wheels=[("broken", digest)]), None, cache, progress=lambda _: None
+        )
+    assert refusal.value.code == "CAP-E015"
+    assert "broken" in refusal.value.message
+
+
+def test_a_gpu_that_is_not_there_is_inconclusive(make_lock, cache, monkeypatch):
+    monkeypatch.setattr("capsule.engine.process._GPU_DRIVERS", ())
+    cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
+    with pytest.raises(CapsuleError) as refusal:
+        ProcessEngine().prepare(make_lock(accelerator=cuda), None, cache, progress=lambda _: None)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
+
+
+def _gone(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def _no_process_mentions(text):
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if text.encode() in (folder / "cmdline").read_bytes() and folder.name != str(
+                os.getpid()
+            ):
+                return False
+    return True
+
+
+def _until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

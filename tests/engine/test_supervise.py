@@ -1,0 +1,66 @@
+"""What is shared by all engines: measuring a folder, keeping output, holding a run directory."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from capsule.engine import supervise
+from capsule.experiment.errors import CapsuleError
+
+
+def test_disk_usage_counts_what_is_allocated_and_follows_nothing(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "deep" / "deeper").mkdir(parents=True)
+    empty = supervise.disk_usage(folder)
+    (tmp_path / "outside").write_bytes(b"x" * (1 << 20))
+    (folder / "link").symlink_to(tmp_path)
+    with (folder / "sparse").open("wb") as stream:
+        stream.truncate(1 << 30)
+    assert supervise.disk_usage(folder) - empty < 1 << 16
+    (folder / "deep" / "deeper" / "file").write_bytes(b"x" * (1 << 20))
+    assert 1 << 20 <= supervise.disk_usage(folder) - empty < (1 << 20) + (1 << 16)
+
+
+def test_disk_usage_of_a_folder_that_vanishes(tmp_path):
+    assert supervise.disk_usage(tmp_path / "gone") == 0
+
+
+def test_the_log_is_cut_and_the_writer_is_not_blocked(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "LOG_BYTES", 10)
+    chunks = iter([b"12345", b"678", b"90abc", b"def"])
+    supervise.write_log(chunks, tmp_path / "output.log")
+    assert (tmp_path / "output.log").read_bytes() == b"1234567890"
+    assert list(chunks) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["output.log"]
+
+
+def test_a_run_directory_is_held_by_one(tmp_path):
+    refused = pytest.raises(CapsuleError, match="CAP-E008")
+    with supervise.exclusive(tmp_path), refused, supervise.exclusive(tmp_path):
+        pass
+    with supervise.exclusive(tmp_path):
+        pass
+
+
+def test_signals_are_counted_and_handlers_restored():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with supervise.interrupts() as interruptions:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruptions.count == 2
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_other_threads_can_run_tasks_too():
+    counts = []
+
+    def work():
+        with supervise.interrupts() as interruptions:
+            counts.append(interruptions.count)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert counts == [0]

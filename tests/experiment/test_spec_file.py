@@ -1,0 +1,168 @@
+"""Reading specs: what is refused, where, and with which fix."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Spec
+from capsule.experiment.spec_file import load_spec, parse_spec, schema_document
+
+SPECS = Path(__file__).parents[2] / "specs"
+SMALL = (SPECS / "dqn-breakout-small.yaml").read_text()
+
+
+def refused(text: str, *overrides: str) -> CapsuleError:
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "spec.yaml", overrides)
+    assert caught.value.exit_code == ExitCode.USAGE
+    return caught.value
+
+
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_specs_that_come_with_capsule_are_valid_and_named_after_their_file(path):
+    assert load_spec(path).name == path.stem
+
+
+def test_the_full_spec_is_the_protocol_of_the_papers():
+    spec = load_spec(SPECS / "dqn-breakout.yaml")
+    # Nagarajan et al. 2019: 20M steps, deterministic ALE, evaluation every 250K steps from 100
+    # starts of 55 to 95 actions out of 1000 candidates, the best 250 of which are drawn from.
+    assert spec.trainer.total_steps == 20_000_000
+    assert spec.environment.sticky_action_probability == 0.0
+    evaluation = spec.evaluation
+    assert (evaluation.interval, evaluation.starts) == (250_000, 100)
+    assert (evaluation.candidates, evaluation.shortlist) == (1000, 250)
+    assert (evaluation.min_actions, evaluation.max_actions, evaluation.max_minutes) == (55, 95, 5.0)
+    # Mnih et al. 2015, Extended Data Table 1.
+    trainer = spec.trainer
+    assert (trainer.batch_size, trainer.replay_capacity, trainer.replay_start) == (
+        32,
+        1_000_000,
+        50_000,
+    )
+    assert (trainer.discount, trainer.update_interval, trainer.learning_rate) == (0.99, 4, 0.00025)
+    assert (trainer.gradient_momentum, trainer.squared_gradient_momentum) == (0.95, 0.95)
+    assert trainer.min_squared_gradient == 0.01
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message", "fix"),
+    [
+        (
+            "total_steps: 8_000",
+            "total_step: 8_000",
+            "16:3",
+            "trainer.total_step is not a known key",
+            "Did you mean trainer.total_steps?",
+        ),
+        ("seeds:", "seed:", "6:1", "seed is not a known key", "Did you mean seeds?"),
+        (
+            "root: 1",
+            "root: -1",
+            "7:3",
+            "seeds.root: Input should be greater than or equal to 0, not -1",
+            "Change seeds.root.",
+        ),
+        (
+            "replay_start: 2_000",
+            "replay_start: '2000'",
+            "18:3",
+            "trainer.replay_start: Input should be a valid integer, not '2000'",
+            "Change trainer.replay_start.",
+        ),
+        ("  game: breakout\n", "", "9:1", "environment.game is missing", "Add environment.game."),
+        (
+            "starts: 8",
+            "starts: 64",
+            "22:1",
+            "evaluation: starts 64 <= shortlist 16 <= candidates 32 does not hold",
+            "Change evaluation.",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_line_column_and_fix(old, new, where, message, fix):
+    assert old in SMALL
+    error = refused(SMALL.replace(old, new, 1))
+    assert error.code == "CAP-S003"
+    assert f"spec.yaml:{where}: {message}" in error.message
+    assert fix in error.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SMALL + "\nname: again\n", "key 'name' was already given at 4:1"),
+        ("a: &x 1\nb: *x\n", "anchors and aliases are not allowed"),
+        ("a: !!python/object:os.system 1", "is not allowed"),
+        ("a: [1", "1:6"),
+        ("", "the file is empty"),
+        ("- 1", "the top level is not a mapping"),
+        (SMALL.replace("root: 1", "root: .nan"), "is not a number"),
+        (SMALL.replace("root: 1", "root: 1e999"), "is not allowed"),
+        ("[" * 5000, "recursion"),
+        ("? [a]\n: 1\n", "keys must be plain text"),
+    ],
+    ids=lambda text: text[-24:].replace("\n", " "),
+)
+def test_what_is_not_strict_yaml_is_refused(text, message):
+    error = refused(text)
+    assert error.code == "CAP-S002"
+    assert message in error.message
+
+
+def test_all_findings_are_listed_at_once():
+    error = refused(SMALL.replace("batch", "batsch").replace("8_000", "twelve"))
+    assert error.message.count("\n") == 1  # total_steps and replay_capacity
+
+
+def test_overrides_are_applied_and_checked_like_the_file():
+    spec = parse_spec(SMALL.encode(), "spec.yaml", ["seeds.root=7", "seeds.streams.minibatch=9"])
+    assert spec.seeds.root == 7
+    assert spec.seeds.streams == {"minibatch": 9}
+    assert (
+        "set on the command line: trainer.batch is not" in refused(SMALL, "trainer.batch=3").message
+    )
+    assert refused(SMALL, "nonsense").code == "CAP-S004"
+    assert refused(SMALL, "name.x=1").code == "CAP-S004"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CapsuleError, match=r"cannot read spec .*absent\.yaml: No such file"):
+        load_spec(tmp_path / "absent.yaml")
+
+
+def test_a_spec_survives_its_own_json():
+    spec = parse_spec(SMALL.encode(), "spec.yaml")
+    document = spec.model_dump(mode="json", by_alias=True)
+    assert parse_spec(json.dumps(document).encode(), "spec.json") == spec
+
+
+def test_the_schema_documents_every_field_of_the_trainer():
+    schema = schema_document()
+    assert schema["$defs"]["DqnTrainer"]["properties"]["discount"]["default"] == 0.99
+    assert schema["additionalProperties"] is False
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_spec_or_a_coded_error(data):
+    try:
+        assert isinstance(parse_spec(data, "spec.yaml"), Spec)
+    except CapsuleError as error:
+        assert error.code in {"CAP-S002", "CAP-S003"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_mutated_spec_gives_a_spec_or_a_coded_error(data):
+    text = SMALL.encode()
+    position = data.draw(st.integers(0, len(text) - 1))
+    mutated = text[:position] + data.draw(st.binary(min_size=0, max_size=4)) + text[position + 1 :]
+    try:
+        assert isinstance(parse_spec(mutated, "spec.yaml"), Spec)
+    except CapsuleError as error:
+        assert error.exit_code == ExitCode.USAGE

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.image.cache import Cache, HashMismatchError, default_root
+
+CONTENT = b"content" * 50_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CAPSULE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/capsule"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/someone/.cache/capsule"),
+        ({}, "/home/someone/.cache/capsule"),
+    ],
+)
+def test_root_follows_the_environment(monkeypatch, variables, expected):
+    for name in ("CAPSULE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/someone", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert default_root() == Path(expected)
+
+
+def test_adds_content_under_its_hash(cache, source):
+    assert not cache.has(SHA256)
+    path = cache.add(source, SHA256)
+    assert path == cache.path(SHA256)
+    assert path.read_bytes() == CONTENT
+    assert cache.has(SHA256)
+    assert source.exists()
+
+
+def test_adding_twice_is_harmless(cache, source):
+    assert cache.add(source, SHA256) == cache.add(source, SHA256)
+
+
+def test_wrong_content_is_refused_and_leaves_nothing(cache, source):
+    with pytest.raises(HashMismatchError) as caught:
+        cache.add(source, "0" * 64)
+    assert caught.value.code == "CAP-I301"
+    assert SHA256 in caught.value.message
+    assert [path for path in cache.root.rglob("*") if path.is_file()] == []
+
+
+def test_wrong_content_does_not_replace_right_content(cache, source, tmp_path):
+    cache.add(source, SHA256)
+    forged = tmp_path / "forged"
+    forged.write_bytes(b"forged")
+    with pytest.raises(HashMismatchError):
+        cache.add(forged, SHA256)
+    assert cache.path(SHA256).read_bytes() == CONTENT
+
+
+def test_content_is_readable_by_others_whatever_the_umask(cache, source):
+    previous = os.umask(0o077)
+    try:
+        path = cache.add(source, SHA256)
+    finally:
+        os.umask(previous)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("sha256", ["", "..", "0" * 63, "0" * 65, "A" * 64, "../" + "0" * 61])
+def test_refuses_what_is_not_a_hash(cache, sha256):
+    with pytest.raises(ValueError, match="not a SHA-256"):
+        cache.path(sha256)
+
+
+@settings(deadline=None, max_examples=200)
+@given(key=st.text(max_size=12))
+def test_derived_never_leaves_its_folder(key, tmp_path_factory):
+    cache = Cache(tmp_path_factory.getbasetemp() / "derived-cache")
+    try:
+        path = cache.derived(key)
+    except ValueError:
+        return
+    assert path.parent == cache.root / "derived"
+    assert path.name == key
+    assert path.parent.is_dir()
+
+
+def test_digest_is_remembered_until_the_file_changes(cache, source):
+    assert cache.digest(source) == SHA256
+    assert cache.digest(source) == SHA256
+    source.write_bytes(b"changed")
+    assert cache.digest(source) == hashlib.sha256(b"changed").hexdigest()
+
+
+def test_scratch_is_empty_and_goes_away(cache):
+    with cache.scratch() as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "file").write_bytes(b"")
+    assert not folder.exists()
+
+
+def _add(root: Path, source: Path) -> None:
+    for _ in range(5):
+        Cache(root).add(source, SHA256)
+
+
+def test_many_processes_may_add_at_once(cache, source):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_add, args=(cache.root, source)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert cache.path(SHA256).read_bytes() == CONTENT
+    assert len(list(cache.path(SHA256).parent.iterdir())) == 1
+
+
+def _enter_and_leave(root: Path, journal: Path) -> None:
+    with Cache(root).lock("name"), journal.open("a") as stream:
+        for line in ("in\n", "out\n"):
+            stream.write(line)
+            stream.flush()
+            time.sleep(0.05)
+
+
+def test_lock_admits_one_process_at_a_time(cache, tmp_path):
+    journal = tmp_path / "journal"
+    context = multiprocessing.get_context("spawn")
+    arguments = (cache.root, journal)
+    workers = [context.Process(target=_enter_and_leave, args=arguments) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert journal.read_text() == "in\nout\n" * 3

@@ -1,0 +1,58 @@
+import pytest
+
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.errors import CapsuleError
+from capsule.image.recipe import Recipe, data_file, load_recipe
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_recipes_that_come_with_capsule(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert list(recipe.debian) == sorted(set(recipe.debian))
+    assert {"libc6", "python3.11-minimal"} <= set(recipe.debian)
+    assert recipe.environment["HOME"] == "/tmp"  # noqa: S108
+    assert "capsule:x:1000:1000:" in recipe.files["/etc/passwd"]
+
+
+def test_recipes_differ_only_where_they_must():
+    cpu, cuda = load_recipe("cpu"), load_recipe("cuda")
+    assert cuda.prune["*"] == (*cpu.prune["*"], "nvidia/*/include/*")
+    assert cuda.model_copy(update={"name": "cpu", "prune": cpu.prune}) == cpu
+    assert cpu.digest() != cuda.digest()
+
+
+def test_digest_covers_every_field():
+    recipe = load_recipe("cpu")
+    assert recipe.digest() == sha256_hex(canonical_json(recipe.model_dump(mode="json")))
+    for change in (
+        {"debian": recipe.debian[1:]},
+        {"packages": ()},
+        {"prune": {}},
+        {"environment": {}},
+        {"files": {}},
+    ):
+        assert recipe.model_copy(update=change).digest() != recipe.digest()
+
+
+def test_patterns_for_all_come_before_a_distribution_s_own():
+    recipe = load_recipe("cpu").model_copy(update={"prune": {"*": ("a",), "torch": ("b",)}})
+    assert recipe.prune_patterns("torch") == ("a", "b")
+    assert recipe.prune_patterns("numpy") == ("a",)
+
+
+@pytest.mark.parametrize("path", ["etc/x", "/etc/x y", "/", "/etc//x"])
+def test_files_need_plain_absolute_paths(path):
+    document = load_recipe("cpu").model_dump(mode="json") | {"files": {path: ""}}
+    with pytest.raises(ValueError, match="files"):
+        Recipe.model_validate_json(canonical_json(document))
+
+
+def test_unknown_recipe():
+    with pytest.raises(CapsuleError, match="CAP-I101 recipe 'tpu'"):
+        load_recipe("tpu")
+
+
+def test_data_files_are_found():
+    assert data_file("specs", "dqn-breakout.yaml").is_file()
+    assert not data_file("images", "none.yaml").exists()

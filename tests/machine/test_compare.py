@@ -1,0 +1,331 @@
+"""What differences between machines mean: every rule, from the fields to the expected grade."""
+
+import pytest
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import (
+    CpuAccelerator,
+    CudaAccelerator,
+    DqnTrainer,
+    GymnasiumEnvironment,
+    LimitsSpec,
+    Spec,
+)
+from capsule.machine.compare import check_requirements, compare, expected_grade, select_gpu
+from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem, take_fingerprint
+from capsule.machine.gpu import Driver, Gpu
+
+CASCADE_LAKE = Cpu(
+    vendor="GenuineIntel",
+    name="Intel(R) Xeon(R) Processor @ 2.50GHz",
+    family=6,
+    model=85,
+    stepping=7,
+    flags=("avx", "avx2", "avx512f", "f16c", "fma", "sse4_2"),
+    logical_cores=2,
+    caches={"L1d": 32768, "L3": 37486592},
+)
+HASWELL = CASCADE_LAKE.model_copy(
+    update={
+        "name": "Intel(R) Core(TM) i7-4770",
+        "model": 60,
+        "stepping": 3,
+        "flags": ("avx", "avx2", "f16c", "fma", "sse4_2"),
+        "logical_cores": 8,
+        "caches": {"L1d": 32768, "L3": 8388608},
+    }
+)
+NEHALEM = HASWELL.model_copy(update={"name": "Intel Core i7-920", "flags": ("sse4_2",)})
+ZEN5 = CASCADE_LAKE.model_copy(
+    update={"vendor": "AuthenticAMD", "name": "AMD EPYC 9755", "family": 26, "model": 2}
+)
+ZEN3 = ZEN5.model_copy(update={"name": "AMD EPYC 7763", "family": 25, "flags": HASWELL.flags})
+
+H200 = Gpu(
+    index=0,
+    name="NVIDIA H200",
+    architecture="hopper",
+    compute_capability="9.0",
+    cuda_cores=16896,
+    mig_enabled=False,
+    mig_devices=(),
+    memory_bytes=150_754_820_096,
+    vbios="96.00.BC.00.01",
+    ecc_enabled=True,
+    uuid_sha256="a" * 64,
+)
+A100 = H200.model_copy(
+    update={
+        "name": "NVIDIA A100-SXM4-80GB",
+        "architecture": "ampere",
+        "compute_capability": "8.0",
+        "cuda_cores": 6912,
+    }
+)
+
+
+def machine(cpu=CASCADE_LAKE, gpus=(), engine="docker", version="580.95.05", **changes):
+    facts = {
+        "cpu": cpu,
+        "memory_bytes": 64 << 30,
+        "kernel": "6.1.0",
+        "os": OperatingSystem(id="debian", version_id="12"),
+        "libc": "glibc 2.36",
+        "engine": engine and {"name": engine, "version": "1"},
+        "driver": Driver(nvml="loaded", version=version, cuda="13.0")
+        if gpus
+        else Driver(nvml="not found"),
+        "gpus": gpus,
+    }
+    return Fingerprint(**facts | changes)
+
+
+def spec(accelerator=None, **changes):
+    return Spec(
+        name="test",
+        accelerator=accelerator or CpuAccelerator(),
+        environment=GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1"),
+        trainer=DqnTrainer(algorithm="dqn", network="mlp"),
+        **changes,
+    )
+
+
+AVX2 = spec()
+NATIVE = spec(CpuAccelerator(numerics="native"))
+CUDA = spec(CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65"))
+CUDA_H200 = spec(
+    CudaAccelerator(
+        kind="cuda",
+        cuda="13.0",
+        cudnn=">=9.10",
+        driver=">=580.65,<590",
+        gpu="NVIDIA H200",
+        compute_capability="9.0",
+    )
+)
+
+
+def effects(recorded, here, experiment):
+    return {row.field: row.effect for row in compare(recorded, here, experiment)}
+
+
+def grade(recorded, here, experiment):
+    return expected_grade(compare(recorded, here, experiment))[0]
+
+
+@pytest.mark.parametrize("experiment", [AVX2, NATIVE, CUDA, CUDA_H200])
+def test_a_machine_equals_itself(experiment):
+    same = machine(gpus=(H200,))
+    assert set(effects(same, same, experiment).values()) == {"none"}
+    assert grade(same, same, experiment) == "bitwise"
+    assert check_requirements(experiment, same) == []
+
+
+def test_the_real_machine_equals_itself():
+    here = take_fingerprint({"name": "docker", "version": "20.10"})
+    rows = compare(here, here, NATIVE.model_copy(update={"limits": LimitsSpec(memory_mb=1)}))
+    assert {row.effect for row in rows} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("here", "avx2", "native"),
+    [
+        (HASWELL, "bitwise", "statistical"),  # oneMKL honours the pin on Intel
+        (ZEN5, "statistical", "statistical"),  # another vendor, whatever the pins
+    ],
+)
+def test_another_processor_than_a_recorded_intel_one(here, avx2, native):
+    recorded, there = machine(CASCADE_LAKE), machine(here)
+    assert grade(recorded, there, AVX2) == avx2
+    assert grade(recorded, there, NATIVE) == native
+
+
+def test_outside_intel_the_pins_do_not_reach_onemkl():
+    found = effects(machine(ZEN5), machine(ZEN3), AVX2)
+    assert {field for field, effect in found.items() if effect == "may differ"} == {
+        "cpu.family",
+        "cpu.flags",
+    }
+    assert grade(machine(ZEN5), machine(ZEN3), AVX2) == "statistical"
+    again = ZEN5.model_copy(update={"name": "AMD EPYC 9555", "stepping": 0, "logical_cores": 64})
+    assert grade(machine(ZEN5), machine(again), AVX2) == "bitwise"
+
+
+@pytest.mark.parametrize(
+    ("change", "avx2", "native"),
+    [
+        ({"logical_cores": 64}, "recorded-only", "recorded-only"),
+        ({"stepping": 5}, "recorded-only", "recorded-only"),
+        ({"name": "another"}, "recorded-only", "recorded-only"),
+        ({"caches": {"L3": 1}}, "recorded-only", "may differ"),
+        ({"model": 106}, "recorded-only", "may differ"),
+        ({"flags": ("avx2", "fma")}, "recorded-only", "may differ"),
+        ({"vendor": "AuthenticAMD"}, "may differ", "may differ"),
+    ],
+)
+def test_each_fact_of_a_processor(change, avx2, native):
+    there = machine(CASCADE_LAKE.model_copy(update=change))
+    (field,) = change
+    assert effects(machine(), there, AVX2)[f"cpu.{field}"] == avx2
+    assert effects(machine(), there, NATIVE)[f"cpu.{field}"] == native
+    # Nothing pins the processor's code path of a CUDA experiment.
+    assert effects(machine(), there, CUDA)[f"cpu.{field}"] == native
+
+
+def test_a_processor_without_avx2_decides_nothing():
+    here = machine(NEHALEM)
+    (error,) = check_requirements(AVX2, here)
+    assert (error.code, error.exit_code) == ("CAP-M004", ExitCode.INCONCLUSIVE)
+    assert "avx2 and fma" in error.message
+    rows = compare(machine(), here, AVX2)
+    assert expected_grade(rows) == ("inconclusive", error.message)
+    assert [row.field for row in rows if row.effect == "gate"] == ["cpu.flags"]
+    # A difference is not needed: the recorded machine cannot have run it either.
+    assert grade(here, here, AVX2) == "inconclusive"
+    assert check_requirements(NATIVE, here) == []
+
+
+def test_memory_below_the_limit_decides_nothing():
+    nominal = 16_384 << 20
+    assert check_requirements(AVX2, machine(memory_bytes=int(nominal * 0.95))) == []
+    here = machine(memory_bytes=nominal // 2)
+    (error,) = check_requirements(AVX2, here)
+    assert (error.code, error.exit_code) == ("CAP-M005", ExitCode.INCONCLUSIVE)
+    assert "8192 MiB" in error.message
+    assert effects(machine(), here, AVX2)["memory_bytes"] == "gate"
+
+
+def test_the_c_library_counts_only_outside_a_container():
+    other = {"libc": "glibc 2.41"}
+    assert effects(machine(), machine(**other), AVX2)["libc"] == "recorded-only"
+    plain = machine(engine="process")
+    assert effects(plain, machine(engine="process", **other), AVX2)["libc"] == "may differ"
+    assert effects(machine(), plain, AVX2)["engine.name"] == "may differ"
+    assert effects(machine(), machine(engine=None), AVX2)["engine.name"] == "may differ"
+    assert effects(machine(), machine(engine="podman"), AVX2)["engine.name"] == "recorded-only"
+    assert grade(machine(), machine(kernel="6.12.1", engine="podman"), AVX2) == "bitwise"
+
+
+def test_a_missing_gpu_decides_nothing():
+    recorded, here = machine(gpus=(H200,)), machine()
+    (error,) = check_requirements(CUDA_H200, here)
+    assert (error.code, error.exit_code) == ("CAP-M001", ExitCode.INCONCLUSIVE)
+    assert "NVIDIA H200 with compute capability 9.0" in error.message
+    assert "no NVIDIA driver library" in error.message
+    rows = {row.field: row for row in compare(recorded, here, CUDA_H200)}
+    assert rows["gpu.name"].effect == "gate"
+    assert (rows["gpu.name"].recorded, rows["gpu.name"].here) == ("NVIDIA H200", "none")
+    assert grade(recorded, here, CUDA_H200) == "inconclusive"
+    stopped = machine(driver=Driver(nvml="NVML_ERROR_LIB_RM_VERSION_MISMATCH"))
+    assert "NVML_ERROR_LIB_RM_VERSION_MISMATCH" in check_requirements(CUDA, stopped)[0].message
+
+
+def test_another_gpu_than_the_one_asked_for_decides_nothing():
+    here = machine(gpus=(A100,))
+    (error,) = check_requirements(CUDA_H200, here)
+    assert (error.code, error.exit_code) == ("CAP-M002", ExitCode.INCONCLUSIVE)
+    assert "NVIDIA A100-SXM4-80GB (8.0)" in error.message
+    assert grade(machine(gpus=(H200,)), here, CUDA_H200) == "inconclusive"
+    assert check_requirements(CUDA, here) == []
+    assert grade(machine(gpus=(H200,)), here, CUDA) == "statistical"
+
+
+def test_the_gpu_asked_for_is_found_among_others():
+    both = machine(gpus=(A100, H200.model_copy(update={"index": 1})))
+    assert select_gpu(both, CUDA_H200.accelerator).index == 1
+    assert select_gpu(both, CUDA.accelerator).index == 0
+    assert select_gpu(machine(), CUDA.accelerator) is None
+    for change in ({"name": "NVIDIA H100"}, {"compute_capability": "8.0"}):
+        half = machine(gpus=(H200.model_copy(update=change),))
+        assert select_gpu(half, CUDA_H200.accelerator) is None
+    assert check_requirements(CUDA_H200, both) == []
+    assert grade(machine(gpus=(H200,)), both, CUDA_H200) == "bitwise"
+
+
+@pytest.mark.parametrize(
+    ("change", "effect"),
+    [
+        ({"compute_capability": "10.0"}, "may differ"),
+        ({"architecture": "blackwell"}, "may differ"),
+        ({"cuda_cores": 14592}, "may differ"),
+        ({"sm_count": 114}, "may differ"),
+        ({"mig_enabled": True}, "may differ"),
+        ({"mig_devices": ("NVIDIA H200 MIG 1g.18gb",)}, "may differ"),
+        ({"name": "NVIDIA H100"}, "may differ"),
+        ({"memory_bytes": 80 << 30}, "may differ"),
+        ({"memory_bytes": 300 << 30}, "recorded-only"),
+        ({"vbios": "96.00.BC.00.02"}, "recorded-only"),
+        ({"ecc_enabled": False}, "recorded-only"),
+        ({"uncorrected_errors": 3}, "recorded-only"),
+        ({"power_limit_milliwatts": 500_000}, "recorded-only"),
+        ({"uuid_sha256": "b" * 64}, "recorded-only"),
+    ],
+)
+def test_each_fact_of_a_gpu(change, effect):
+    recorded, here = machine(gpus=(H200,)), machine(gpus=(H200.model_copy(update=change),))
+    (field,) = change
+    found = effects(recorded, here, CUDA)
+    assert found.pop(f"gpu.{field}") == effect
+    assert set(found.values()) == {"none"}
+    assert grade(recorded, here, CUDA) == ("statistical" if effect == "may differ" else "bitwise")
+
+
+def test_a_gpu_that_says_nothing_is_not_called_equal():
+    silent = machine(gpus=(Gpu(index=0, name="NVIDIA H200"),))
+    found = effects(silent, silent, CUDA)
+    assert found["gpu.compute_capability"] == found["gpu.cuda_cores"] == "may differ"
+    assert grade(silent, silent, CUDA) == "statistical"
+
+
+def test_gpus_do_not_matter_to_a_cpu_experiment():
+    assert not any(
+        field.startswith(("gpu", "driver"))
+        for field in effects(machine(gpus=(H200,)), machine(), AVX2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "version", "meets"),
+    [
+        (">=580.65", "580.65.06", True),
+        (">=580.65", "575.57.08", False),
+        (">=580.65,<590", "590.10", False),
+        ("580", "580.95.05", True),
+        ("580.65", "580.95.05", False),
+        ("580.*", "580.95.05", True),
+        ("==580.95.05", "580.95.05", True),
+        (">=580.65", None, False),
+        (">=580.65", "not a version", False),
+    ],
+)
+def test_the_driver_constraint(constraint, version, meets):
+    accelerator = CUDA.accelerator.model_copy(update={"driver": constraint})
+    here = machine(gpus=(H200,), version=version)
+    findings = check_requirements(CUDA.model_copy(update={"accelerator": accelerator}), here)
+    assert [error.code for error in findings] == ([] if meets else ["CAP-M003"])
+    assert all(constraint in error.message for error in findings)
+
+
+def test_a_newer_driver_that_meets_the_constraint_is_recorded_only():
+    recorded = machine(gpus=(H200,))
+    here = machine(gpus=(H200,), version="600.10")
+    assert effects(recorded, here, CUDA)["driver.version"] == "recorded-only"
+    assert grade(recorded, here, CUDA) == "bitwise"
+    assert effects(recorded, here, CUDA_H200)["driver.version"] == "gate"
+
+
+def test_a_constraint_that_is_none_is_a_usage_error():
+    accelerator = CUDA.accelerator.model_copy(update={"driver": ">=580,whatever"})
+    with pytest.raises(CapsuleError) as caught:
+        check_requirements(
+            CUDA.model_copy(update={"accelerator": accelerator}), machine(gpus=(H200,))
+        )
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-M006", ExitCode.USAGE)
+
+
+def test_rows_are_documents():
+    rows = compare(machine(), machine(ZEN5), AVX2)
+    for row in rows:
+        assert type(row).model_validate_json(row.model_dump_json()) == row
+        assert row.reason
+    assert [row.here for row in rows if row.field == "cpu.caches"] == ["L1d 32768, L3 37486592"]

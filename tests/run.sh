@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Everything that must pass: format, lint, types, the rooms' import rules, tests.
+# Arguments go to pytest: bash tests/run.sh -k engine
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Tools that are not ours verify our bundles; a static busybox is the tests' smallest image.
+packages=()
+for program in npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd busybox:busybox-static; do
+  command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
+done
+if [ ${#packages[@]} -gt 0 ]; then
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    mkdir -p .cache
+    # shellcheck source=scripts/packages.sh
+    source scripts/packages.sh
+    install_debian_packages "${packages[@]}"
+  else
+    echo "tests: missing Debian packages: ${packages[*]}" >&2
+    exit 1
+  fi
+fi
+bash scripts/setup.sh train dev
+
+step() {
+  printf '\n== %s\n' "$*" >&2
+  "$@"
+}
+export PATH="$PWD/.venv/bin:$PATH"
+step ruff format --check
+step ruff check
+step mypy
+step lint-imports
+step pytest -m "not gpu" "$@"

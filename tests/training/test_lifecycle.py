@@ -1,0 +1,206 @@
+"""Whole runs in processes of their own: equal, killed, interrupted, cut short, failing."""
+
+import random
+import shutil
+import signal
+import time
+
+import pytest
+
+from capsule.experiment import contract
+from capsule.experiment.contract import CheckpointIndex, Evaluation, Event, Result, StreamProfiles
+from capsule.experiment.spec import environment_variables
+from capsule.experiment.trace import first_difference, trace_head
+from capsule.training.checkpoint import load_tensors
+
+from .conftest import (
+    BREAKOUT,
+    CARTPOLE,
+    claimed,
+    finish_run,
+    make_spec,
+    merge,
+    new_run,
+    read,
+    start_run,
+)
+
+
+def test_a_finished_run_keeps_the_contract(cartpole_run):
+    result = Result.model_validate_json((cartpole_run / contract.RESULT).read_bytes())
+    assert (result.complete, result.steps, result.trace_records) == (True, 1_600, 200)
+    assert trace_head(cartpole_run / contract.TRACE) == (200, result.trace_head)
+    index = CheckpointIndex.model_validate_json(
+        (cartpole_run / contract.CHECKPOINT_INDEX).read_bytes()
+    )
+    assert [checkpoint.step for checkpoint in index.checkpoints] == [400, 800, 1_200, 1_600]
+    assert index.checkpoints[-1].trace_head == result.trace_head
+    final = cartpole_run / contract.CHECKPOINTS / "step-000000001600.safetensors"
+    assert load_tensors(final, index.checkpoints[-1].tensors)
+    evaluation = Evaluation.model_validate_json((cartpole_run / contract.EVALUATION).read_bytes())
+    assert [point.step for point in evaluation.points] == [800, 1_600]
+    assert len(evaluation.starts) == 3
+    streams = StreamProfiles.model_validate_json((cartpole_run / contract.STREAMS).read_bytes())
+    draws = {profile.name: profile.draws for profile in streams.streams}
+    assert draws["exploration"] == 2 * 1_600
+    lines = (cartpole_run / contract.EVENTS).read_bytes().splitlines()
+    kinds = [Event.model_validate_json(line).kind for line in lines]
+    assert (kinds[0], kinds[-1]) == ("start", "finish")
+
+
+def test_two_processes_give_the_same_bytes(cartpole_run, tmp_path):
+    again = new_run(tmp_path / "again", make_spec(CARTPOLE))
+    assert finish_run(again)[0] == 0
+    assert claimed(again) == claimed(cartpole_run)
+
+
+def test_another_seed_gives_another_run(cartpole_run, tmp_path):
+    other = new_run(tmp_path / "other", make_spec(CARTPOLE, seeds={"root": 1}), stop_after=80)
+    assert finish_run(other)[0] == 0
+    found = first_difference(cartpole_run / contract.TRACE, other / contract.TRACE, prefix=True)
+    assert (found.step, found.component, found.name) == (8, "streams", "environment")
+
+
+# Shares of the trace after which the process is killed; beyond 1 it is evaluating or just done.
+MOMENTS = [0.01, *(share / 100 for share in random.Random(2019).sample(range(1, 105), 3))]  # noqa: S311
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_resumes_to_the_same_bytes(cartpole_run, tmp_path, moment):
+    directory = new_run(tmp_path / "killed", make_spec(CARTPOLE))
+    kill_when_traced(directory, (cartpole_run / contract.TRACE).stat().st_size * moment)
+    assert finish_run(directory)[0] == 0
+    assert claimed(directory) == claimed(cartpole_run)
+
+
+def test_a_run_killed_again_and_again_resumes_to_the_same_bytes(cartpole_run, tmp_path):
+    directory = new_run(tmp_path / "killed", make_spec(CARTPOLE))
+    size = (cartpole_run / contract.TRACE).stat().st_size
+    for moment in (0.3, 0.6, 0.9):
+        kill_when_traced(directory, size * moment)
+    assert finish_run(directory)[0] == 0
+    assert claimed(directory) == claimed(cartpole_run)
+
+
+def kill_when_traced(directory, size):
+    """Start a run and kill it with signal 9 once its trace has this many bytes."""
+    process = start_run(directory)
+    trace = directory / contract.TRACE
+    while process.poll() is None:
+        if trace.exists() and trace.stat().st_size >= size:
+            break
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
+    whole = new_run(tmp_path / "whole", make_spec(BREAKOUT))
+    assert finish_run(whole)[0] == 0
+    killed = new_run(tmp_path / "killed", make_spec(BREAKOUT))
+    kill_when_traced(killed, (whole / contract.TRACE).stat().st_size * 0.7)
+    assert finish_run(killed)[0] == 0
+    assert claimed(killed) == claimed(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_run_and_a_restart_finishes_it(cartpole_run, tmp_path, number):
+    directory = new_run(tmp_path / "stopped", make_spec(CARTPOLE))
+    process = start_run(directory)
+    while not (directory / contract.TRACE).exists() or not (
+        (directory / contract.TRACE).stat().st_size
+    ):
+        time.sleep(0.001)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not (directory / contract.RESULT).exists()
+    assert finish_run(directory)[0] == 0
+    assert claimed(directory) == claimed(cartpole_run)
+
+
+def test_a_prefix_repeats_the_start_of_the_run(cartpole_run, tmp_path):
+    prefix = new_run(tmp_path / "prefix", make_spec(CARTPOLE), stop_after=420)
+    assert finish_run(prefix)[0] == 0
+    result = read(prefix, contract.RESULT)
+    assert (result["complete"], result["steps"]) == (False, 420)
+    assert not (prefix / contract.EVALUATION).exists()
+    whole = read(cartpole_run, contract.CHECKPOINT_INDEX)["checkpoints"]
+    assert read(prefix, contract.CHECKPOINT_INDEX)["checkpoints"] == whole[:1]
+    traces = (prefix / contract.TRACE, cartpole_run / contract.TRACE)
+    assert first_difference(*traces, prefix=True) is None
+    assert first_difference(*traces).component == "end"
+
+
+def test_steps_after_the_last_whole_record_are_traced_at_the_end(tmp_path):
+    spec = make_spec(CARTPOLE, trainer={"total_steps": 404})
+    directory = new_run(tmp_path / "odd", spec)
+    assert finish_run(directory)[0] == 0
+    assert read(directory, contract.RESULT)["trace_records"] == 404 // 8 + 1
+
+
+def test_a_finished_run_is_left_alone(cartpole_run):
+    before = {path: path.stat().st_mtime_ns for path in cartpole_run.rglob("*")}
+    assert finish_run(cartpole_run)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in cartpole_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "stop_after", "status", "code"),
+    [
+        ({"trainer": {"learning_rate": 1e30}}, None, 6, "CAP-T151"),
+        ({"environment": {"id": "NoSuchTask-v9"}}, None, 6, "CAP-T214"),
+        ({}, 81, 2, "CAP-T112"),
+    ],
+)
+def test_a_failure_is_named(tmp_path, changes, stop_after, status, code):
+    spec = make_spec(merge(CARTPOLE, changes))
+    directory = new_run(tmp_path / "failing", spec, stop_after=stop_after)
+    found, errors = finish_run(directory)
+    failure = read(directory, contract.FAILURE)
+    assert (found, failure["code"]) == (status, code)
+    assert failure["message"] in errors
+    assert "Traceback" not in errors
+    if code == "CAP-T151":
+        assert f"at step {failure['step']}" in failure["message"]
+        assert 200 < failure["step"] <= 240
+    assert not (directory / contract.RESULT).exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run directory that holds the state of step 400; not to be changed."""
+    directory = new_run(tmp_path_factory.mktemp("saved") / "run", make_spec(CARTPOLE), 400)
+    status, errors = finish_run(directory)
+    assert status == 0, errors
+    (directory / contract.RESULT).unlink()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "code"),
+    [
+        ("state/resume.json", lambda data: data[: len(data) // 2], "CAP-T132"),
+        ("state/resume.json", lambda data: data.replace(b'"step":', b'"stop":'), "CAP-T132"),
+        ("state/tensors-400.safetensors", lambda data: data[:-4], "CAP-T132"),
+        ("state/tensors-400.safetensors", lambda data: data[:-4] + b"\0\0\0\1", "CAP-T132"),
+        ("state/replay/frames.bin", lambda data: b"\1" * len(data), "CAP-T223"),
+        ("trace.jsonl", lambda data: data[:100], "CAP-T121"),
+        ("job.json", lambda data: data[:-2], "CAP-T111"),
+        ("job.json", lambda data: data.replace(b'"root":0', b'"root":7'), "CAP-T133"),
+    ],
+)
+def test_a_damaged_directory_is_refused(saved, tmp_path, name, damage, code):
+    directory = shutil.copytree(saved, tmp_path / "damaged")
+    path = directory / name
+    path.write_bytes(damage(path.read_bytes()))
+    status, errors = finish_run(directory, environment=environment_variables(make_spec(CARTPOLE)))
+    assert (status, read(directory, contract.FAILURE)["code"]) == (6, code), errors
+
+
+def test_a_run_is_not_resumed_under_other_numerics(saved, tmp_path):
+    directory = shutil.copytree(saved, tmp_path / "moved")
+    runtime = directory / contract.RUNTIME
+    runtime.write_bytes(runtime.read_bytes().replace(b'"torch.num_threads":"1"', b'"x":"1"'))
+    status, _ = finish_run(directory)
+    assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T113")
