@@ -28,14 +28,16 @@ done
 is_root() { [ "$(id -u)" -eq 0 ]; }
 has() { command -v "$1" >/dev/null; }
 
-has_engine_program() {
-  [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd || has docker || has podman
+# A docker client alone may well have no engine to talk to.
+has_engine() {
+  [ -n "${DOCKER_HOST:-}${CONTAINER_HOST:-}" ] || has dockerd || has podman ||
+    { has docker && docker version >/dev/null 2>&1; }
 }
 
 missing_packages() {
   python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
   [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ] || echo ca-certificates
-  if [ "$engine" = yes ] && ! has_engine_program; then echo docker.io; fi
+  if [ "$engine" = yes ] && ! has_engine; then echo docker.io; fi
 }
 
 install_packages() {
