@@ -26,7 +26,7 @@ class CapsuleError(Exception):
     Attributes:
         code: Stable identifier such as ``CAP-S002``; catalogued in ``docs/errors.md``. The letter
             names the room: S spec, L lock, I image, E engine, T training, B bundle, V verification,
-            M machine.
+            M machine, N native parts, R random profiles (entropy), D diagnosis.
         message: One sentence: what is wrong, with the field and the value.
         fix: What to do about it.
         exit_code: Status the command ends with.

@@ -108,6 +108,31 @@ class DeterminismSpec(Model):
     cublas_workspace: Literal[":4096:8", ":16:8"] = ":4096:8"
 
 
+class EntropySpec(Model):
+    """What becomes of the randomness that programs ask the operating system for."""
+
+    mode: Literal["virtual", "recorded", "system"] = Field(
+        "virtual",
+        description="'virtual' derives it from a key, the process, the thread and a counter; "
+        "'recorded' keeps fresh randomness, which verify replays; 'system' leaves it alone.",
+    )
+    seed: Seed | None = Field(None, description="Key of virtual entropy; default: seeds.root.")
+    on_exhaustion: Literal["fail", "virtual"] = Field(
+        "fail", description="What a replay gives that asks for more than was recorded."
+    )
+    supervised: bool = Field(
+        True, description="Catch raw system calls, too, which a preloaded library cannot see."
+    )
+    address_randomization: bool = Field(
+        False, description="Load programs at random addresses, which id() and set order show."
+    )
+    clock: Literal["system", "fixed", "virtual"] = Field(
+        "system",
+        description="'fixed' stops the calendar clock; 'virtual' advances it by each call. For "
+        "programs that seed from the time.",
+    )
+
+
 class SeedsSpec(Model):
     """One root seed; any stream can be overridden alone (the sensitivity study of Nagarajan)."""
 
@@ -287,6 +312,7 @@ class Spec(Model):
         CpuAccelerator()
     )
     determinism: DeterminismSpec = DeterminismSpec()
+    entropy: EntropySpec = EntropySpec()
     seeds: SeedsSpec = SeedsSpec()
     environment: EnvironmentSpec
     trainer: DqnTrainer

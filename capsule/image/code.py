@@ -8,7 +8,7 @@ from pathlib import Path
 from capsule.experiment.canonical import canonical_json, sha256_hex
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_ROOMS = ("experiment", "training", "entropy")
+_ROOMS = ("experiment", "native", "entropy", "training")
 
 
 def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:

@@ -1,0 +1,70 @@
+"""Builds the native parts, with the C compiler that the ``ziglang`` wheel brings.
+
+Same compiler, same sources, same flags: same bytes, whoever builds. Hatch calls :class:`NativeParts`
+when it builds a wheel or an editable install; ``python hatch_build.py`` builds in place.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "capsule" / "native" / "source"
+OUTPUT = ROOT / "capsule" / "native" / "lib"
+
+WHEEL_TAG = "py3-none-manylinux_2_28_x86_64"
+COMMON = ("-O2", "-std=c17", "-Wall", "-Wextra", "-Werror", "-s", "-fno-sanitize=all")
+# Loaded into other people's processes: an old C library must do.
+SHARED = ("-target", "x86_64-linux-gnu.2.28", "-shared", "-fPIC", "-fvisibility=hidden")
+# Started before anything else: needs no C library at all.
+STATIC = ("-target", "x86_64-linux-musl", "-static")
+
+# File name to sources and flags. Results must not depend on how a compiler fuses operations.
+PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "libcapsule-kernels.so": (("kernels.c",), (*SHARED, "-O3", "-ffp-contract=off")),
+}
+
+
+def build(name: str) -> None:
+    """Compile one part into :data:`OUTPUT`.
+
+    Raises:
+        subprocess.CalledProcessError: The compiler refused; it said why on standard error.
+    """
+    sources, flags = PARTS[name]
+    OUTPUT.mkdir(exist_ok=True)
+    unfinished = OUTPUT / f".{name}"
+    command = [sys.executable, "-m", "ziglang", "cc", *COMMON, *flags]
+    # Relative paths, so that no file name of this machine gets into the result.
+    command += [*sources, "-o", str(unfinished)]
+    cache = ROOT / ".cache" / "zig"
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "ZIG_GLOBAL_CACHE_DIR": str(cache),
+        "ZIG_LOCAL_CACHE_DIR": str(cache),
+    }
+    subprocess.run(command, cwd=SOURCES, env=environment, check=True)
+    unfinished.replace(OUTPUT / name)
+
+
+class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
+    """Hatch's hook."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Build every part before the files of the wheel are collected."""
+        for name in PARTS:
+            build(name)
+        build_data["pure_python"] = False
+        build_data["tag"] = WHEEL_TAG
+        build_data["artifacts"] += [f"/capsule/native/lib/{name}" for name in PARTS]
+
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        build(part)
