@@ -40,7 +40,8 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec, StreamName
 from capsule.training.environments import Environment
-from capsule.training.networks import Network, Parameters, flatten, initialize, make_network
+from capsule.training.gradient import ShardedGradient
+from capsule.training.networks import WIDE, Network, Parameters, initialize, make_network
 from capsule.training.optimizer import CentredRmsProp
 from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, exploration_rate
 from capsule.training.replay import ReplayMemory
@@ -49,7 +50,6 @@ from capsule.training.trace import Trace, leaf_digest
 
 RETURNS_KEPT = 100
 WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
-Gradient = list[torch.Tensor]  # one flat tensor per parameter tensor, in memory order
 
 
 class DeepQLearning:
@@ -115,8 +115,13 @@ class DeepQLearning:
         )
         overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
         self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
-        self._leaves = [view.detach().requires_grad_() for view in self.online.views.values()]
+        self._leaves = {
+            name: view.detach().requires_grad_()
+            for name, view in self.online.views.items()
+            if name != WIDE
+        }
         self._shards = _Shards(spec.trainer.gradient_shards, environment, device)
+        self._gradient = ShardedGradient(len(self._shards.sizes), self.online)
         self._warm_up()
         self.step = 0
         self.episodes = 0
@@ -223,11 +228,14 @@ class DeepQLearning:
                 self.target.views, self.network.inputs(windows[:, 1:])
             )
             targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
-        views = dict(zip(self.online.views, self._leaves, strict=True))
-        values = self.network.values(views, self.network.inputs(windows[:, :-1]))
+        views = {**self.online.views, **self._leaves}
+        features = self.network.features(views, self.network.inputs(windows[:, :-1]))
+        outputs = self.network.wide(views, features)
+        values = self.network.head(views, outputs)
         loss = clipped_error_loss(values, actions, targets)
-        gradient = torch.autograd.grad(loss, self._leaves)
-        self._shards.gradients[shard] = [flatten(tensor) for tensor in gradient]
+        *small, returned = torch.autograd.grad(loss, [*self._leaves.values(), outputs])
+        gradients = dict(zip(self._leaves, small, strict=True))
+        self._gradient.put(shard, gradients, features.detach(), returned)
         self._shards.losses[shard] = loss.detach()
 
     def _update(self) -> None:
@@ -242,10 +250,11 @@ class DeepQLearning:
                 fix="Lower trainer.learning_rate, or raise trainer.min_squared_gradient.",
                 exit_code=ExitCode.TRAINING_FAILED,
             )
-        gradients = self._shards.gradients
-        self._both(
-            lambda: self.optimizer.step(gradients, 0), lambda: self.optimizer.step(gradients, 1)
-        )
+        self._both(lambda: self._descend(0), lambda: self._descend(1))
+
+    def _descend(self, half: int) -> None:
+        for piece in self._gradient.pieces(half, 2):
+            self.optimizer.update(piece)
 
     # Threads
 
@@ -370,7 +379,7 @@ class DeepQLearning:
             )
             for name, digest in _digests(names, parameters.segments).items()
         }
-        gradient = {"gradient": _digests(names, self._shards.gradient())}
+        gradient = {"gradient": _digests(names, self._gradient.whole())}
         return {
             **(gradient if self.loss is not None else {}),
             "parameters": _digests(names, self.online.segments),
@@ -386,7 +395,6 @@ class _Shards:
         sizes: Rows of each shard.
         windows: Per shard the frames of s and s', ``[rows, frame_stack + 1, *frame_shape]``; pinned
             where a GPU reads them.
-        gradients: Per shard its gradient.
         losses: Per shard its loss, a scalar.
     """
 
@@ -401,7 +409,6 @@ class _Shards:
         self.windows = [
             blank[:size].clone().pin_memory() if pinned else blank[:size].clone() for size in sizes
         ]
-        self.gradients: list[Gradient] = [[] for _ in sizes]
         self.losses = [torch.zeros(()) for _ in sizes]
         self.clear()
 
@@ -432,13 +439,6 @@ class _Shards:
             rewards.to(self._device),
             terminals.to(self._device),
         )
-
-    def gradient(self) -> Gradient:
-        """Return the gradient of the whole minibatch, summed as the optimizer sums it."""
-        total = self.gradients[0]
-        for part in self.gradients[1:]:
-            total = [left + right for left, right in zip(total, part, strict=True)]
-        return total
 
     def digest(self) -> str:
         """Return the XXH3-128 of the minibatch as it was gathered."""

@@ -18,16 +18,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from capsule.training import kernels
 from capsule.training.streams import Stream
 
 Shape = tuple[int, ...]
+WIDE = "dense1.weight"  # has nearly all parameters of a convolutional network
 _CONVOLUTIONS = {  # output channels, kernel size, stride
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "small-conv": ((16, 3, 1),),
@@ -64,28 +66,34 @@ class Network:
         if not self.strides:
             return observations.flatten(1).to(torch.float32)
         images = observations.flatten(1, -3)
-        if images.device.type == "cpu":
-            images = torch.from_numpy(_channels_last(images.numpy()))
-        else:
-            images = images.permute(0, 2, 3, 1).contiguous()
-        floats = images.to(torch.float32)
+        if images.device.type == "cpu" and images.dtype == torch.uint8:
+            return kernels.interleave(images, self.scale).permute(0, 3, 1, 2)
+        floats = images.permute(0, 2, 3, 1).contiguous().to(torch.float32)
         return (floats.mul_(self.scale) if self.scale != 1.0 else floats).permute(0, 3, 1, 2)
 
     def values(self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
+        return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
+
+    def features(
+        self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
         hidden = inputs
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
             hidden = functional.conv2d(hidden, weight, bias, stride).relu_()
-        if self.strides:
-            hidden = hidden.permute(0, 2, 3, 1).flatten(1)
-        for layer in range(1, self.dense + 1):
-            weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
-            # As W x^T: at these batch sizes a third faster than x W^T, as functional.linear has it.
-            hidden = torch.addmm(bias.unsqueeze(1), weight, hidden.t()).t()
-            if layer < self.dense:
-                hidden = hidden.relu_()
-        return hidden
+        return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+
+    def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+        """Return the first dense layer's outputs, float32 ``[batch, units]``, not rectified."""
+        return _dense(parameters, 1, features)
+
+    def head(self, parameters: Mapping[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        """Return Q-values, float32 ``[batch, actions]``, from the outputs of :meth:`wide`."""
+        for layer in range(2, self.dense + 1):
+            outputs = _dense(parameters, layer, outputs.relu())
+        return outputs
 
 
 class Parameters:
@@ -184,13 +192,9 @@ def _unflattened(segment: torch.Tensor, shape: Shape) -> torch.Tensor:
     return segment.view(shape)
 
 
-def _channels_last(images: NDArray[Any]) -> NDArray[Any]:
-    """Copy ``[batch, channels, height, width]`` to ``[batch, height, width, channels]``.
-
-    Channel by channel is twice as fast as one transposed copy.
-    """
-    batch, channels, height, width = images.shape
-    result = np.empty((batch, height, width, channels), images.dtype)
-    for channel in range(channels):
-        result[..., channel] = images[:, channel]
-    return result
+def _dense(
+    parameters: Mapping[str, torch.Tensor], layer: int, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Apply one dense layer, as W x^T: at these batch sizes a third faster than x W^T."""
+    weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
+    return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()

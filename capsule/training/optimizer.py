@@ -9,37 +9,36 @@ With gradient ``g``, in this order::
 ``torch.optim.RMSprop(centered=True)`` differs: it uses one decay for both averages, adds its
 epsilon after the root, and its "momentum" accumulates updates instead of averaging the gradient.
 
-Each operation is one IEEE 754 basic operation on float32. On the CPU numpy does them on memory
-shared with torch, because ``torch.sqrt`` goes through a vector library that does not round
-correctly on every processor (12,305 of 2,000,000 results differed on an AVX-512 machine). Blocks
-that stay in the cache make the many small operations as fast as the memory allows.
+Each operation is one IEEE 754 basic operation on float32. On the CPU one fused loop does them all:
+one by one they would pass through memory fifteen times, and ``torch.sqrt`` goes through a vector
+library that does not round correctly on every processor (12,305 of 2,000,000 results differed on an
+AVX-512 machine).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from capsule.training import kernels
 from capsule.training.networks import Parameters
 
-BLOCK = 65_536  # float32 elements; six such arrays fit a second-level cache
 
+class Piece(NamedTuple):
+    """The gradient of a run of one tensor's elements.
 
-class _Block(NamedTuple):
-    """A run of elements of one tensor: numpy arrays, or tensors on a GPU."""
+    Attributes:
+        tensor: Index of the parameter tensor.
+        start: First element, in memory order.
+        stop: One past the last.
+        parts: float32 ``[stop - start]`` each; their sum in this order is the gradient.
+    """
 
     tensor: int
     start: int
     stop: int
-    weights: Any
-    mean: Any
-    square: Any
-    gradient: Any
-    scratch: Any
+    parts: list[torch.Tensor]
 
 
 class CentredRmsProp:
@@ -61,78 +60,33 @@ class CentredRmsProp:
     ) -> None:
         self.mean = parameters.zeros_like()
         self.square = parameters.zeros_like()
+        self._segments = list(
+            zip(parameters.segments, self.mean.segments, self.square.segments, strict=True)
+        )
         self._rate = learning_rate
         self._decay = gradient_momentum
         self._square_decay = squared_gradient_momentum
         self._floor = min_squared_gradient
-        on_cpu = parameters.flat.device.type == "cpu"
-        self._library: ModuleType = np if on_cpu else torch
-        self._native = torch.Tensor.numpy if on_cpu else torch.Tensor.detach
-        blocks = self._blocks(parameters)
-        self.halves = (blocks[0::2], blocks[1::2])
+        self._fused = parameters.flat.device.type == "cpu"
 
-    def step(self, shards: Sequence[Sequence[torch.Tensor]], half: int) -> None:
-        """Update one half of the parameters; the two halves may run in two threads.
-
-        Args:
-            shards: For each shard of the batch its gradient: one flat tensor per parameter tensor,
-                in memory order (see ``networks.flatten``). Shards are summed in this order.
-            half: 0 or 1.
-        """
-        arrays = [[self._native(tensor) for tensor in shard] for shard in shards]
-        for block in self.halves[half]:
-            parts = [shard[block.tensor][block.start : block.stop] for shard in arrays]
-            self._update(block, parts)
-
-    def _update(self, block: _Block, parts: list[Any]) -> None:
-        library, w, m, v, t = (
-            self._library,
-            block.weights,
-            block.mean,
-            block.square,
-            block.scratch,
-        )
-        g = parts[0]
-        for part in parts[1:]:
-            g = library.add(g, part, out=block.gradient)
-        library.multiply(m, self._decay, out=m)
-        library.multiply(g, 1.0 - self._decay, out=t)
-        library.add(m, t, out=m)
-        library.multiply(v, self._square_decay, out=v)
-        library.multiply(g, g, out=t)
-        library.multiply(t, 1.0 - self._square_decay, out=t)
-        library.add(v, t, out=v)
-        library.multiply(m, m, out=t)
-        library.subtract(v, t, out=t)
-        library.add(t, self._floor, out=t)
-        library.sqrt(t, out=t)
-        library.divide(g, t, out=t)
-        library.multiply(t, self._rate, out=t)
-        library.subtract(w, t, out=w)
-
-    def _blocks(self, parameters: Parameters) -> list[_Block]:
-        """Cut every tensor into blocks; even and odd blocks share no scratch memory."""
-        flats = [
-            [self._native(segment) for segment in values.segments]
-            for values in (parameters, self.mean, self.square)
-        ]
-        scratch = [self._native(torch.empty_like(parameters.flat[:BLOCK])) for _ in range(4)]
-        blocks: list[_Block] = []
-        for tensor, (weights, mean, square) in enumerate(zip(*flats, strict=True)):
-            for start in range(0, len(weights), BLOCK):
-                stop = min(start + BLOCK, len(weights))
-                first, second = scratch[:2] if len(blocks) % 2 == 0 else scratch[2:]
-                size = stop - start
-                blocks.append(
-                    _Block(
-                        tensor,
-                        start,
-                        stop,
-                        weights[start:stop],
-                        mean[start:stop],
-                        square[start:stop],
-                        first[:size],
-                        second[:size],
-                    )
-                )
-        return blocks
+    def update(self, piece: Piece) -> None:
+        """Update the elements of ``piece``; pieces that share none may run in several threads."""
+        w, m, v = (values[piece.start : piece.stop] for values in self._segments[piece.tensor])
+        if self._fused:
+            kernels.centred_rmsprop(
+                w,
+                m,
+                v,
+                piece.parts,
+                decay=self._decay,
+                square_decay=self._square_decay,
+                floor=self._floor,
+                rate=self._rate,
+            )
+            return
+        g = piece.parts[0]
+        for part in piece.parts[1:]:
+            g = g + part
+        m.mul_(self._decay).add_(g * (1.0 - self._decay))
+        v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay))
+        w.sub_(g.div(v.sub(m * m).add_(self._floor).sqrt_()).mul_(self._rate))

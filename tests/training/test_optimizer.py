@@ -1,4 +1,4 @@
-"""Centred RMSProp: one step by hand, many against float64, halves and shards bit for bit."""
+"""Centred RMSProp: one step by hand, many against float64, pieces and shards bit for bit."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capsule.training.networks import Parameters, flatten
-from capsule.training.optimizer import BLOCK, CentredRmsProp
+from capsule.training.optimizer import CentredRmsProp, Piece
 
 CPU = torch.device("cpu")
 SETTINGS = {
@@ -20,7 +20,7 @@ SETTINGS = {
 SHAPES = {
     "conv1.weight": (5, 3, 2, 2),
     "conv1.bias": (5,),
-    "dense1.weight": (3, BLOCK),
+    "dense1.weight": (3, 5_000),
     "last": (7,),
 }
 
@@ -38,10 +38,17 @@ def gradient(seed):
     return {name: torch.tensor(array, dtype=torch.float32) for name, array in arrays.items()}
 
 
-def step(optimizer, *shards):
+def pieces(*shards, size=1_000_000):
     flat = [[flatten(tensor) for tensor in shard.values()] for shard in shards]
-    for half in (0, 1):
-        optimizer.step(flat, half)
+    for tensor, parts in enumerate(zip(*flat, strict=True)):
+        for start in range(0, len(parts[0]), size):
+            values = [part[start : start + size] for part in parts]
+            yield Piece(tensor, start, start + len(values[0]), values)
+
+
+def step(optimizer, *shards):
+    for piece in pieces(*shards):
+        optimizer.update(piece)
 
 
 def test_two_steps_by_hand():
@@ -54,11 +61,11 @@ def test_two_steps_by_hand():
         squared_gradient_momentum=0.5,
         min_squared_gradient=0.25,
     )
-    optimizer.step([[torch.tensor([2.0])]], 0)
+    optimizer.update(Piece(0, 0, 1, [torch.tensor([2.0])]))
     # m = 0.25 * 2 = 0.5; v = 0.5 * 4 = 2; w = 1 - 0.5 * 2 / sqrt(2 - 0.25 + 0.25)
     first = 1 - 1 / math.sqrt(2)
     assert parameters.flat.item() == pytest.approx(first, rel=1e-6)
-    optimizer.step([[torch.tensor([-1.0])]], 0)
+    optimizer.update(Piece(0, 0, 1, [torch.tensor([-1.0])]))
     # m = 0.375 - 0.25 = 0.125; v = 1 + 0.5 = 1.5; w = w + 0.5 / sqrt(1.5 - 1/64 + 0.25)
     second = first + 0.5 / math.sqrt(1.5 - 1 / 64 + 0.25)
     assert parameters.flat.item() == pytest.approx(second, rel=1e-6)
@@ -86,18 +93,31 @@ def test_many_steps_against_float64():
     )
 
 
-def test_halves_cover_every_element_once_and_may_run_in_two_threads():
+def test_the_fused_loop_gives_the_bits_of_one_operation_after_the_other():
+    parameters, optimizer = make()
+    f = np.float32
+    w, m, v = (x.flat.numpy().copy() for x in (parameters, optimizer.mean, optimizer.square))
+    for number in range(5):
+        shards = gradient(2 * number), gradient(2 * number + 1)
+        step(optimizer, *shards)
+        flat = [np.concatenate([flatten(t).numpy() for t in shard.values()]) for shard in shards]
+        g = flat[0] + flat[1]
+        m = m * f(0.95) + g * f(1 - 0.95)
+        v = v * f(0.9) + (g * g) * f(1 - 0.9)
+        w = w - (g / np.sqrt(v - m * m + f(0.01))) * f(0.00025)
+    for ours, expected in ((parameters, w), (optimizer.mean, m), (optimizer.square, v)):
+        assert np.array_equal(ours.flat.numpy().view(np.int32), expected.view(np.int32))
+
+
+def test_pieces_may_be_small_and_run_in_two_threads():
     alone, reference = make()
     shared, optimizer = make()
     for number in range(10):
         step(reference, gradient(number))
-        flat = [[flatten(tensor) for tensor in gradient(number).values()]]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda half, flat=flat: optimizer.step(flat, half), (1, 0)))
+            list(pool.map(optimizer.update, pieces(gradient(number), size=777)))
     assert torch.equal(alone.flat, shared.flat)
     assert torch.equal(reference.square.flat, optimizer.square.flat)
-    sizes = [block.stop - block.start for half in optimizer.halves for block in half]
-    assert sum(sizes) == alone.flat.numel()
 
 
 def test_shards_are_summed_in_order_before_anything_else():
