@@ -19,10 +19,18 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import Model, SourcesSpec, environment_variables
+from capsule.experiment.spec import (
+    CpuAccelerator,
+    CudaAccelerator,
+    Model,
+    SourcesSpec,
+    environment_variables,
+)
 from capsule.image.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.fetch import fetch
+from capsule.machine.compare import select_gpu
+from capsule.machine.gpu import load_nvml, read_gpus
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 1 << 20
@@ -109,11 +117,20 @@ def execute(
         run_directory=run_directory,
         environment=environment_variables(lock.spec),
         limits=lock.spec.limits,
-        gpu=lock.spec.accelerator.kind == "cuda",
+        gpu=_gpu_index(lock.spec.accelerator),
     )
     ended = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     events.poll()
     return _outcome(run_directory, ended)
+
+
+def _gpu_index(accelerator: CpuAccelerator | CudaAccelerator) -> int | None:
+    """Choose the GPU; the first where this machine cannot see the engine's GPUs."""
+    if accelerator.kind == "cpu":
+        return None
+    _, gpus = read_gpus(load_nvml())
+    gpu = select_gpu(gpus, accelerator)
+    return 0 if gpu is None else gpu.index
 
 
 class _EventTail:

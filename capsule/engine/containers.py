@@ -105,7 +105,7 @@ class ContainerEngine:
         with interrupts() as interruptions, exclusive(task.run_directory), engine_errors(self.name):
             self._remove_leftovers(task.run_directory)
             settings = self._settings(task)
-            container = self._start(settings, gpu=task.gpu)
+            container = self._start(settings, gpu=task.gpu is not None)
             try:
                 running = _RunningContainer(container)
                 return supervise(
@@ -189,8 +189,8 @@ class ContainerEngine:
             ),
             **self._user(run_directory),
         }
-        if task.gpu:
-            settings["device_requests"] = [gpu_request(self._version, self._info)]
+        if task.gpu is not None:
+            settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu)]
         return settings
 
     def _user(self, run_directory: Path) -> dict[str, str]:

@@ -22,19 +22,22 @@ _GPU = "nvidia.com/gpu"  # kind in the Container Device Interface (CDI)
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
 
-def gpu_request(version: Mapping[str, Any], info: Mapping[str, Any]) -> DeviceRequest:
-    """Return the request for the first GPU, in the way that this engine understands.
+def gpu_request(
+    version: Mapping[str, Any], info: Mapping[str, Any], index: int = 0
+) -> DeviceRequest:
+    """Return the request for one GPU, in the way that this engine understands.
 
     Args:
         version: Answer of ``GET /version``.
         info: Answer of ``GET /info``.
+        index: Its NVML index.
 
     Raises:
         CapsuleError: CAP-E003, the engine has no way to give one.
     """
     from docker.types import DeviceRequest
 
-    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}=0"])
+    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={index}"])
     name, number = engine_name(version), component(version)["Version"]
     if name == "podman":
         if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
@@ -45,7 +48,7 @@ def gpu_request(version: Mapping[str, Any], info: Mapping[str, Any]) -> DeviceRe
     if _discovered(info) or _described(info.get("CDISpecDirs") or ()):
         return cdi
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        return DeviceRequest(device_ids=["0"], capabilities=[["gpu"]])
+        return DeviceRequest(device_ids=[str(index)], capabilities=[["gpu"]])
     raise no_gpu(f"Docker {number} knows neither a CDI device {_GPU} nor an NVIDIA runtime")
 
 

@@ -25,14 +25,14 @@ class Task:
         run_directory: Existing folder on this machine; the only thing the task can write for good.
         environment: Variables of the task, on top of the image's own. Nothing else is inherited.
         limits: What it may use.
-        gpu: Whether it needs an NVIDIA GPU; the engine gives it the first one.
+        gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
         arguments: Program and arguments. :data:`RUN_DIRECTORY` is replaced.
     """
 
     run_directory: Path
     environment: Mapping[str, str]
     limits: LimitsSpec
-    gpu: bool = False
+    gpu: int | None = None
     arguments: tuple[str, ...] = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
 
     def command(self, run_directory: str) -> list[str]:

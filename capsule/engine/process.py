@@ -137,8 +137,10 @@ def environment_key(lock: Lock) -> str:
 
 def task_environment(task: Task, environment: Path, home: str) -> Mapping[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
+    gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
     return {
         **task.environment,
+        **gpu,
         "HOME": home,
         "LOGNAME": "capsule",
         "PATH": f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin",

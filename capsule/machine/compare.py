@@ -106,9 +106,9 @@ def check_requirements(spec: Spec, here: Fingerprint) -> list[CapsuleError]:
     return [error for _, error in _unmet(spec, here)]
 
 
-def select_gpu(here: Fingerprint, accelerator: CudaAccelerator) -> Gpu | None:
+def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
     """Return the first GPU that is the one ``accelerator`` asks for."""
-    for gpu in here.gpus:
+    for gpu in gpus:
         named = accelerator.gpu in (None, gpu.name)
         capable = accelerator.compute_capability in (None, gpu.compute_capability)
         if named and capable:
@@ -225,7 +225,7 @@ _GPU_IDENTITY = ("name", "compute_capability", "cuda_cores")
 def _cuda_rows(
     recorded: Fingerprint, here: Fingerprint, accelerator: CudaAccelerator
 ) -> Iterator[Row]:
-    then, now = (select_gpu(machine, accelerator) for machine in (recorded, here))
+    then, now = (select_gpu(machine.gpus, accelerator) for machine in (recorded, here))
     if then is None or now is None:
         missing: Rule = ("may differ", "the record names no GPU that the spec asks for")
         yield _row("gpu.name", _gpu_names(recorded), _gpu_names(here), missing)
@@ -293,7 +293,7 @@ def _unmet_cuda(
     if not here.gpus:
         yield "gpu.name", _no_gpu(asked, here.driver.nvml)
         return
-    if select_gpu(here, accelerator) is None:
+    if select_gpu(here.gpus, accelerator) is None:
         found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in here.gpus)
         yield (
             "gpu.name",

@@ -64,7 +64,7 @@ def run_directory(tmp_path):
 def make_task(run_directory):
     """Return a function that makes a task which runs a shell script."""
 
-    def make(script, *, environment=None, gpu=False, **limits):
+    def make(script, *, environment=None, gpu=None, **limits):
         return Task(
             run_directory=run_directory,
             environment=environment or {},

@@ -64,3 +64,9 @@ def test_refusals_that_are_about_the_gpu(message):
 
 def test_other_refusals_are_not():
     assert not about_gpu("Minimum memory limit allowed is 6MB")
+
+
+def test_the_gpu_asked_for_is_the_one_requested():
+    info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
+    assert gpu_request(version("28.3.0"), info, 3)["DeviceIDs"] == ["nvidia.com/gpu=3"]
+    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, 2)["DeviceIDs"] == ["2"]

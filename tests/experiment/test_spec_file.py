@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Spec
+from capsule.experiment.spec import Spec, VersionConstraint
 from capsule.experiment.spec_file import load_spec, parse_spec, schema_document
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -166,3 +167,14 @@ def test_a_mutated_spec_gives_a_spec_or_a_coded_error(data):
         assert isinstance(parse_spec(mutated, "spec.yaml"), Spec)
     except CapsuleError as error:
         assert error.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("constraint", ["13.0", ">=580", "==12.8.*", ">=9.1,<10"])
+def test_version_constraints(constraint):
+    assert TypeAdapter(VersionConstraint).validate_python(constraint) == constraint
+
+
+@pytest.mark.parametrize("constraint", ["", ">=580,x", "9..1", ">= 9", "9,", "latest", ">=9\n"])
+def test_a_malformed_version_constraint_is_refused(constraint):
+    with pytest.raises(ValidationError):
+        TypeAdapter(VersionConstraint).validate_python(constraint)

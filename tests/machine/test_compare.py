@@ -232,12 +232,12 @@ def test_another_gpu_than_the_one_asked_for_decides_nothing():
 
 def test_the_gpu_asked_for_is_found_among_others():
     both = machine(gpus=(A100, H200.model_copy(update={"index": 1})))
-    assert select_gpu(both, CUDA_H200.accelerator).index == 1
-    assert select_gpu(both, CUDA.accelerator).index == 0
-    assert select_gpu(machine(), CUDA.accelerator) is None
+    assert select_gpu(both.gpus, CUDA_H200.accelerator).index == 1
+    assert select_gpu(both.gpus, CUDA.accelerator).index == 0
+    assert select_gpu(machine().gpus, CUDA.accelerator) is None
     for change in ({"name": "NVIDIA H100"}, {"compute_capability": "8.0"}):
         half = machine(gpus=(H200.model_copy(update=change),))
-        assert select_gpu(half, CUDA_H200.accelerator) is None
+        assert select_gpu(half.gpus, CUDA_H200.accelerator) is None
     assert check_requirements(CUDA_H200, both) == []
     assert grade(machine(gpus=(H200,)), both, CUDA_H200) == "bitwise"
 
