@@ -4,7 +4,7 @@
 #
 # The last commit of this checkout is cloned into a root made by mmdebstrap, and the command runs
 # there in mount and process namespaces of its own: nothing of it is left when it ends. Docker runs
-# inside; what scripts/dockerd.sh starts has its own network namespace, so this machine's Docker
+# inside; what scripts/engines.sh starts has its own network namespace, so this machine's Docker
 # does not notice.
 #
 # usage: bare-root.sh [breakout|tests|setup]

@@ -100,8 +100,8 @@ PYTHON
 prepare_engine() {
   if engine_answers; then return; fi
   if is_root && has dockerd && [ -z "${DOCKER_HOST:-}" ]; then
-    # shellcheck source=scripts/dockerd.sh
-    source scripts/dockerd.sh
+    # shellcheck source=scripts/engines.sh
+    source scripts/engines.sh
     if start_docker; then return; fi
   fi
   say "no container engine answers: runs will use the plain-process engine (--engine process)"

@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Tools that are not ours verify our bundles; a static busybox is the tests' smallest image.
 packages=()
-for program in npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd busybox:busybox-static; do
+for program in npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd \
+  busybox:busybox-static podman:podman; do
   command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
 done
 if [ ${#packages[@]} -gt 0 ]; then
@@ -21,6 +22,11 @@ if [ ${#packages[@]} -gt 0 ]; then
   fi
 fi
 bash scripts/setup.sh train dev
+if [ "$(id -u)" -eq 0 ] && [ ! -S /run/podman/podman.sock ]; then
+  # shellcheck source=scripts/engines.sh
+  source scripts/engines.sh
+  start_podman && trap 'kill "$(cat .cache/podman.pid)"; rm -f /run/podman/podman.sock' EXIT
+fi
 
 step() {
   printf '\n== %s\n' "$*" >&2

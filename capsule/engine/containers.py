@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOUNT = "/out"  # where a task sees its run directory
 UNPRIVILEGED = 1000  # uid and gid of tasks when Capsule runs as root
 
+PODMAN_PROCESSES = 32_768
+
 _LABEL = "capsule.run"
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 
@@ -291,10 +293,11 @@ class _RunningContainer:
 
 def _ulimits() -> dict[str, int]:
     """Return the resource limits of a task's processes."""
-    # The number of processes is the cgroup's business, but Podman sets more than a caller without
-    # privileges may have unless it is told a number.
-    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
-    return {"core": 0, "nofile": 4096, "nproc": processes}
+    # The number of processes is the cgroup's business, but unless it is told a number Podman sets
+    # more than a caller without privileges may have; its service has no more than this itself.
+    _, allowed = resource.getrlimit(resource.RLIMIT_NPROC)
+    processes = PODMAN_PROCESSES if allowed == resource.RLIM_INFINITY else allowed
+    return {"core": 0, "nofile": 4096, "nproc": min(processes, PODMAN_PROCESSES)}
 
 
 def run_label(run_directory: Path) -> str:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced: starting Docker on a machine where nothing else does.
+# Sourced: starting Docker, or Podman's service, on a machine where nothing else does.
 
 # Start Docker and wait until it answers. Leaves its process id in .cache/dockerd.pid.
 start_docker() {
@@ -35,17 +35,34 @@ is_mount_point() {
 # neither a bridge nor a firewall, and so it cannot disturb another dockerd's.
 start_dockerd() {
   printf 'setup: starting Docker (log: .cache/dockerd.log)\n' >&2
-  local namespaces=(unshare --net)
-  if ! is_mount_point /; then namespaces=(unshare --net --mount --propagation unchanged
-    bash -c "$chroot_on_a_mount" dockerd); fi
-  setsid "${namespaces[@]}" \
-    dockerd --iptables=false --ip6tables=false --bridge=none "$@" \
-    >>.cache/dockerd.log 2>&1 </dev/null 9>&- &
-  echo $! >.cache/dockerd.pid
+  start_daemon dockerd dockerd --iptables=false --ip6tables=false --bridge=none "$@"
   docker_answers 60 && return
   kill "$(cat .cache/dockerd.pid)" 2>/dev/null || true
   rm -f .cache/dockerd.pid
   return 1
+}
+
+# Start Podman's service, which answers as Docker does, and wait until its socket is there.
+start_podman() {
+  local tries
+  mount_cgroups
+  mkdir -p /run/podman
+  start_daemon podman podman system service --time 0 unix:///run/podman/podman.sock
+  for ((tries = 0; tries < 50; tries++)); do
+    if [ -S /run/podman/podman.sock ]; then return; fi
+    sleep 0.2
+  done
+  return 1
+}
+
+# Start a program that goes on by itself: $1 is its name in .cache, the rest its command.
+start_daemon() {
+  local name=$1 namespaces=(unshare --net)
+  shift
+  if ! is_mount_point /; then namespaces=(unshare --net --mount --propagation unchanged
+    bash -c "$chroot_on_a_mount" "$name"); fi
+  setsid "${namespaces[@]}" "$@" >>".cache/$name.log" 2>&1 </dev/null 9>&- &
+  echo $! >".cache/$name.pid"
 }
 
 # Wait up to $1 seconds for Docker to answer, or for our dockerd to end.
