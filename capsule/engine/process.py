@@ -29,7 +29,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
-from capsule.image.code import training_code, training_code_digest
+from capsule.image.code import is_program, training_code, training_code_digest
 
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
@@ -226,6 +226,7 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             file = made / "lib" / f"python{version}" / "site-packages" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
+            file.chmod(0o755 if is_program(name) else 0o644)
         made.rename(target)
 
 

@@ -24,7 +24,7 @@ from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.lock import Lock, LockedDebianPackage, LockedWheel
 from capsule.experiment.spec import environment_variables
 from capsule.image.cache import Cache
-from capsule.image.code import training_code, training_code_digest
+from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.deb import deb_entries
 from capsule.image.layers import (
     CHUNK,
@@ -249,7 +249,10 @@ def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cach
 
 
 def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> _Plan:
-    entries = [file_entry(f"{SITE}/{name}", "capsule", data) for name, data in code.items()]
+    entries = [
+        file_entry(f"{SITE}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
+        for name, data in code.items()
+    ]
     return _Plan("code", _key("code", lock.image.code.sha256), lambda _: entries)
 
 

@@ -15,13 +15,18 @@ def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
     """Return the files of the package that run inside an image: path to content, sorted.
 
     Paths are relative to the folder that holds the package, e.g. ``capsule/training/dqn.py``.
-    Compiled and hidden files stay out: neither is written by people.
+    Python's compiled files and hidden ones stay out. The native parts come with their sources.
     """
     files = [package / "__init__.py", package / "py.typed"]
     for room in _ROOMS:
         files += (package / room).rglob("*")
     names = {path.relative_to(package.parent).as_posix(): path for path in files if path.is_file()}
     return {name: names[name].read_bytes() for name in sorted(names) if not _left_out(name)}
+
+
+def is_program(name: str) -> bool:
+    """Tell whether a file of the training code is to be executable."""
+    return name.startswith("capsule/native/lib/") and not name.endswith(".so")
 
 
 def training_code_digest(files: Mapping[str, bytes] | None = None) -> str:
