@@ -27,7 +27,10 @@ STATIC = ("-target", "x86_64-linux-musl", "-static")
 
 # File name to sources and flags. Results must not depend on how a compiler fuses operations.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "libcapsule-kernels.so": (("kernels.c",), (*SHARED, "-O3", "-ffp-contract=off", "-fno-math-errno")),
+    "libcapsule-kernels.so": (
+        ("kernels.c",),
+        (*SHARED, "-O3", "-ffp-contract=off", "-fno-math-errno"),
+    ),
 }
 
 
