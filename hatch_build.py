@@ -1,7 +1,7 @@
 """Builds the native parts, with the C compiler that the ``ziglang`` wheel brings.
 
-Same compiler, same sources, same flags: same bytes, whoever builds. Hatch calls :class:`NativeParts`
-when it builds a wheel or an editable install; ``python hatch_build.py`` builds in place.
+Same compiler, same sources, same flags: same bytes, whoever builds. Hatch calls
+:class:`NativeParts` for a wheel or an editable install; ``python hatch_build.py`` builds in place.
 """
 
 from __future__ import annotations
