@@ -47,7 +47,8 @@ start_podman() {
   local tries
   mount_cgroups
   mkdir -p /run/podman
-  start_daemon podman podman system service --time 0 unix:///run/podman/podman.sock
+  # Its monitors leave a file called "oom" where they were started.
+  start_daemon podman env --chdir=/run/podman podman system service --time 0 unix:///run/podman/podman.sock
   for ((tries = 0; tries < 50; tries++)); do
     if [ -S /run/podman/podman.sock ]; then return; fi
     sleep 0.2
