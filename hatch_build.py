@@ -31,6 +31,21 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("kernels.c",),
         (*SHARED, "-O3", "-ffp-contract=off", "-fno-math-errno"),
     ),
+    "libcapsule-math.so": (("math.c",), (*SHARED, "-O3", "-fno-math-errno", "-lm")),
+    "capsule-launch": (
+        (
+            *("launch.c", "filter.c", "supervisor.c", "tasks.c", "program.c", "proc.c"),
+            *("account.c", "channel.c", "recording.c", "journal.c", "entropy.c"),
+        ),
+        STATIC,
+    ),
+    "libcapsule-entropy.so": (
+        (
+            *("interposer.c", "sources.c", "devices.c", "lineage.c", "clock.c"),
+            *("journal.c", "recording.c", "entropy.c"),
+        ),
+        (*SHARED, "-D_GNU_SOURCE", "-ftls-model=initial-exec", "-ldl", "-lpthread"),
+    ),
 }
 
 

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,25 +42,29 @@ class Contender:
     name: str
     role: str
     threads: int = 2
-    numerics: str = "avx2"
+    numerics: str = "portable-v3"
+    device: str = "cpu"
 
 
-OURS = Contender("capsule, avx2", "capsule")
+OURS = Contender("capsule, portable-v3", "capsule")
 CONTENDERS = (
     OURS,
     Contender("capsule, native", "capsule", numerics="native"),
-    Contender("capsule, avx2, one core", "capsule", threads=1),
-    Contender("capsule, avx2, untraced", "untraced"),
+    Contender("capsule, portable-v3, one core", "capsule", threads=1),
+    Contender("capsule, portable-v3, untraced", "untraced"),
 )
 BASELINES = (
     Contender("stable-baselines3, 1 thread", "baseline", threads=1),
     Contender("stable-baselines3, 2 threads", "baseline", threads=2),
 )
+ON_GPU = Contender("capsule, GPU", "capsule", device="cuda")
+BASELINE_ON_GPU = Contender("stable-baselines3, GPU", "baseline", device="cuda")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
+    parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
     parser.add_argument("--shards", default="20,12", help="gradient_shards, e.g. 18,14")
@@ -78,20 +82,22 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print a table."""
-    contenders = [*CONTENDERS, *(BASELINES if options.baseline else ())]
-    processes = {contender.name: _start(contender, options) for contender in contenders}
+    ours = (*CONTENDERS, ON_GPU) if options.gpu else CONTENDERS
+    baselines = (*BASELINES, BASELINE_ON_GPU) if options.gpu else BASELINES
+    contenders = [*ours, *(baselines if options.baseline else ())]
+    processes = {contender.name: start(contender, options) for contender in contenders}
     speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     try:
         for process in processes.values():
-            _segment(process)  # warm up, one at a time
+            segment(process)  # warm up, one at a time
         for _ in range(options.rounds):
             for name, process in processes.items():
-                speeds[name].append(_segment(process))
+                speeds[name].append(segment(process))
     finally:
         for process in processes.values():
             process.kill()
     baseline = max(
-        (speeds[b.name] for b in BASELINES if b.name in speeds),
+        (speeds[b.name] for b in baselines if b.name in speeds),
         key=statistics.median,
         default=None,
     )
@@ -104,21 +110,30 @@ def compare(options: argparse.Namespace) -> None:
         print(line)
 
 
-def _start(contender: Contender, options: argparse.Namespace) -> subprocess.Popen[str]:
+def start(
+    contender: Contender, options: argparse.Namespace, launcher: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start a contender, which then waits for its turn; ``launcher`` goes before its command."""
     python = options.baseline if contender.role == "baseline" else sys.executable
-    command = [python, __file__, "--worker", json.dumps(vars(contender))]
+    command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
     command += ["--segment", str(options.segment), "--shards", options.shards]
     environment = dict(os.environ)
     if contender.role != "baseline":
         from capsule.experiment.spec import environment_variables
+        from capsule.native import native_part
 
-        environment |= environment_variables(_spec(contender, options))
+        environment |= environment_variables(spec_of(contender, options))
+        environment["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
     return subprocess.Popen(
-        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*launcher, *command],
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
 
 
-def _segment(process: subprocess.Popen[str]) -> float:
+def segment(process: subprocess.Popen[str]) -> float:
     """Let one process run its next segment and return its steps per second."""
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:
@@ -141,7 +156,7 @@ def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]
     """Run Capsule's trainer; yield the number of steps of each segment."""
     from capsule.training import determinism
 
-    spec = _spec(contender, options)
+    spec = spec_of(contender, options)
     determinism.prepare(spec)
     determinism.apply(spec)
     from capsule.training.dqn import DeepQLearning
@@ -182,13 +197,13 @@ def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]
         until += options.segment
 
 
-def _spec(contender: Contender, options: argparse.Namespace) -> Any:
+def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     from capsule.experiment.spec import Spec
 
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
-        "accelerator": {"kind": "cpu", "numerics": contender.numerics},
+        "accelerator": _accelerator(contender),
         "environment": {"suite": "atari", "game": GAME},
         "trainer": {
             "algorithm": "dqn",
@@ -202,6 +217,14 @@ def _spec(contender: Contender, options: argparse.Namespace) -> Any:
         },
     }
     return Spec.model_validate_json(json.dumps(document))
+
+
+def _accelerator(contender: Contender) -> dict[str, str]:
+    if contender.device == "cpu":
+        return {"kind": "cpu", "numerics": contender.numerics}
+    import torch
+
+    return {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
 
 
 def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
@@ -232,6 +255,7 @@ def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int
         exploration_initial_eps=0.01,
         exploration_final_eps=0.01,
         seed=0,
+        device=contender.device,
     )
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 

@@ -14,26 +14,33 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from capsule.engine.interface import Engine, Exit, Task
+from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
+from capsule.entropy.attempt import Attempt
+from capsule.entropy.ledger import compute_ledger
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import (
+    CommandTrainer,
     CpuAccelerator,
     CudaAccelerator,
     Model,
     SourcesSpec,
+    Spec,
     environment_variables,
 )
 from capsule.image.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.fetch import fetch
+from capsule.image.project import check_project
 from capsule.machine.compare import select_gpu
 from capsule.machine.gpu import load_nvml, read_gpus
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 1 << 20
+PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
 Document = TypeVar("Document", bound=Model)
 
 
@@ -54,6 +61,7 @@ def prepare(
     *,
     sources: SourcesSpec,
     supplied: Mapping[Literal["base", "code"], Path] | None = None,
+    project: Path | None = None,
     reporter: Reporter,
 ) -> Image | None:
     """Fetch what the lock names, assemble the image, and make the engine ready to run it.
@@ -64,6 +72,7 @@ def prepare(
         cache: Content-addressed store of packages and layers.
         sources: Where missing packages may come from, beside the machine's own configuration.
         supplied: Uncompressed layers that need not be built, as a bundle carries them.
+        project: The layer of a program's source tree, as a bundle carries it.
         reporter: Told about each stage.
 
     Returns:
@@ -73,6 +82,9 @@ def prepare(
         CapsuleError: A package cannot be had or differs (CAP-I…), or the engine refuses (CAP-E…).
     """
     supplied = supplied or {}
+    if lock.project is not None and project is not None:
+        check_project(lock.project, project)
+        cache.add(project, lock.project.sha256)
     wanted, image = lock.image, None
     if engine.name == "process" or "base" in supplied:
         wanted = lock.image.model_copy(update={"debian": ()})
@@ -89,23 +101,28 @@ def execute(
     run_directory: Path,
     *,
     stop_after: int | None = None,
+    replay: Path | None = None,
     reporter: Reporter,
-) -> contract.Result:
+) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
 
-    A directory that holds state is resumed; one that holds a result is finished at once.
+    A directory that holds state is resumed; one that holds a result is finished at once. A program
+    of the user's own that cannot resume starts over.
 
     Args:
         lock: The locked experiment; ``engine`` must have been prepared for it.
         engine: Where it runs.
         run_directory: Becomes the run directory of ``capsule.experiment.contract``.
         stop_after: Only this many steps (a prefix re-execution).
+        replay: The recorded randomness to replay, for a run that recorded it.
         reporter: Told about each event.
 
     Raises:
         CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
             that it could not report, or CAP-E012 when it was interrupted.
     """
+    if (run_directory / contract.LEDGER).exists():  # written last
+        return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
     job = contract.Job(spec=lock.spec, stop_after=stop_after)
@@ -113,7 +130,10 @@ def execute(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )
     events = _EventTail(run_directory / contract.EVENTS, reporter)
+    attempt = Attempt(run_directory, lock.spec, replay=replay)
+    launcher = attempt.arguments(native=NATIVE, run_directory=RUN_DIRECTORY)
     task = Task(
+        arguments=(*launcher, *PROGRAM),
         run_directory=run_directory,
         environment=environment_variables(lock.spec),
         limits=lock.spec.limits,
@@ -121,7 +141,20 @@ def execute(
     )
     ended = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     events.poll()
-    return _outcome(run_directory, ended)
+    attempt.check()
+    result = _outcome(lock.spec, run_directory, ended)
+    report = attempt.finish(prefix=stop_after is not None)
+    _write_ledger(lock.spec, run_directory, report, engine)
+    return result
+
+
+def _write_ledger(spec: Spec, run_directory: Path, report: EntropyReport, engine: Engine) -> None:
+    runtime = _checked(contract.Runtime, run_directory / contract.RUNTIME)
+    streams = None
+    if not isinstance(spec.trainer, CommandTrainer):
+        streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
+    ledger = compute_ledger(spec, runtime, report, streams, engine.name)
+    write_atomic(run_directory / contract.LEDGER, ledger.document())
 
 
 def _gpu_index(accelerator: CpuAccelerator | CudaAccelerator) -> int | None:
@@ -160,13 +193,17 @@ class _EventTail:
             self._reporter.event(event)
 
 
-def _outcome(run_directory: Path, ended: Exit) -> contract.Result:
+def _outcome(
+    spec: Spec, run_directory: Path, ended: Exit
+) -> contract.Result | contract.ProgramResult:
     """Read what the training side left, or say why there is nothing."""
     if ended.reason == "interrupted":
+        restarts = isinstance(spec.trainer, CommandTrainer) and not spec.trainer.resumable
         raise CapsuleError(
             "CAP-E012",
             f"the run was interrupted; its state is kept in {run_directory}",
-            fix="Continue with 'capsule run --resume'.",
+            fix="Continue with 'capsule run --resume'"
+            + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
             exit_code=ExitCode.INTERRUPTED,
         )
     failure = run_directory / contract.FAILURE
@@ -184,7 +221,14 @@ def _outcome(run_directory: Path, ended: Exit) -> contract.Result:
             fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
             exit_code=ExitCode.TRAINING_FAILED,
         )
-    return _checked(contract.Result, result)
+    return _result(spec, run_directory)
+
+
+def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:
+    path = run_directory / contract.RESULT
+    if isinstance(spec.trainer, CommandTrainer):
+        return _checked(contract.ProgramResult, path)
+    return _checked(contract.Result, path)
 
 
 def _checked(model: type[Document], path: Path) -> Document:

@@ -13,11 +13,12 @@ from capsule.experiment.canonical import (
     canonical_json,
     open_regular,
     parse_canonical_json,
+    sha256_file,
     sha256_hex,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, Sha256
-from capsule.experiment.spec import Model, relaxations
+from capsule.experiment.spec import CommandTrainer, Model, relaxations
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
@@ -46,21 +47,16 @@ class CheckpointClaim(Model):
 
 
 class Claims(Model):
-    """What the run claims. Equal claims, byte for byte, are the meaning of *reproduced*."""
+    """What every run claims. Equal claims, byte for byte, are the meaning of *reproduced*."""
 
-    schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
     lock: Sha256
     image: ImageClaim | None = Field(description="Null when no image was used (process engine).")
     relaxations: tuple[str, ...] = Field(description="Every guarantee that was given up, by name.")
     flags: dict[str, str]
     libraries: dict[str, str]
-    streams: tuple[contract.StreamProfile, ...]
-    trace: TraceClaim
-    checkpoints: tuple[CheckpointClaim, ...]
-    evaluation: contract.Evaluation
-    steps: int
-    episodes: int
-    parameters: Sha256
+    entropy_profile: Sha256 | None = Field(
+        description="SHA-256 of the recorded randomness; null unless the spec has it recorded."
+    )
 
     def document(self) -> bytes:
         """Return the canonical JSON bytes of the claims."""
@@ -71,6 +67,34 @@ class Claims(Model):
         return sha256_hex(self.document())
 
 
+class TrainingClaims(Claims):
+    """What a run of one of Capsule's own trainers claims."""
+
+    schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
+    streams: tuple[contract.StreamProfile, ...]
+    trace: TraceClaim
+    checkpoints: tuple[CheckpointClaim, ...]
+    evaluation: contract.Evaluation
+    steps: int
+    episodes: int
+    parameters: Sha256
+
+
+class ProgramClaims(Claims):
+    """What a run of a user's own program claims: what it wrote, and what it printed."""
+
+    schema_id: Literal["capsule/program-claims/v1"] = Field(
+        "capsule/program-claims/v1", alias="schema"
+    )
+    outputs: dict[str, contract.Output] = Field(description="By path in the working folder.")
+    standard_output: contract.Output | None = Field(description="Null if the spec says so.")
+
+
+def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
+    """Return what a run of ``lock`` claims."""
+    return ProgramClaims if isinstance(lock.spec.trainer, CommandTrainer) else TrainingClaims
+
+
 class Observations(Model):
     """Facts about this one execution: signed, never compared."""
 
@@ -79,7 +103,7 @@ class Observations(Model):
     started: str = Field(description="UTC, ISO 8601.")
     finished: str
     training_seconds: float
-    steps_per_second: float
+    steps_per_second: float | None = Field(description="Null for a program of the user's own.")
     engine: dict[str, str]
     device: dict[str, Any] = Field(description="The device as the training process saw it.")
     fingerprint: Fingerprint
@@ -114,22 +138,19 @@ def image_relaxations(lock: Lock, engine: str) -> tuple[str, ...]:
 
 def collect_claims(
     lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
-) -> Claims:
+) -> TrainingClaims | ProgramClaims:
     """Gather the claims of a finished run from its run directory.
 
     Raises:
         CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
     """
-    runtime = read_document(run_directory / contract.RUNTIME, contract.Runtime)
+    if isinstance(lock.spec.trainer, CommandTrainer):
+        return collect_program_claims(lock, image, engine, run_directory)
     result = read_document(run_directory / contract.RESULT, contract.Result)
     streams = read_document(run_directory / contract.STREAMS, contract.StreamProfiles)
     index = read_document(run_directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
-    return Claims(
-        lock=lock.digest(),
-        image=image,
-        relaxations=image_relaxations(lock, engine),
-        flags=runtime.flags,
-        libraries=runtime.libraries,
+    return TrainingClaims(
+        **dict(_common_claims(lock, image, engine, run_directory)),
         streams=streams.streams,
         trace=TraceClaim(records=result.trace_records, head=result.trace_head),
         checkpoints=tuple(
@@ -139,4 +160,31 @@ def collect_claims(
         steps=result.steps,
         episodes=result.episodes,
         parameters=result.parameters,
+    )
+
+
+def collect_program_claims(
+    lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
+) -> ProgramClaims:
+    """Gather the claims of a program's finished run: :func:`collect_claims`."""
+    outputs = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
+    return ProgramClaims(
+        **dict(_common_claims(lock, image, engine, run_directory)),
+        outputs=outputs.files,
+        standard_output=outputs.standard_output,
+    )
+
+
+def _common_claims(
+    lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
+) -> Claims:
+    runtime = read_document(run_directory / contract.RUNTIME, contract.Runtime)
+    profile = run_directory / contract.ENTROPY_PROFILE
+    return Claims(
+        lock=lock.digest(),
+        image=image,
+        relaxations=image_relaxations(lock, engine),
+        flags=runtime.flags,
+        libraries=runtime.libraries,
+        entropy_profile=sha256_file(profile) if profile.exists() else None,
     )

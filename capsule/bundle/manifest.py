@@ -33,6 +33,7 @@ Role = Literal[
     "profile",  # of random streams, or of the operating system's entropy
     "run",  # documents of the run directory
     "checkpoint",
+    "output",  # what a user's own program wrote
     "log",
 ]
 MediaType = Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]*$", max_length=100)]

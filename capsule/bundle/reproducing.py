@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+
 from capsule.bundle.claims import Claims
+from capsule.entropy.launch import launch_arguments
+from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.spec import CommandTrainer, Spec
 from capsule.image.assemble import Image
+from capsule.image.wheel import INTERPRETER, SITE
 
 _HEAD = """\
 # Reproducing {name}
 
 Claim id: `{claim_id}`
 
-This bundle is an uncompressed tar of plain files. It records one run of *{name}*: {steps:,} agent
-steps of {algorithm} on {environment}, locked, executed and signed by Capsule {version}.
+This bundle is an uncompressed tar of plain files. It records one run of *{name}*: {what}, locked,
+executed and signed by Capsule {version}.
 
 ## With Capsule
 
@@ -20,7 +26,7 @@ steps of {algorithm} on {environment}, locked, executed and signed by Capsule {v
     capsule verify BUNDLE.capsule.tar --key SIGNER.pub
 
 That checks the signature, compares this machine with the recorded one, rebuilds the image from
-`spec/lock.json`, trains again and compares every claim.
+`spec/lock.json`, runs it again and compares every claim.
 
 ## Without Capsule
 
@@ -38,10 +44,14 @@ _WITH_ARCHIVE = """
 Run it again with Docker alone:
 
     zstd -dc image/image.tar.zst | docker load
-    mkdir -p again && cp spec/job.json again/ && chmod -R a+rwX again
+    mkdir -p again/entropy && cp {copied} again/ && chmod -R a+rwX again
     docker run --rm --network none --read-only --cap-drop ALL \\
-        --security-opt no-new-privileges --hostname capsule --tmpfs /tmp:mode=1777 \\
-        {gpu}--volume "$PWD/again:/out" {reference}
+        --security-opt no-new-privileges --security-opt seccomp=image/seccomp.json \\
+        --hostname capsule --tmpfs /tmp:mode=1777 {gpu}--volume "$PWD/again:/out" \\
+        --entrypoint {launcher} {reference} \\
+        {arguments}
+
+`capsule-launch` is the first thing to start: it gives the program its randomness.
 
 The image's config digest must be `{config}`
 (`docker image inspect --format '{{{{.Id}}}}' {reference}`; engines that use the containerd image
@@ -57,6 +67,15 @@ Compare; each pair must be byte for byte the same:
     cmp profiles/streams.json again/streams.json
 
 The first line in which the two `trace.jsonl` differ is the first step at which the runs differ.
+"""
+
+_COMPARE_PROGRAM = """
+Compare what the program wrote and printed; the two must be byte for byte the same:
+
+    cmp run/outputs.json again/outputs.json
+
+They list every output with its SHA-256. The outputs themselves are in `workspace/`, here and there;
+one whose name an archive cannot hold is in this bundle as `outputs/SHA256`.
 """
 
 _WITHOUT_ARCHIVE = """
@@ -75,14 +94,11 @@ from the wheels that `spec/lock.json` names. The operating system's own librarie
 def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedded: bool) -> str:
     """Return the text of REPRODUCING.md for a run."""
     spec = lock.spec
-    environment = spec.environment
-    what = environment.id if environment.suite == "gymnasium" else environment.game
+    program = isinstance(spec.trainer, CommandTrainer)
     text = _HEAD.format(
         name=spec.name,
         claim_id=claims.claim_id(),
-        steps=claims.steps,
-        algorithm=spec.trainer.algorithm.upper(),
-        environment=f"{environment.suite}/{what}",
+        what=_what_ran(spec),
         version=lock.image.code.version,
     )
     if image is None:
@@ -95,6 +111,45 @@ def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedd
             reference=image.reference,
             config=image.config_digest,
             gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
+            **_launch(spec),
         )
-        + _COMPARE
+        + (_COMPARE_PROGRAM if program else _COMPARE)
     )
+
+
+def _launch(spec: Spec) -> dict[str, str]:
+    """Return how the run is started in its image, in words for a shell."""
+    recorded = spec.entropy.mode == "recorded"
+    launcher, *options = launch_arguments(
+        spec,
+        native=f"/{SITE}/capsule/native/lib",
+        directory="/out/entropy",
+        replay=f"/out/{contract.ENTROPY_PROFILE}" if recorded else None,
+    )
+    words = [*options, INTERPRETER, "-P", "-m", "capsule.training", "/out"]
+    return {
+        "launcher": launcher,
+        "arguments": " \\\n        ".join(_lines(words)),
+        "copied": "spec/job.json" + (" profiles/entropy.profile" if recorded else ""),
+    }
+
+
+def _lines(words: list[str]) -> list[str]:
+    """Put each option on a line of its own, with its value."""
+    lines: list[str] = []
+    for word in map(shlex.quote, words):
+        if word.startswith("--") or not lines:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
+def _what_ran(spec: Spec) -> str:
+    if isinstance(spec.trainer, CommandTrainer):
+        return f"the program `{shlex.join(spec.trainer.command)}`"
+    spec = spec.training()
+    environment = spec.environment
+    name = environment.id if environment.suite == "gymnasium" else environment.game
+    steps, algorithm = spec.trainer.total_steps, spec.trainer.algorithm.upper()
+    return f"{steps:,} agent steps of {algorithm} on {environment.suite}/{name}"

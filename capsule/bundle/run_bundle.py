@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from capsule import __version__
+from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
 from capsule.bundle.bundle import Content, pack
-from capsule.bundle.claims import Claims, ImageClaim, Observations, collect_claims, read_document
+from capsule.bundle.claims import (
+    Claims,
+    ImageClaim,
+    Observations,
+    ProgramClaims,
+    TrainingClaims,
+    collect_claims,
+    read_document,
+)
 from capsule.bundle.manifest import Role
 from capsule.bundle.reproducing import reproducing_guide
 from capsule.bundle.sbom import collect_licences, image_sbom, machine_sbom, validate_sbom
@@ -21,6 +31,8 @@ from capsule.experiment.canonical import canonical_json
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import Image, write_archive
 from capsule.image.cache import Cache
+from capsule.image.project import project_archive
+from capsule.image.seccomp import PROFILE
 from capsule.machine.fingerprint import Fingerprint
 
 CLAIMS = "claims.json"
@@ -35,6 +47,14 @@ IMAGE_ARCHIVE = "image/image.tar.zst"
 LAYER = "image/layer-{name}.tar.zst"
 MACHINE_SBOM = "machine/sbom.cdx.json"
 STREAMS = "profiles/streams.json"
+ENTROPY_REPORT = "profiles/entropy.json"
+ENTROPY_PROFILE = "profiles/entropy.profile"
+LEDGER = "profiles/ledger.json"
+SECCOMP = "image/seccomp.json"
+PROJECT_DIFF = "spec/project.diff"
+WORKSPACE = "workspace/"  # outputs of a program, under their own names
+BY_DIGEST = "outputs/"  # those whose names an archive cannot hold
+STANDARD_OUTPUT = "run/stdout.txt"
 RUN = "run/"
 CHECKPOINT = "checkpoints/"
 
@@ -83,8 +103,9 @@ def pack_run(
     with tempfile.TemporaryDirectory(prefix="capsule-pack-") as scratch:
         members = {
             **_documents(run, claims, embed_image=embed_image),
-            **_run_files(run.directory),
+            **_run_files(run.directory, claims),
             **_image_files(run, cache, Path(scratch), embed_image=embed_image),
+            **_project_files(run.lock, cache, Path(scratch)),
         }
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
@@ -107,14 +128,14 @@ def _documents(run: FinishedRun, claims: Claims, *, embed_image: bool) -> dict[s
 
 
 def _observations(run: FinishedRun, claims: Claims) -> bytes:
-    result = read_document(run.directory / contract.RESULT, contract.Result)
+    seconds, speed = _speed(run, claims)
     runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
     observations = Observations(
         capsule=__version__,
         started=run.started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        training_seconds=result.seconds,
-        steps_per_second=claims.steps / result.seconds,
+        training_seconds=seconds,
+        steps_per_second=speed,
         engine=run.engine,
         device=runtime.device,
         fingerprint=run.fingerprint,
@@ -122,19 +143,78 @@ def _observations(run: FinishedRun, claims: Claims) -> bytes:
     return canonical_json(observations.model_dump(mode="json", by_alias=True))
 
 
-def _run_files(directory: Path) -> dict[str, Content]:
-    """Take the run directory's documents, and the final checkpoint."""
-    members = {STREAMS: _json(directory / contract.STREAMS, "profile")}
-    for name in (
-        contract.RUNTIME,
-        contract.CHECKPOINT_INDEX,
-        contract.EVALUATION,
-        contract.RESULT,
-    ):
-        members[RUN + name] = _json(directory / name, "run")
-    for name in (contract.TRACE, contract.EVENTS):
-        members[RUN + name] = Content(directory / name, "run", "application/jsonl")
+def _speed(run: FinishedRun, claims: Claims) -> tuple[float, float | None]:
+    """Return the seconds that a run took, and its steps per second if it counted any."""
+    if isinstance(claims, TrainingClaims):
+        result = read_document(run.directory / contract.RESULT, contract.Result)
+        return result.seconds, claims.steps / result.seconds
+    return read_document(run.directory / contract.RESULT, contract.ProgramResult).seconds, None
+
+
+def output_members(paths: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Choose where each output goes in a bundle.
+
+    Args:
+        paths: Path in the working folder, and SHA-256, of each.
+
+    Returns:
+        Path to member name: ``workspace/PATH`` if an archive can hold that beside all others, even
+        where case does not count, else ``outputs/SHA256``.
+    """
+    files: set[str] = set()
+    folders: set[str] = set()
+    members = {}
+    for path, sha256 in sorted(paths):
+        name = WORKSPACE + path
+        above = {str(parent).lower() for parent in PurePosixPath(name).parents}
+        plain = re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME
+        if plain and name.lower() not in files | folders and not above & files:
+            members[path] = name
+            files.add(name.lower())
+            folders |= above
+        else:
+            members[path] = BY_DIGEST + sha256
+    return members
+
+
+def _run_files(directory: Path, claims: Claims) -> dict[str, Content]:
+    """Take the run directory's documents, and what came out."""
+    names = (contract.RUNTIME, contract.RESULT)
+    members = {RUN + name: _json(directory / name, "run") for name in names}
+    members[RUN + contract.EVENTS] = Content(
+        directory / contract.EVENTS, "run", "application/jsonl"
+    )
     members[RUN + contract.LOG] = Content(directory / contract.LOG, "log", "text/plain")
+    members[ENTROPY_REPORT] = _json(directory / contract.ENTROPY_REPORT, "profile")
+    members[LEDGER] = _json(directory / contract.LEDGER, "profile")
+    if claims.entropy_profile is not None:
+        members[ENTROPY_PROFILE] = Content(
+            directory / contract.ENTROPY_PROFILE, "profile", "application/octet-stream"
+        )
+    if isinstance(claims, ProgramClaims):
+        return members | _program_files(directory, claims)
+    return members | _training_files(directory)
+
+
+def _program_files(directory: Path, claims: ProgramClaims) -> dict[str, Content]:
+    """Take every claimed output; a symbolic link is in the listing only."""
+    members = {RUN + contract.OUTPUTS: _json(directory / contract.OUTPUTS, "run")}
+    if claims.standard_output is not None:
+        printed = directory / contract.STANDARD_OUTPUT
+        members[STANDARD_OUTPUT] = Content(printed, "run", "text/plain")
+    files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
+    for path, name in output_members(files.items()).items():
+        source = directory / contract.WORKSPACE / path
+        members[name] = Content(source, "output", "application/octet-stream")
+    return members
+
+
+def _training_files(directory: Path) -> dict[str, Content]:
+    """Take the documents of a trainer of Capsule's own, and the final checkpoint."""
+    members = {STREAMS: _json(directory / contract.STREAMS, "profile")}
+    for name in (contract.CHECKPOINT_INDEX, contract.EVALUATION):
+        members[RUN + name] = _json(directory / name, "run")
+    members[RUN + contract.TRACE] = Content(directory / contract.TRACE, "run", "application/jsonl")
     index = read_document(directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
     final = f"{contract.checkpoint_name(index.checkpoints[-1].step)}.safetensors"
     members[CHECKPOINT + final] = Content(
@@ -155,6 +235,7 @@ def _image_files(
     if run.image is None:
         return members
     image = run.image
+    members[SECCOMP] = _json(PROFILE, "image")
     members[IMAGE_CONFIG] = Content(
         image.config, "image", "application/vnd.oci.image.config.v1+json"
     )
@@ -170,6 +251,20 @@ def _image_files(
         packed = scratch / "image.zst"
         _compress(packed, ARCHIVE_ZSTD_LEVEL, lambda out: write_archive(image, out))
         members[IMAGE_ARCHIVE] = Content(packed, "image", "application/zstd")
+    return members
+
+
+def _project_files(lock: Lock, cache: Cache, scratch: Path) -> dict[str, Content]:
+    """Carry a program's source tree, with any engine, and its difference from its commit."""
+    if lock.project is None:
+        return {}
+    packed = scratch / "project.zst"
+    archive = project_archive(lock.project, cache)
+    _compress(packed, ZSTD_LEVEL, partial(_copy, archive))
+    members = {LAYER.format(name="project"): Content(packed, "image", "application/zstd")}
+    if lock.project.git is not None and lock.project.git.diff is not None:
+        diff = cache.path(lock.project.git.diff)
+        members[PROJECT_DIFF] = Content(diff, "lock", "text/x-diff")
     return members
 
 

@@ -23,6 +23,8 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import Image, archive_chunks
 from capsule.image.cache import Cache
+from capsule.image.seccomp import seccomp_option
+from capsule.image.wheel import SITE
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -165,7 +167,7 @@ class ContainerEngine:
         run_directory = task.run_directory.resolve()
         settings: dict[str, Any] = {
             "image": self._image,
-            "entrypoint": task.command(MOUNT),
+            "entrypoint": task.command(run_directory=MOUNT, native=f"/{SITE}/capsule/native/lib"),
             "command": [],
             "environment": dict(task.environment),
             "labels": {_LABEL: run_label(run_directory)},
@@ -175,7 +177,7 @@ class ContainerEngine:
             "ipc_mode": "private",
             "read_only": True,
             "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
+            "security_opt": ["no-new-privileges", seccomp_option(self.name)],
             "mem_limit": f"{limits.memory_mb}m",
             "memswap_limit": f"{limits.memory_mb}m",
             "pids_limit": limits.processes,

@@ -12,12 +12,14 @@ from capsule.experiment.spec import LimitsSpec
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 
-RUN_DIRECTORY = "{run_directory}"  # an argument that stands for wherever the task sees it
+# What stands in arguments for wherever the task sees it.
+RUN_DIRECTORY = "{run_directory}"
+NATIVE = "{native}"  # the folder of the native parts
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """One execution of the training side.
 
@@ -26,18 +28,21 @@ class Task:
         environment: Variables of the task, on top of the image's own. Nothing else is inherited.
         limits: What it may use.
         gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
-        arguments: Program and arguments. :data:`RUN_DIRECTORY` is replaced.
+        arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
     """
 
     run_directory: Path
     environment: Mapping[str, str]
     limits: LimitsSpec
     gpu: int | None = None
-    arguments: tuple[str, ...] = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
+    arguments: tuple[str, ...]
 
-    def command(self, run_directory: str) -> list[str]:
-        """Return the arguments for a task that sees its run directory at ``run_directory``."""
-        return [run_directory if word == RUN_DIRECTORY else word for word in self.arguments]
+    def command(self, *, run_directory: str, native: str) -> list[str]:
+        """Return the arguments for a task that sees these folders at the given paths."""
+        return [
+            word.replace(RUN_DIRECTORY, run_directory).replace(NATIVE, native)
+            for word in self.arguments
+        ]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,10 +27,11 @@ from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock
+from capsule.experiment.lock import Lock, LockedProject
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
+from capsule.image.project import project_archive, unpack_project
 
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
@@ -40,6 +42,7 @@ class ProcessEngine:
 
     def __init__(self) -> None:
         self._environment: Path | None = None
+        self._project: Path | None = None
 
     @property
     def name(self) -> Literal["process"]:
@@ -63,7 +66,8 @@ class ProcessEngine:
         Raises:
             CapsuleError: CAP-E003 no GPU driver, CAP-E013 a wheel is missing or damaged, CAP-E014
                 the training code is not the locked one, CAP-E015 uv cannot make the environment
-                (no Python of the locked version, or a wheel that does not fit this machine).
+                (no Python of the locked version, or a wheel that does not fit this machine),
+                CAP-I112 the source tree is missing.
         """
         if lock.spec.accelerator.kind == "cuda" and not any(
             Path(path).exists() for path in _GPU_DRIVERS
@@ -78,6 +82,7 @@ class ProcessEngine:
                 shutil.rmtree(environment, ignore_errors=True)
                 _make_environment(lock, cache, environment)
         self._environment = environment
+        self._project = _unpacked(lock.project, cache) if lock.project else None
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task as a process group of its own, with nothing of the caller's environment.
@@ -89,6 +94,9 @@ class ProcessEngine:
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
+        if self._project is not None:
+            tree = {contract.PROJECT_VARIABLE: str(self._project)}
+            task = replace(task, environment={**task.environment, **tree})
         with (
             interrupts() as interruptions,
             exclusive(task.run_directory),
@@ -167,9 +175,13 @@ def _started(task: Task, environment: Path, home: str) -> Iterator[_RunningProce
     """Start a task; afterwards nothing of its process group is left and its output is kept."""
     # The kernel ends the task with Capsule, however that ends; no privilege can be gained.
     guard = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--"]
+    command = task.command(
+        run_directory=str(task.run_directory.resolve()),
+        native=str(next(environment.glob("lib/*/site-packages/capsule/native/lib"))),
+    )
     try:
         process = subprocess.Popen(
-            [*guard, *task.command(str(task.run_directory.resolve()))],
+            [*guard, *command],
             cwd=home,
             env=task_environment(task, environment, home),
             stdin=subprocess.DEVNULL,
@@ -228,6 +240,17 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             file.write_bytes(content)
             file.chmod(0o755 if is_program(name) else 0o644)
         made.rename(target)
+
+
+def _unpacked(project: LockedProject, cache: Cache) -> Path:
+    """Return a folder with the files of a source tree, made once per tree."""
+    folder = cache.folder("projects") / project.sha256
+    with cache.lock(f"project-{project.sha256}"):
+        if not folder.exists():
+            with cache.scratch() as scratch:
+                unpack_project(project_archive(project, cache), scratch / "tree")
+                (scratch / "tree").rename(folder)
+    return folder
 
 
 def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:

@@ -27,8 +27,25 @@ CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
 EVALUATION = "evaluation.json"  # Evaluation
 RESULT = "result.json"  # Result; appears last, by atomic rename
 FAILURE = "failure.json"  # Failure; instead of RESULT
+ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
+ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: recorded); by the host
+LEDGER = "ledger.json"  # capsule.entropy.ledger.Ledger; written by the host
 STATE = "state"  # what a resume needs; never bundled
 LOG = "output.log"  # standard output and error of the training process
+
+# A program of the user's own (trainer.command) writes what it likes, and these are made for it:
+WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's working folder
+STANDARD_OUTPUT = "stdout.txt"  # what it printed
+OUTPUTS = "outputs.json"  # Outputs: what it wrote, by digest
+
+PROJECT_FOLDER = "/project"  # where an image holds the source tree
+# Variables of the program. The first five are its contract, the last is for Capsule's own use.
+OUTPUT_VARIABLE = "CAPSULE_OUTPUT"  # folder of its working folder that the helper writes into
+STATE_VARIABLE = "CAPSULE_STATE"  # folder for what a resumption needs
+RESUMED_VARIABLE = "CAPSULE_RESUMED"  # "1" if it is to go on from that folder, else "0"
+SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
+RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
+PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
 
 Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
 
@@ -58,7 +75,7 @@ class Event(Model):
     time: float = Field(description="Seconds since the epoch.")
     kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"]
     step: int
-    total_steps: int
+    total_steps: int | None = Field(None, description="Null where a program does not say.")
     steps_per_second: float | None = None
     episodes: int | None = None
     episode_return: float | None = Field(None, description="Mean of the last 100 episodes.")
@@ -149,6 +166,34 @@ class Result(Model):
     trace_head: Sha256
     parameters: Sha256 = Field(description="Digest over the final parameters.")
     seconds: float = Field(description="Wall-clock time of all attempts. Observed.")
+
+
+class Output(Model):
+    """One file that a program wrote."""
+
+    size: int = Field(description="Bytes.")
+    sha256: Sha256
+    target: str | None = Field(
+        None, description="Of a symbolic link, whose size and digest are those of this text."
+    )
+
+
+class Outputs(Model):
+    """Everything that a program wrote and claims."""
+
+    schema_id: Literal["capsule/outputs/v1"] = Field("capsule/outputs/v1", alias="schema")
+    files: dict[str, Output] = Field(description="By path in the working folder.")
+    standard_output: Output | None = Field(description="Null if the spec does not claim it.")
+
+
+class ProgramResult(Model):
+    """The end of a program's run."""
+
+    schema_id: Literal["capsule/program-result/v1"] = Field(
+        "capsule/program-result/v1", alias="schema"
+    )
+    outputs: Sha256 = Field(description="Digest of outputs.json.")
+    seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 
 class Failure(Model):

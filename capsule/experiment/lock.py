@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.spec import DebianName, ImageSpec, Model, SourcesSpec, Spec
+from capsule.experiment.spec import CodeSpec, DebianName, ImageSpec, Model, SourcesSpec, Spec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -57,12 +57,43 @@ class LockedImage(Model):
     code: LockedCode
 
 
+class LockedGit(Model):
+    """Where a source tree stood in its history. The tree itself is what runs, not the commit."""
+
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")] = Field(
+        description="Last commit that changed the tree."
+    )
+    dirty: bool = Field(description="The tree differs from that commit.")
+    diff: Sha256 | None = Field(
+        description="SHA-256 of 'git diff HEAD' of tracked files; null where they do not differ."
+    )
+    untracked: tuple[str, ...] = Field(description="Files of the tree that git does not track.")
+
+
+class LockedProject(Model):
+    """The source tree of a program, as it goes into the image."""
+
+    sha256: Sha256 = Field(description="Digest of the tree as a layer archive.")
+    size: int = Field(description="Bytes of that archive.")
+    files: dict[str, str] = Field(
+        description="Path to 'file MODE SHA256' or 'symlink TARGET': what a difference is named by."
+    )
+    git: LockedGit | None = Field(description="Null outside of a git work tree.")
+
+
 class Lock(Model):
     """A locked experiment."""
 
     schema_id: Literal["capsule/lock/v1"] = Field("capsule/lock/v1", alias="schema")
     spec: Spec = Field(description="The spec with every default written out, without its sources.")
     image: LockedImage
+    project: LockedProject | None = Field(None, description="Present if the spec has a code.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Lock:
+        if (self.project is None) != (self.spec.code is None):
+            raise ValueError("project must be there if spec.code is, and only then")
+        return self
 
     def document(self) -> bytes:
         """Return the canonical JSON bytes of the lock."""
@@ -74,6 +105,7 @@ class Lock(Model):
 
 
 def without_sources(spec: Spec) -> Spec:
-    """Return ``spec`` with the package sources at their defaults, as a lock holds it."""
+    """Return ``spec`` as a lock holds it: the places that things came from are left out."""
     image = ImageSpec(**{**dict(spec.image), "sources": SourcesSpec()})
-    return spec.model_copy(update={"image": image})
+    code = None if spec.code is None else CodeSpec()
+    return spec.model_copy(update={"image": image, "code": code})

@@ -7,9 +7,11 @@ on Atari).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from capsule.experiment.canonical import canonical_json
 
 StreamName = Literal[
     "environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"
@@ -17,13 +19,17 @@ StreamName = Literal[
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Numerics = Literal["portable-v3", "portable-v3-strict", "portable-v2", "native"]
 Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 Requirement = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$")
 ]
+Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
 DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-VersionConstraint = Annotated[str, Field(pattern=r"^(==|>=|<=|>|<|~=)?[0-9][0-9.*]*(,.*)?$")]
+_CONSTRAINT = r"(==|!=|>=|<=|>|<|~=)?[0-9]+(\.[0-9]+)*(\.\*)?"
+VersionConstraint = Annotated[str, Field(pattern=rf"^{_CONSTRAINT}(, ?{_CONSTRAINT})*$")]
 
 
 class Model(BaseModel):
@@ -72,10 +78,12 @@ class CpuAccelerator(Model):
     """Train on the CPU, under a numerics profile."""
 
     kind: Literal["cpu"] = "cpu"
-    numerics: Literal["avx2", "native"] = Field(
-        "avx2",
-        description="'avx2' holds every maths library to AVX2 code paths (needs AVX2 and FMA); "
-        "'native' lets each use the widest instructions of the machine it runs on.",
+    numerics: Numerics = Field(
+        "portable-v3",
+        description="'portable-v3' gives the same bits on every x86-64 CPU with AVX2 and FMA; "
+        "'portable-v3-strict' does without oneDNN, whose blocking asks for cache sizes; "
+        "'portable-v2' needs SSE4.2 only; 'native' takes the widest instructions of the machine "
+        "it runs on.",
     )
 
 
@@ -95,17 +103,33 @@ class CudaAccelerator(Model):
 class DeterminismSpec(Model):
     """The determinism layers. Anything weaker than the default is a declared relaxation."""
 
-    hash_seed: Annotated[int, Field(ge=0, le=4294967295)] = Field(
-        0, description="PYTHONHASHSEED, set before the interpreter starts."
+    hash_seed: Annotated[int, Field(ge=0, le=4294967295)] | None = Field(
+        0, description="PYTHONHASHSEED, set before the interpreter starts; null: another each time."
     )
-    threads: PositiveInt = Field(1, description="Maths threads of each library call.")
+    propagation: bool = Field(
+        True, description="Check and set the flags in every Python process that imports torch."
+    )
+    threads: PositiveInt | None = Field(
+        1, description="Maths threads of each library call; null: as many as there are cores."
+    )
     algorithms: Literal["error", "warn", "off"] = Field(
         "error", description="torch.use_deterministic_algorithms."
     )
     fill_uninitialized_memory: bool = True
     cudnn_benchmark: bool = False
     tf32: bool = False
-    cublas_workspace: Literal[":4096:8", ":16:8"] = ":4096:8"
+    cublas_workspace: Literal[":4096:8", ":16:8"] | None = Field(
+        ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, as cuBLAS likes it."
+    )
+    batch_invariance: bool = Field(
+        True, description="Answer actors in batches of one fixed shape; off: as requests arrive."
+    )
+    request_seeds: bool = Field(
+        True, description="One random stream per actor and request; off: one per replica."
+    )
+    deterministic_routing: bool = Field(
+        True, description="Choose a request's replica by its actor; off: by order of arrival."
+    )
 
 
 class EntropySpec(Model):
@@ -137,9 +161,20 @@ class SeedsSpec(Model):
     """One root seed; any stream can be overridden alone (the sensitivity study of Nagarajan)."""
 
     root: Seed = 0
+    drawn: bool = Field(
+        False,
+        description="Draw the root seed from the operating system at the start, as a program "
+        "without seeds does; section 'entropy' says what the system gives.",
+    )
     streams: dict[StreamName, Seed] = Field(
         default_factory=dict, description="Root seed of single streams, overriding 'root'."
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SeedsSpec:
+        if self.drawn and "root" in self.model_fields_set and self.root:
+            raise ValueError(f"root {self.root} is given although drawn is true")
+        return self
 
 
 class AtariEnvironment(Model):
@@ -251,6 +286,63 @@ class DqnTrainer(Model):
         return self
 
 
+class CommandTrainer(Model):
+    """Any program: it runs as it is, in a copy of its source tree, and its outputs are claimed.
+
+    An output is a file that the program wrote into its working folder, by the patterns below.
+    """
+
+    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+        description="Program and arguments, e.g. [python, train.py]. '{seed}' stands for "
+        "seeds.root."
+    )
+    outputs: Patterns = Field(
+        ("*",),
+        description="Which of the written files are claimed. '*' matches any characters, '/' too; "
+        "'!' leaves out; the last match wins. E.g. ['*', '!*.log'].",
+    )
+    standard_output: bool = Field(
+        True, description="Claim what the program prints. Standard error is only kept."
+    )
+    resumable: bool = Field(
+        False,
+        description="After an interruption the program goes on from what it saved in its state "
+        "folder. Otherwise it starts over.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CommandTrainer:
+        if self.resumable and self.standard_output:
+            raise ValueError(
+                "resumable needs standard_output: false, because a resumed program prints only "
+                "the rest"
+            )
+        return self
+
+
+def _trainer_kind(trainer: Any) -> str:
+    """Tell the trainers apart: one names an algorithm, the other a command."""
+    named = trainer if isinstance(trainer, dict) else vars(trainer)
+    return "of a command" if "command" in named else "of an algorithm"
+
+
+TrainerSpec = Annotated[
+    Annotated[DqnTrainer, Tag("of an algorithm")] | Annotated[CommandTrainer, Tag("of a command")],
+    Discriminator(_trainer_kind),
+]
+
+
+class CodeSpec(Model):
+    """The source tree of a program. In a git work tree: what git tracks or would not ignore."""
+
+    path: str = Field(".", description="The tree's folder, relative to the spec file.")
+    files: Patterns = Field(
+        ("*",),
+        description="Which of its files are taken. '*' matches any characters, '/' too; '!' leaves "
+        "out; the last match wins. E.g. ['*', '!data/*'].",
+    )
+
+
 class EvaluationSpec(Model):
     """Greedy evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
 
@@ -314,49 +406,153 @@ class Spec(Model):
     determinism: DeterminismSpec = DeterminismSpec()
     entropy: EntropySpec = EntropySpec()
     seeds: SeedsSpec = SeedsSpec()
-    environment: EnvironmentSpec
-    trainer: DqnTrainer
+    code: CodeSpec | None = Field(None, description="Source tree of trainer.command.")
+    environment: EnvironmentSpec | None = None
+    trainer: TrainerSpec
     evaluation: EvaluationSpec = EvaluationSpec()
     recording: RecordingSpec = RecordingSpec()
     limits: LimitsSpec = LimitsSpec()
 
     @model_validator(mode="after")
     def _consistent(self) -> Spec:
-        unit = self.trainer.update_interval
-        for section, name in (
-            ("recording", "trace_interval"),
-            ("recording", "tensor_interval"),
-            ("recording", "checkpoint_interval"),
-            ("evaluation", "interval"),
-        ):
-            value = getattr(getattr(self, section), name)
-            if value % unit:
-                raise ValueError(
-                    f"{section}.{name} {value} is not a multiple of trainer.update_interval {unit}"
-                )
-        if self.recording.tensor_interval % self.recording.trace_interval:
-            raise ValueError(
-                f"recording.tensor_interval {self.recording.tensor_interval} is not a multiple of "
-                f"recording.trace_interval {self.recording.trace_interval}"
-            )
-        expected = {"atari": "nature", "gymnasium": "mlp", "minatar": "small-conv"}
-        if self.trainer.network != expected[self.environment.suite]:
-            raise ValueError(
-                f"trainer.network {self.trainer.network!r} does not fit environment.suite "
-                f"{self.environment.suite!r}; use {expected[self.environment.suite]!r}"
-            )
+        if isinstance(self.trainer, CommandTrainer):
+            _check_program(self)
+        else:
+            _check_training(self, self.trainer)
         return self
+
+    def training(self) -> TrainingSpec:
+        """Return the same spec, known to train with one of Capsule's own algorithms.
+
+        Raises:
+            TypeError: It runs a command.
+        """
+        if isinstance(self.trainer, CommandTrainer):
+            raise TypeError("the spec runs a command")
+        return TrainingSpec.model_construct(**dict(self))
+
+
+class TrainingSpec(Spec):
+    """A spec that trains with one of Capsule's own algorithms (:meth:`Spec.training`)."""
+
+    environment: EnvironmentSpec
+    trainer: DqnTrainer
+
+
+def _check_program(spec: Spec) -> None:
+    """Refuse sections that a program of its own has no use for: they would promise something."""
+    defaults = {"environment": None, "evaluation": EvaluationSpec(), "recording": RecordingSpec()}
+    for section, default in defaults.items():
+        if getattr(spec, section) != default:
+            raise ValueError(f"{section} does not apply to trainer.command: leave it out")
+    if spec.seeds.streams:
+        raise ValueError(
+            "seeds.streams does not apply to trainer.command: give it seeds as arguments"
+        )
+
+
+def _check_training(spec: Spec, trainer: DqnTrainer) -> None:
+    if spec.environment is None:
+        raise ValueError("environment is missing: trainer.algorithm needs one")
+    if spec.code is not None:
+        raise ValueError("code does not apply to trainer.algorithm: only to trainer.command")
+    unit = trainer.update_interval
+    for section, name in (
+        ("recording", "trace_interval"),
+        ("recording", "tensor_interval"),
+        ("recording", "checkpoint_interval"),
+        ("evaluation", "interval"),
+    ):
+        value = getattr(getattr(spec, section), name)
+        if value % unit:
+            raise ValueError(
+                f"{section}.{name} {value} is not a multiple of trainer.update_interval {unit}"
+            )
+    if spec.recording.tensor_interval % spec.recording.trace_interval:
+        raise ValueError(
+            f"recording.tensor_interval {spec.recording.tensor_interval} is not a multiple of "
+            f"recording.trace_interval {spec.recording.trace_interval}"
+        )
+    expected = {"atari": "nature", "gymnasium": "mlp", "minatar": "small-conv"}
+    if trainer.network != expected[spec.environment.suite]:
+        raise ValueError(
+            f"trainer.network {trainer.network!r} does not fit environment.suite "
+            f"{spec.environment.suite!r}; use {expected[spec.environment.suite]!r}"
+        )
+
+
+# Fields of DeterminismSpec of which every value but null is as strict as the default.
+_EQUALLY_STRICT = {"hash_seed", "threads", "cublas_workspace"}
 
 
 def relaxations(spec: Spec) -> list[str]:
     """Name each determinism layer that ``spec`` weakens, as ``section.field=value``."""
     strict = DeterminismSpec()
     weaker = {
-        name: getattr(spec.determinism, name)
-        for name in ("algorithms", "fill_uninitialized_memory", "cudnn_benchmark", "tf32")
-        if getattr(spec.determinism, name) != getattr(strict, name)
+        name: value
+        for name, value in spec.determinism
+        if value is None or (name not in _EQUALLY_STRICT and value != getattr(strict, name))
     }
-    return [f"determinism.{name}={value}" for name, value in sorted(weaker.items())]
+    layers = [f"determinism.{name}={value}" for name, value in sorted(weaker.items())]
+    return layers + _left_random(spec.entropy) + _unclaimed(spec.trainer)
+
+
+def _left_random(entropy: EntropySpec) -> list[str]:
+    """Name what of the system's randomness reaches a run, or may."""
+    weaker = {
+        "mode": entropy.mode == "system",
+        "on_exhaustion": entropy.mode == "recorded" and entropy.on_exhaustion == "virtual",
+        "supervised": not entropy.supervised,
+        "address_randomization": entropy.address_randomization,
+    }
+    return [f"entropy.{name}={getattr(entropy, name)}" for name, weak in weaker.items() if weak]
+
+
+def _unclaimed(trainer: DqnTrainer | CommandTrainer) -> list[str]:
+    """Name what a program writes and does not claim."""
+    if not isinstance(trainer, CommandTrainer):
+        return []
+    outputs = [f"trainer.outputs={pattern}" for pattern in trainer.outputs if pattern != "*"]
+    return outputs + ["trainer.standard_output=False"] * (not trainer.standard_output)
+
+
+# Which code the maths libraries may choose, by profile; docs/numerics.md says why.
+_AVX2_PINS = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
+}
+_SSE_PINS = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_CBWR": "SSE4_2",
+    "OPENBLAS_CORETYPE": "Nehalem",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,"
+    "-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
+}
+_NUMERICS_PINS: dict[Numerics, dict[str, str]] = {
+    "portable-v3": _AVX2_PINS,
+    "portable-v3-strict": _AVX2_PINS,
+    "portable-v2": _SSE_PINS,
+    "native": {},
+}
+
+
+def maths_variables(numerics: Numerics, threads: int | None) -> dict[str, str]:
+    """Return the variables that settle what the CPU's maths libraries do.
+
+    Args:
+        numerics: The profile. Portable ones need ``libcapsule-math.so`` preloaded, too.
+        threads: Threads of each library call; None leaves the number to the libraries.
+    """
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    counts = {} if threads is None else dict.fromkeys(names, str(threads))
+    fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
+    return fixed | counts | _NUMERICS_PINS[numerics]
 
 
 def environment_variables(spec: Spec) -> dict[str, str]:
@@ -365,34 +561,31 @@ def environment_variables(spec: Spec) -> dict[str, str]:
     They are part of the image's configuration and of the plain-process engine alike, so that
     nothing that matters is set by a call in ``main``.
     """
-    threads = str(spec.determinism.threads)
+    settings = spec.determinism
     variables = {
-        "PYTHONHASHSEED": str(spec.determinism.hash_seed),
+        "PYTHONHASHSEED": "random" if settings.hash_seed is None else str(settings.hash_seed),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONNOUSERSITE": "1",
         "PYTHONUTF8": "1",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        "OMP_DYNAMIC": "FALSE",
-        "MKL_DYNAMIC": "FALSE",
         "TZ": "UTC",
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
     }
+    numerics = spec.accelerator.numerics if isinstance(spec.accelerator, CpuAccelerator) else None
+    variables |= maths_variables(numerics or "native", settings.threads)
     if spec.accelerator.kind == "cuda":
         variables |= {
-            "CUBLAS_WORKSPACE_CONFIG": spec.determinism.cublas_workspace,
-            "NVIDIA_TF32_OVERRIDE": "1" if spec.determinism.tf32 else "0",
+            "NVIDIA_TF32_OVERRIDE": "1" if settings.tf32 else "0",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
-    elif spec.accelerator.numerics == "avx2":
-        variables |= {
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-            "MKL_CBWR": "AVX2",
-            "OPENBLAS_CORETYPE": "Haswell",
-            "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL",
-            "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
+        if settings.cublas_workspace is not None:
+            variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
+    if settings.propagation:  # see capsule/training/propagation.py
+        document = {
+            "determinism": settings.model_dump(),
+            "numerics": numerics,
+            "environment": variables,
         }
+        variables["CAPSULE_DETERMINISM"] = canonical_json(document).decode()
     return variables

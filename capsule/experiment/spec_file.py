@@ -161,7 +161,7 @@ def _explain(
     """Turn pydantic's findings into one message and one fix, all findings listed."""
     lines, fixes = [], []
     for finding in error.errors():
-        path = _path_in_document(finding["loc"], tree)
+        path = _path_in_document(finding["loc"], tree, missing=finding["type"] == "missing")
         where = marks.get(path) or marks.get(path[:-1]) or "1:1"
         field = _dotted(path) or "the spec"
         if finding["type"] == "extra_forbidden":
@@ -178,8 +178,8 @@ def _explain(
     return "\n".join(lines), " ".join(dict.fromkeys(fixes))
 
 
-def _path_in_document(loc: tuple[str | int, ...], tree: Any) -> FieldPath:
-    """Drop the union tags that pydantic puts into a location."""
+def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -> FieldPath:
+    """Drop the union tags that pydantic puts into a location; keep a key that is missing."""
     path: list[str | int] = []
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
@@ -189,7 +189,7 @@ def _path_in_document(loc: tuple[str | int, ...], tree: Any) -> FieldPath:
         if known:
             tree = tree[part]
             path.append(part)
-        elif last and isinstance(tree, dict) and part != tree.get("suite"):
+        elif last and missing:
             path.append(part)
     return tuple(path)
 

@@ -1,9 +1,10 @@
 """Assembling an image: a pure function of its lock.
 
-Locked Debian packages, locked wheels and Capsule's training code become layers, a configuration
-and a manifest (OCI image specification 1.1), all written here: no engine, no root, no pip. The
-digest of the configuration is the identity of the image. Hyper-parameters and seeds are not in it,
-so experiments that differ in nothing else share one image; the determinism variables are.
+Locked Debian packages, locked wheels, Capsule's training code and a program's source tree become
+layers, a configuration and a manifest (OCI image specification 1.1), all written here: no engine,
+no root, no pip. The digest of the configuration is the identity of the image. Hyper-parameters and
+seeds are not in it, so experiments that differ in nothing else share one image; the determinism
+variables are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
-from capsule.experiment.lock import Lock, LockedDebianPackage, LockedWheel
+from capsule.experiment.lock import Lock, LockedDebianPackage, LockedProject, LockedWheel
 from capsule.experiment.spec import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
@@ -37,6 +38,7 @@ from capsule.image.layers import (
     tar_header,
     write_tar,
 )
+from capsule.image.project import FOLDER, project_archive
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
 
@@ -69,7 +71,7 @@ class Layer:
     """One layer: an uncompressed tar archive on this machine.
 
     Attributes:
-        name: ``base``, a large wheel's distribution name, ``wheels`` or ``code``.
+        name: ``base``, a large wheel's distribution name, ``wheels``, ``code`` or ``project``.
         diff_id: ``sha256:`` and the digest of the archive.
         path: The archive.
         size: Its size in bytes.
@@ -135,17 +137,18 @@ def assemble(
         CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a package is missing or
             damaged, CAP-I104 to CAP-I109 a package is refused (:mod:`capsule.image.layers`,
             :mod:`capsule.image.deb`, :mod:`capsule.image.wheel`), CAP-I110 a supplied layer is
-            refused, CAP-I111 a layer cannot be written.
+            refused, CAP-I111 a layer cannot be written, CAP-I112 the source tree is missing.
     """
     recipe = _matching_recipe(lock)
     code = _supplied_code(supplied["code"], lock) if "code" in supplied else _own_code(lock)
     plans = [*_plan_wheels(lock, recipe, cache), _plan_code(lock, code)]
+    top = [_project_layer(lock.project, cache)] if lock.project else []
     if "base" in supplied:
         bottom = [_supplied_base(supplied["base"])]
     else:
         bottom = []
         plans.insert(0, _plan_base(lock, recipe, cache))
-    made = bottom + _make_layers(plans, cache, progress)
+    made = bottom + _make_layers(plans, cache, progress) + top
     refuse_collisions((layer.name, facts) for layer, facts in made)
     return _image(lock, recipe, tuple(layer for layer, _ in made))
 
@@ -363,6 +366,13 @@ def _own_code(lock: Lock) -> dict[str, bytes]:
             f"Use Capsule {locked.version} unchanged, or lock the spec again.",
         )
     return code
+
+
+def _project_layer(project: LockedProject, cache: Cache) -> _Made:
+    """Return the source tree's layer, which was made when the spec was locked."""
+    path = project_archive(project, cache)
+    facts = {f"{FOLDER}/{name}": fact for name, fact in project.files.items()}
+    return Layer("project", f"sha256:{project.sha256}", path, project.size), facts
 
 
 def _supplied_base(path: Path) -> _Made:

@@ -15,12 +15,17 @@ def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
     """Return the files of the package that run inside an image: path to content, sorted.
 
     Paths are relative to the folder that holds the package, e.g. ``capsule/training/dqn.py``.
-    Python's compiled files and hidden ones stay out. The native parts come with their sources.
+    Python's compiled files and hidden ones stay out. The native parts come with their sources. A
+    ``.pth`` file stands beside the package instead, where interpreters look for it.
     """
     files = [package / "__init__.py", package / "py.typed"]
     for room in _ROOMS:
         files += (package / room).rglob("*")
-    names = {path.relative_to(package.parent).as_posix(): path for path in files if path.is_file()}
+    names = {
+        path.name if path.suffix == ".pth" else path.relative_to(package.parent).as_posix(): path
+        for path in files
+        if path.is_file()
+    }
     return {name: names[name].read_bytes() for name in sorted(names) if not _left_out(name)}
 
 

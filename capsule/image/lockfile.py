@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from capsule import __version__
 from capsule.experiment.canonical import parse_canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock, LockedCode, without_sources
+from capsule.experiment.lock import Lock, LockedCode, LockedProject, without_sources
 from capsule.experiment.spec import Spec
 from capsule.image.assemble import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.project import capture_project
 from capsule.image.recipe import load_recipe
 from capsule.image.resolve import resolve
 
@@ -67,7 +68,8 @@ def obtain_lock(
     """Return the lock of ``spec``, keeping the pins of the lock file at ``path`` while they fit.
 
     Pins are kept as long as the spec asks for the same image on the same accelerator; everything
-    else of the lock (hyper-parameters, seeds, the training code) follows the spec at once.
+    else of the lock (hyper-parameters, seeds, the training code, the source tree of a program)
+    follows the spec at once.
 
     Args:
         spec: The spec.
@@ -79,13 +81,15 @@ def obtain_lock(
         progress: Told about each stage.
 
     Raises:
-        CapsuleError: The lock file is damaged, or a pin cannot be resolved (CAP-L…).
+        CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree cannot
+            be captured (CAP-L…).
     """
+    project = _captured(spec, path, cache)
     previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
     if previous is not None and _pins_fit(previous, spec):
-        lock = _with_current(previous, spec)
+        lock = _with_current(previous, spec, project)
     else:
-        lock = resolve(spec, cache, refresh_base=refresh_base, progress=progress)
+        lock = resolve(spec, cache, project=project, refresh_base=refresh_base, progress=progress)
     if lock != previous:
         write_lock(path, lock)
         progress(f"wrote {path}")
@@ -101,11 +105,20 @@ def _pins_fit(lock: Lock, spec: Spec) -> bool:
     )
 
 
-def _with_current(lock: Lock, spec: Spec) -> Lock:
-    """Keep the packages of ``lock``; take the spec, the code and the assembler as they are now."""
+def _captured(spec: Spec, path: Path, cache: Cache) -> LockedProject | None:
+    """Capture the source tree beside a lock file, without that file and its spec."""
+    if spec.code is None:
+        return None
+    stem = path.name.removesuffix(".lock.json")
+    own = [path, *(path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))]
+    return capture_project(spec.code, path.parent, cache, leave_out=own)
+
+
+def _with_current(lock: Lock, spec: Spec, project: LockedProject | None) -> Lock:
+    """Keep the packages of ``lock``; take all else as it is now."""
     code = LockedCode(version=__version__, sha256=training_code_digest())
     image = lock.image.model_copy(update={"assembler": ASSEMBLER_VERSION, "code": code})
-    return lock.model_copy(update={"spec": without_sources(spec), "image": image})
+    return Lock(spec=without_sources(spec), image=image, project=project)
 
 
 def _unreadable(code: str, path: Path, reason: str) -> CapsuleError:

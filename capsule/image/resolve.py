@@ -21,7 +21,14 @@ from urllib.parse import unquote, urlsplit
 from capsule import __version__
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel, without_sources
+from capsule.experiment.lock import (
+    Lock,
+    LockedCode,
+    LockedImage,
+    LockedProject,
+    LockedWheel,
+    without_sources,
+)
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
 from capsule.image.assemble import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
@@ -68,6 +75,7 @@ def resolve(
     spec: Spec,
     cache: Cache,
     *,
+    project: LockedProject | None = None,
     refresh_base: bool = False,
     progress: Callable[[str], None],
 ) -> Lock:
@@ -78,6 +86,7 @@ def resolve(
     Args:
         spec: The spec.
         cache: Keeps the package indexes between calls.
+        project: The captured source tree, if the spec has one.
         refresh_base: Take the base's Debian packages from the machine's apt instead of the list
             that Capsule ships.
         progress: Told about each stage.
@@ -103,7 +112,7 @@ def resolve(
         wheels=wheels,
         code=LockedCode(version=__version__, sha256=training_code_digest()),
     )
-    return Lock(spec=without_sources(spec), image=image)
+    return Lock(spec=without_sources(spec), image=image, project=project)
 
 
 def cuda_libraries(lock: Lock) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
-import fnmatch
 import hashlib
 import stat
 import zipfile
@@ -23,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.patterns import chosen
 from capsule.image.layers import CHUNK, Content, Entry, file_entry, refused, safe_path
 
 if TYPE_CHECKING:
@@ -248,13 +248,7 @@ def _read_start(archive: zipfile.ZipFile, member: zipfile.ZipInfo, wheel: Locked
 
 def _pruned(name: str, patterns: Sequence[str]) -> bool:
     """Tell if ``name`` is left out: compiled caches always are, else the last match decides."""
-    if "__pycache__" in name.split("/"):
-        return True
-    pruned = False
-    for pattern in patterns:
-        if fnmatch.fnmatchcase(name, pattern.removeprefix("!")):
-            pruned = not pattern.startswith("!")
-    return pruned
+    return "__pycache__" in name.split("/") or chosen(name, patterns)
 
 
 def _record_error(wheel: LockedWheel, finding: str) -> CapsuleError:

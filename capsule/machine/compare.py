@@ -2,10 +2,9 @@
 
 The rules follow measurements of CPU numerics and the guarantees of NVIDIA's libraries:
 
-- The ``avx2`` profile holds every maths library to AVX2 code, with one exception. oneMKL honours
-  ``MKL_CBWR=AVX2`` on Intel processors only; elsewhere it chooses by the processor it finds (Intel
-  oneMKL developer guide, "Conditional Numerical Reproducibility"), and it uses approximate
-  reciprocals, whose bits are the processor's own.
+- The portable profiles hold every maths library to one code path on every x86-64 processor that has
+  the instructions; ``docs/numerics.md`` has the proof and its limits. Under ``native`` each library
+  chooses its code by the processor it finds.
 - cuBLAS repeats its bits on GPUs of the same architecture with the same number of streaming
   multiprocessors; cuDNN does on the same architecture (their guides, "Reproducibility").
 
@@ -20,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Model, Spec
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Model, Numerics, Spec
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
 
@@ -28,8 +27,12 @@ Effect = Literal["none", "recorded-only", "may differ", "gate"]
 ExpectedGrade = Literal["bitwise", "statistical", "inconclusive"]
 Rule = tuple[Effect, str]
 
-INTEL = "GenuineIntel"
-AVX2_FLAGS = frozenset({"avx2", "fma"})
+NEEDED_FLAGS: dict[Numerics, frozenset[str]] = {
+    "portable-v3": frozenset({"avx2", "fma"}),
+    "portable-v3-strict": frozenset({"avx2", "fma"}),
+    "portable-v2": frozenset({"sse4_2"}),
+    "native": frozenset(),
+}
 MEBIBYTE = 1 << 20
 # Firmware and kernel keep some memory to themselves: a 16 GiB machine shows about 15.5 GiB.
 USABLE_MEMORY = 0.9
@@ -37,12 +40,7 @@ USABLE_MEMORY = 0.9
 _EQUAL: Rule = ("none", "equal")
 _IRRELEVANT: Rule = ("recorded-only", "no influence on the bits")
 _DISPATCH: Rule = ("may differ", "maths libraries choose their code by the processor they find")
-_UNPINNED_VENDOR: Rule = (
-    "may differ",
-    "oneMKL ignores MKL_CBWR=AVX2 on this vendor and chooses its code by the processor it finds",
-)
-_VENDOR: Rule = ("may differ", "oneMKL chooses its code by the processor's vendor")
-_PINNED: Rule = ("recorded-only", "the avx2 profile holds the maths libraries to one code path")
+_PINNED: Rule = ("recorded-only", "the numerics profile holds the libraries to one code path")
 _CACHES: Rule = ("may differ", "oneDNN cuts its blocks by the size of the caches")
 _THREADS: Rule = ("recorded-only", "the spec fixes the number of maths threads")
 
@@ -140,22 +138,14 @@ def _shown(value: Any) -> str:
 
 
 def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[Row]:
-    pinned = isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics == "avx2"
-    code_path = _code_path_rule(recorded, here, pinned=pinned)
-    yield _row("cpu.vendor", recorded.vendor, here.vendor, _VENDOR if pinned else _DISPATCH)
-    yield _row("cpu.name", recorded.name, here.name, _IRRELEVANT)
-    for field in ("family", "model", "flags"):
+    pinned = isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics != "native"
+    code_path = _PINNED if pinned else _DISPATCH
+    for field in ("vendor", "family", "model", "flags"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
-    yield _row("cpu.stepping", recorded.stepping, here.stepping, _IRRELEVANT)
+    for field in ("name", "stepping"):
+        yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), _IRRELEVANT)
     yield _row("cpu.logical_cores", recorded.logical_cores, here.logical_cores, _THREADS)
     yield _row("cpu.caches", recorded.caches, here.caches, _PINNED if pinned else _CACHES)
-
-
-def _code_path_rule(recorded: Cpu, here: Cpu, *, pinned: bool) -> Rule:
-    """Say what another family, model or instruction set means."""
-    if not pinned:
-        return _DISPATCH
-    return _PINNED if recorded.vendor == here.vendor == INTEL else _UNPINNED_VENDOR
 
 
 def _system_rows(recorded: Fingerprint, here: Fingerprint) -> Iterator[Row]:
@@ -273,15 +263,17 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
         )
     if isinstance(spec.accelerator, CudaAccelerator):
         yield from _unmet_cuda(spec.accelerator, here)
-    elif spec.accelerator.numerics == "avx2" and not set(here.cpu.flags) >= AVX2_FLAGS:
-        lacking = " and ".join(sorted(AVX2_FLAGS - set(here.cpu.flags)))
+        return
+    numerics = spec.accelerator.numerics
+    if lacking := NEEDED_FLAGS[numerics] - set(here.cpu.flags):
         yield (
             "cpu.flags",
             _finding(
                 "CAP-M004",
-                f"accelerator.numerics is avx2 and this processor ({here.cpu.name}) lacks "
-                f"{lacking}",
-                "Use an x86-64 processor with AVX2 and FMA (Intel since Haswell, AMD since Zen).",
+                f"accelerator.numerics is {numerics} and this processor ({here.cpu.name}) lacks "
+                f"{' and '.join(sorted(lacking))}",
+                "Use an x86-64 processor that has them; portable-v3 asks for Intel since Haswell "
+                "or AMD since Zen.",
             ),
         )
 

@@ -94,9 +94,10 @@ def open_reporter(*, quiet: bool) -> Iterator[SilentReporter | PlainReporter | L
 
 def event_line(event: Event) -> str:
     """Say an event in one line: step, speed, return, loss, exploration, time left."""
-    parts = [f"step {event.step:,}/{event.total_steps:,}"]
-    if event.steps_per_second:
-        left = (event.total_steps - event.step) / event.steps_per_second
+    total = event.total_steps
+    parts = [f"step {event.step:,}" + (f"/{total:,}" if total else "")] * bool(total or event.step)
+    if total and event.steps_per_second:
+        left = (total - event.step) / event.steps_per_second
         parts.append(f"{event.steps_per_second:,.0f} steps/s")
         if event.kind == "progress":
             parts.append(f"{_duration(left)} left")

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from capsule.report.text import printable
-from capsule.verification.verdict import ComponentDifference, Report
+from capsule.verification.verdict import (
+    ComponentDifference,
+    OutputDifference,
+    Report,
+    TraceDifference,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,11 +60,16 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
     if report.first_difference is not None:
         first = report.first_difference
-        where = f", {first.name}" if first.name else ""
-        rows.append(("first difference", f"step {first.step}, {first.component}{where}"))
+        rows.append(("first difference", _place(first)))
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _place(first: TraceDifference | OutputDifference) -> str:
+    if isinstance(first, OutputDifference):
+        return first.path + (f", line {first.line:,}" if first.line is not None else "")
+    return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
 
 
 def _yes(fact: bool | None, yes: str, no: str) -> str | None:

@@ -1,1 +1,20 @@
-"""The inside of the image: streams, environments, replay, trainers, trace, checkpoints."""
+"""The inside of the image: streams, environments, replay, trainers, trace, checkpoints.
+
+A program of your own may use one name of it: ``from capsule.training import run``.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # known to type checkers by its name; this runs at every start of Python
+if TYPE_CHECKING:
+    from capsule.training.recorder import Recorder, run
+
+__all__ = ["Recorder", "run"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from capsule.training import recorder
+
+    return getattr(recorder, name)

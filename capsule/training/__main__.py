@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.lifecycle import Interrupted, run
+from capsule.training.instrumentation import watched
+from capsule.training.job import Interrupted
+from capsule.training.lifecycle import run
 
 
 def main(arguments: list[str]) -> int:
@@ -14,8 +16,10 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         sys.stderr.write("usage: python -m capsule.training RUN_DIRECTORY\n")
         return ExitCode.USAGE
+    directory = Path(arguments[0])
     try:
-        run(Path(arguments[0]))
+        with watched(directory):
+            run(directory)
     except Interrupted:
         return ExitCode.INTERRUPTED
     except CapsuleError as error:

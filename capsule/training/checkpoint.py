@@ -18,11 +18,12 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from capsule.experiment.canonical import canonical_json, write_atomic
+from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Checkpoint, tensor_digest
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Sha256
 from capsule.experiment.spec import Model
+from capsule.training.job import write_file
 
 Tensors = Mapping[str, NDArray[Any]]
 RESUME = "resume.json"
@@ -122,24 +123,6 @@ def load_resume_state(
             exit_code=ExitCode.TRAINING_FAILED,
         )
     return state, load_tensors(_tensor_file(directory, state.step), state.tensors)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file of the run directory atomically.
-
-    Raises:
-        CapsuleError: CAP-T131, the file cannot be written.
-    """
-    try:
-        write_atomic(path, data)
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-T131",
-            f"{path.name} ({len(data)} bytes) cannot be written: {error.strerror}",
-            fix="Free disk space or raise limits.disk_mb, then run again: the run goes on from its "
-            "last saved state.",
-            exit_code=ExitCode.TRAINING_FAILED,
-        ) from error
 
 
 def _tensor_digest(array: NDArray[Any]) -> str:

@@ -10,38 +10,23 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
-import math
+import importlib.util
 import os
 import re
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.contract import Runtime
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec, environment_variables
+from capsule.training import known_answers, numerics, torch_flags
+from capsule.training.propagation import check_start, environment_of
 
 if TYPE_CHECKING:
     import torch
 
 _SUITE_PACKAGES = {"atari": "ale_py", "gymnasium": "gymnasium", "minatar": "minatar"}
-_MKL_BRANCHES = {  # mkl_cbwr_get(): constants of oneMKL's mkl_service.h
-    0: "OFF",
-    1: "BRANCH_OFF",
-    2: "AUTO",
-    3: "COMPATIBLE",
-    4: "SSE2",
-    5: "SSE3",
-    6: "SSSE3",
-    7: "SSE4_1",
-    8: "SSE4_2",
-    9: "AVX",
-    10: "AVX2",
-    12: "AVX512",
-    14: "AVX512_E1",
-}
 _CUBLAS_VERSION_PARTS = (0, 1, 2)  # libraryPropertyType: MAJOR, MINOR, PATCH
 
 
@@ -51,63 +36,41 @@ def prepare(spec: Spec) -> None:
     Raises:
         CapsuleError: CAP-T101, an environment variable is missing or differs; CAP-T102, torch is
             imported already or the interpreter ignores its environment; CAP-T103, this CPU lacks
-            what the numerics profile needs.
+            what the numerics profile needs; CAP-T108, the maths shim is not preloaded.
     """
-    at_start = _environment_at_start()
-    for name, expected in environment_variables(spec).items():
-        for found in (at_start.get(name), os.environ.get(name)):
-            if found != expected:
-                _fail(
-                    "CAP-T101",
-                    f"environment variable {name} is {found!r}; the spec needs {expected!r} before "
-                    "the interpreter starts",
-                    "Start the run with 'capsule run', which sets it.",
-                )
-    if sys.flags.ignore_environment or sys.flags.hash_randomization != bool(
-        spec.determinism.hash_seed
-    ):
-        _fail(
-            "CAP-T102",
-            f"the interpreter ignores PYTHONHASHSEED={spec.determinism.hash_seed}",
-            "Start it without -E, -I or -R.",
-        )
+    expected = environment_variables(spec)
+    for environment in (environment_of("self"), os.environ):  # neither missing nor changed since
+        check_start(environment, expected)
     if "torch" in sys.modules:
         _fail(
             "CAP-T102",
             "torch was imported before its determinism flags were checked",
             "Start the run as 'python -m capsule.training RUN_DIRECTORY'.",
         )
-    if isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics == "avx2":
-        _require_avx2()
+    if isinstance(spec.accelerator, CpuAccelerator):
+        numerics.require(spec.accelerator.numerics)
 
 
 def apply(spec: Spec) -> Runtime:
     """Import torch, set every flag of ``spec``, and return what was read back.
 
     Raises:
-        CapsuleError: CAP-T104, a flag did not take effect; CAP-T105, the GPU asked for is not here
+        CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
+            bits than the numerics profile promises; CAP-T105, the GPU asked for is not here
             (exit status 4); CAP-T106, a CUDA library has another version than the spec asks for.
     """
-    import torch
-
-    settings, backends = spec.determinism, _backends()
-    torch.set_num_threads(settings.threads)
-    if torch.get_num_interop_threads() != 1:
-        torch.set_num_interop_threads(1)
-    torch.set_flush_denormal(False)  # torch's default; IEEE 754 gradual underflow
-    torch.use_deterministic_algorithms(
-        settings.algorithms != "off", warn_only=settings.algorithms == "warn"
-    )
-    fresh_memory: Any = torch.utils.deterministic
-    fresh_memory.fill_uninitialized_memory = settings.fill_uninitialized_memory
-    backends.cudnn.benchmark = settings.cudnn_benchmark
-    backends.cudnn.deterministic = settings.algorithms != "off"
-    _set_tf32(allowed=settings.tf32)
     flags = {
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
     }
-    flags |= _expect(_torch_flags(spec), "torch")
-    flags |= _expect(_cpu_flags(spec), "library")
+    if importlib.util.find_spec("torch") is None and spec.accelerator.kind == "cpu":
+        # A program of the user's own may do without; _libraries() misses it for any other run.
+        return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
+    flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
+    accelerator = spec.accelerator
+    profile = accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
+    numerics.settle(profile)
+    flags |= torch_flags.expect(numerics.read_back(profile, spec.determinism.threads), "library")
+    flags["numerics.self_test"] = known_answers.start_up_test(profile)
     device = _cuda_device(spec.accelerator) if spec.accelerator.kind == "cuda" else _cpu_device()
     return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
 
@@ -119,234 +82,21 @@ def device_of(spec: Spec) -> torch.device:
     return torch.device("cuda", 0) if spec.accelerator.kind == "cuda" else torch.device("cpu")
 
 
-def _torch_flags(spec: Spec) -> dict[str, tuple[Any, Any]]:
-    """Return flag name to (value read back, value wanted)."""
-    import torch
-
-    settings, backends = spec.determinism, _backends()
-    modes = {"off": 0, "warn": 1, "error": 2}
-    precision = "tf32" if settings.tf32 else "ieee"
-    return {
-        "torch.deterministic_debug_mode": (
-            torch.get_deterministic_debug_mode(),
-            modes[settings.algorithms],
-        ),
-        "torch.fill_uninitialized_memory": (_fills_memory(), _fills(spec)),
-        "torch.num_threads": (torch.get_num_threads(), settings.threads),
-        "torch.num_interop_threads": (torch.get_num_interop_threads(), 1),
-        "torch.flush_denormal": (_flushes_denormals(), False),
-        "torch.cudnn.benchmark": (backends.cudnn.benchmark, settings.cudnn_benchmark),
-        "torch.cudnn.deterministic": (
-            backends.cudnn.deterministic,
-            settings.algorithms != "off",
-        ),
-        "torch.cuda.matmul.fp32_precision": (backends.cuda.matmul.fp32_precision, precision),
-        "torch.cuda.matmul.allow_tf32": (backends.cuda.matmul.allow_tf32, settings.tf32),
-        "torch.cudnn.conv.fp32_precision": (backends.cudnn.conv.fp32_precision, precision),
-        "torch.cudnn.allow_tf32": (backends.cudnn.allow_tf32, settings.tf32),
-        "torch.mkldnn.conv.fp32_precision": (backends.mkldnn.conv.fp32_precision, "ieee"),
-        "torch.mkldnn.matmul.fp32_precision": (backends.mkldnn.matmul.fp32_precision, "ieee"),
-    }
-
-
-def _cpu_flags(spec: Spec) -> dict[str, tuple[Any, Any]]:
-    """Return what the CPU libraries say they use, and what the numerics profile wants."""
-    import torch
-
-    capability = torch.backends.cpu.get_cpu_capability()
-    found = {
-        "torch.cpu_capability": capability,
-        "mkl.threads": _call("libtorch_cpu.so", "mkl_get_max_threads"),
-        "mkl.branch": _mkl_branch(),
-        "onednn.isa": _onednn_isa(),
-        "openblas.core": _openblas_core(),
-        "numpy.cpu_features": ",".join(_numpy_dispatch()),
-    }
-    wanted = dict(found)
-    if found["mkl.threads"] is not None:
-        wanted["mkl.threads"] = spec.determinism.threads
-    if isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics == "avx2":
-        wanted["torch.cpu_capability"] = "AVX2"
-        if _vendor() == "GenuineIntel":  # elsewhere oneMKL turns every branch but two into AUTO
-            wanted["mkl.branch"] = "AVX2"
-        wanted["onednn.isa"] = "Intel AVX2"
-        if found["openblas.core"] is not None:
-            wanted["openblas.core"] = "Haswell"
-        wanted["numpy.cpu_features"] = ",".join(
-            name for name in _numpy_dispatch() if name not in {"X86_V4", "AVX512_ICL"}
-        )
-    return {name: (found[name], wanted[name]) for name in found}
-
-
-def _expect(flags: dict[str, tuple[Any, Any]], kind: str) -> dict[str, str]:
-    """Return every flag as text, or name the first one that did not take effect."""
-    for name, (found, wanted) in flags.items():
-        if found != wanted:
-            _fail(
-                "CAP-T104",
-                f"{kind} flag {name} reads back as {found!r} after it was set to {wanted!r}",
-                "Use the packages that the spec pins; this build ignores the setting.",
-            )
-    return {name: "absent" if found is None else str(found) for name, (found, _) in flags.items()}
-
-
-def _set_tf32(*, allowed: bool) -> None:
-    """Set TensorFloat-32 through the old interface and the new one, so that neither disagrees."""
-    backends = _backends()
-    precision = "tf32" if allowed else "ieee"
-    backends.fp32_precision = precision
-    backends.cuda.matmul.fp32_precision = precision
-    backends.cudnn.conv.fp32_precision = precision
-    backends.cudnn.rnn.fp32_precision = precision
-    backends.cuda.matmul.allow_tf32 = allowed
-    backends.cudnn.allow_tf32 = allowed
-    backends.mkldnn.conv.fp32_precision = "ieee"
-    backends.mkldnn.matmul.fp32_precision = "ieee"
-
-
-def _backends() -> Any:
-    """Return ``torch.backends``, whose attributes its type stubs do not know."""
-    import torch
-
-    return torch.backends
-
-
-def _fills(spec: Spec) -> bool:
-    """Return whether fresh memory must be filled: torch does it only in deterministic mode."""
-    return spec.determinism.fill_uninitialized_memory and spec.determinism.algorithms != "off"
-
-
-def _fills_memory() -> bool:
-    """Find out whether fresh float memory really is filled (with NaN)."""
-    import torch
-
-    torch.zeros(4096)  # leaves zeros behind for the next allocation of this size
-    return bool(torch.empty(4096).isnan().all())
-
-
-def _flushes_denormals() -> bool:
-    import torch
-
-    smallest = torch.tensor([math.ldexp(1.0, -149)], dtype=torch.float32)
-    return bool((smallest * 1.0 == 0.0).item())
-
-
-def _onednn_isa() -> str | None:
-    """Ask oneDNN for its instruction set: its verbose mode is the only place that tells.
-
-    Returns:
-        e.g. "Intel AVX2", or None where torch has no oneDNN.
-    """
-    import torch
-
-    mkldnn = _backends().mkldnn
-    if not mkldnn.is_available():
-        return None
-    with tempfile.TemporaryFile() as capture:
-        sys.stdout.flush()
-        stdout = os.dup(1)
-        os.dup2(capture.fileno(), 1)
-        try:
-            with mkldnn.verbose(mkldnn.VERBOSE_ON):
-                torch.nn.functional.conv2d(torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3))
-        finally:
-            os.dup2(stdout, 1)
-            os.close(stdout)
-        capture.seek(0)
-        text = capture.read().decode(errors="replace")
-    found = re.search(r"info,cpu,isa:(.*)", text)
-    return found[1] if found else _isa_of_kernel(text)
-
-
-def _isa_of_kernel(verbose: str) -> str | None:
-    """Name the instruction set by the kernel that ran: the header is printed once per process."""
-    if "convolution,jit:avx512" in verbose:
-        return "Intel AVX-512"
-    return "Intel AVX2" if "convolution,jit:avx2," in verbose else None
-
-
-def _mkl_branch() -> str | None:
-    branch = _call("libtorch_cpu.so", "mkl_serv_cbwr_get", -1)
-    return None if branch is None else _MKL_BRANCHES.get(branch, str(branch))
-
-
-def _openblas_core() -> str | None:
-    import numpy  # noqa: ICN001, F401
-
-    path = _loaded("openblas")
-    if path is None:
-        return None
-    function = getattr(ctypes.CDLL(path), "scipy_openblas_get_corename64_", None)
-    if function is None:
-        return None
-    function.restype = ctypes.c_char_p
-    name: bytes = function()
-    return name.decode()
-
-
-def _numpy_dispatch() -> list[str]:
-    """Return the CPU features numpy chooses kernels by, as enabled now."""
-    core: Any = importlib.import_module("numpy._core._multiarray_umath")
-    return [name for name in core.__cpu_dispatch__ if core.__cpu_features__[name]]
-
-
-def _call(library: str, function: str, *arguments: int) -> int | None:
-    """Call an integer function of a loaded library; None where there is none."""
-    path = _loaded(library)
-    entry: Callable[..., int] | None = getattr(ctypes.CDLL(path), function, None) if path else None
-    return None if entry is None else entry(*arguments)
-
-
-def _loaded(part: str) -> str | None:
-    """Return the path of a shared library that this process has mapped."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")[2]
-        if part in path.rpartition("/")[2]:
-            return f"/{path}"
-    return None
-
-
-def _environment_at_start() -> dict[str, str]:
-    """Return the environment this process was started with, whatever was set since."""
-    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
-    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs}
-
-
-def _cpu_facts() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    pairs = (line.partition(":") for line in reversed(lines))
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _vendor() -> str:
-    return _cpu_facts().get("vendor_id", "unknown")
-
-
-def _require_avx2() -> None:
-    present = set(_cpu_facts().get("flags", "").split())
-    missing = sorted({"avx2", "fma"} - present)
-    if missing:
-        _fail(
-            "CAP-T103",
-            f"accelerator.numerics 'avx2' needs CPU features that are missing: "
-            f"{', '.join(missing)}",
-            "Run on an x86-64 CPU with AVX2 and FMA, or lock a spec with numerics 'native'.",
-            ExitCode.INCONCLUSIVE,
-        )
-
-
 def _cpu_device() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
-    return {"kind": "cpu", "name": _cpu_facts().get("model name", "unknown"), "cores": cores}
+    name = numerics.cpu_facts().get("model name", "unknown")
+    return {"kind": "cpu", "name": name, "cores": cores}
 
 
 def _libraries(spec: Spec) -> dict[str, str]:
     """Return the versions of what is loaded, each as the library itself tells it."""
-    import torch
-
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("torch", "numpy", "safetensors", _SUITE_PACKAGES[spec.environment.suite]):
+    if spec.environment is None:
+        versions |= _requested_versions(spec.image.packages)
+        names: tuple[str, ...] = ()
+    else:
+        names = ("torch", "numpy", "safetensors", _SUITE_PACKAGES[spec.environment.suite])
+    for name in names:
         try:
             module = importlib.import_module(name)
             versions[name.replace("_", "-")] = module.__version__
@@ -359,10 +109,19 @@ def _libraries(spec: Spec) -> dict[str, str]:
                 "Add it to image.packages and lock again.",
             )
     if spec.accelerator.kind == "cuda":
+        import torch
+
         versions["cuda"] = str(torch.version.cuda)
         versions["cudnn"] = _cudnn_version()
         versions["cublas"] = _cublas_version() or "unknown"
     return versions
+
+
+def _requested_versions(requirements: Iterable[str]) -> dict[str, str]:
+    """Return the installed version of each package that a spec asks for."""
+    found = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) for text in requirements)
+    names = sorted(match[0] for match in found if match)
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
@@ -404,7 +163,7 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
 
 
 def _cudnn_version() -> str:
-    number = _backends().cudnn.version() or 0  # 9.10.2 is 91002
+    number = torch_flags.backends().cudnn.version() or 0  # 9.10.2 is 91002
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -413,7 +172,7 @@ def _cublas_version() -> str | None:
     import torch
 
     torch.ones(1, 1, device="cuda") @ torch.ones(1, 1, device="cuda")
-    path = _loaded("libcublas.so")
+    path = numerics.loaded_library("libcublas.so")
     if path is None:
         return None
     library = ctypes.CDLL(path)

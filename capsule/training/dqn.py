@@ -38,7 +38,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Spec, StreamName
+from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.training.environments import Environment
 from capsule.training.gradient import ShardedGradient
 from capsule.training.networks import WIDE, Network, Parameters, initialize, make_network
@@ -68,7 +68,7 @@ class DeepQLearning:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: TrainingSpec,
         streams: Mapping[StreamName, Stream],
         environment: Environment,
         replay: ReplayMemory,

@@ -7,36 +7,42 @@ rewritten with the same bytes or appears by atomic rename.
 from __future__ import annotations
 
 import os
-import signal
+import secrets
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Event as Flag
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, sha256_hex, write_atomic
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import (
     Checkpoint,
     CheckpointIndex,
     Evaluation,
     EvaluationPoint,
     Event,
-    Failure,
     Job,
     Result,
-    Runtime,
     StreamProfiles,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model, Spec
+from capsule.experiment.spec import CommandTrainer, Model, SeedsSpec, Spec, TrainingSpec
 from capsule.training import determinism
+from capsule.training.job import (
+    Interrupted,
+    append_event,
+    drop_partial_line,
+    read_job,
+    record_failure,
+    record_runtime,
+    stop_signals,
+    write_document,
+)
+from capsule.training.program import run_program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,10 +58,7 @@ if TYPE_CHECKING:
 STATE_STEPS = 50_000  # most steps between resume states: bounds the replay memory's slack
 _EVALUATION_PROGRESS = "evaluation.json"
 _NETWORKS = "networks"
-
-
-class Interrupted(Exception):  # noqa: N818 - an order, not an error
-    """The run was asked to stop, and its state is saved."""
+_DRAWN_SEED = "seed.json"
 
 
 class EvaluationProgress(Model):
@@ -77,36 +80,35 @@ def run(directory: Path) -> None:
     try:
         if (directory / contract.RESULT).exists():
             return
-        job = _read_job(directory)
+        job = read_job(directory)
         determinism.prepare(job.spec)
-        _record_runtime(directory, determinism.apply(job.spec))
+        if isinstance(job.spec.trainer, CommandTrainer):
+            run_program(directory, job.spec, job.spec.trainer)
+            return
+        record_runtime(directory, determinism.apply(job.spec))
         with stop_signals() as stop:
             attempt = Attempt(directory, job, stop, workers=len(os.sched_getaffinity(0)))
             attempt.run()
     except CapsuleError as error:
         step = None if attempt is None else attempt.learner.step
-        failure = Failure(code=error.code, message=error.message, fix=error.fix, step=step)
-        write_atomic(directory / contract.FAILURE, _document(failure))
+        record_failure(directory, error, step)
         raise
 
 
-@contextmanager
-def stop_signals() -> Iterator[Flag]:
-    """Turn SIGTERM and SIGINT into a flag while the block runs."""
-    flag = Flag()
+class DrawnSeed(Model):
+    """The root seed that the operating system gave, so that a resumed run keeps it."""
 
-    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-        flag.set()
-
-    before = {number: signal.signal(number, ask_to_stop) for number in _STOP_SIGNALS}
-    try:
-        yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    root: int
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
+    """Return the seeds with a root in them, drawn now unless an earlier attempt drew it."""
+    if not seeds.drawn:
+        return seeds
+    path = directory / contract.STATE / _DRAWN_SEED
+    if not path.exists():
+        write_document(path, DrawnSeed(root=secrets.randbits(53)))
+    return seeds.model_copy(update={"root": DrawnSeed.model_validate_json(path.read_bytes()).root})
 
 
 class Attempt:
@@ -132,23 +134,24 @@ class Attempt:
         from capsule.training.trace import Trace
 
         self._directory = directory
-        self._spec = job.spec
-        self._end = _end_of(job)
+        self._spec = spec = job.spec.training()
+        self._end = _end_of(spec, job.stop_after)
         self._stop = stop
-        device = determinism.device_of(job.spec)
+        device = determinism.device_of(spec)
         self._workers = workers if device.type == "cpu" else 1  # one stream keeps cuBLAS in order
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._checkpoints: list[Checkpoint] = []
         (directory / contract.STATE).mkdir(parents=True, exist_ok=True)
-        self._streams = make_streams(job.spec.seeds)
+        self._seeds = _drawn(directory, spec.seeds)
+        self._streams = make_streams(self._seeds)
         self._environment: Environment = make_environment(
-            job.spec.environment, self._streams, training=True
+            spec.environment, self._streams, training=True
         )
         self._trace: Trace = Trace(directory / contract.TRACE)
-        self._replay: ReplayMemory = _make_replay(directory, job.spec, self._environment)
+        self._replay: ReplayMemory = _make_replay(directory, spec, self._environment)
         self.learner: DeepQLearning = DeepQLearning(
-            job.spec,
+            spec,
             self._streams,
             self._environment,
             self._replay,
@@ -156,7 +159,7 @@ class Attempt:
             device=device,
             workers=self._workers,
         )
-        self._events = _Events(directory / contract.EVENTS, self.learner, job.spec)
+        self._events = _Events(directory / contract.EVENTS, self.learner, spec)
         self._restore()
 
     def run(self) -> None:
@@ -301,7 +304,7 @@ class Attempt:
 
         spec, stream = self._spec, self._streams["evaluation"]
         starts = generate_starts(
-            evaluation_environments(spec.environment, spec.seeds, spec.evaluation.starts),
+            evaluation_environments(spec.environment, self._seeds, spec.evaluation.starts),
             self._environment.actions,
             spec.evaluation,
             stream,
@@ -318,7 +321,7 @@ class Attempt:
         spec = self._spec
         parameters = self.learner.online.zeros_like()
         parameters.load(load_file(self._network_path(step)))
-        environments = evaluation_environments(spec.environment, spec.seeds, len(starts))
+        environments = evaluation_environments(spec.environment, self._seeds, len(starts))
         return evaluate(
             environments, starts, spec.evaluation, self._interruptible(parameters), step
         )
@@ -365,20 +368,18 @@ class Attempt:
         return self._directory / contract.STATE / _NETWORKS / f"{step}.safetensors"
 
     def _write(self, name: str, document: Model) -> None:
-        from capsule.training.checkpoint import write_file
-
-        write_file(self._directory / name, _document(document))
+        write_document(self._directory / name, document)
 
 
 class _Events:
     """Appends to ``events.jsonl``, progress about once a second."""
 
-    def __init__(self, path: Path, learner: DeepQLearning, spec: Spec) -> None:
+    def __init__(self, path: Path, learner: DeepQLearning, spec: TrainingSpec) -> None:
         self._path = path
         self._learner = learner
         self._total = spec.trainer.total_steps
         self._last = (time.monotonic(), 0)
-        _drop_partial_line(path)
+        drop_partial_line(path)
 
     def progress(self) -> None:
         """Write a progress event if the last one is a second old."""
@@ -410,69 +411,26 @@ class _Events:
             exploration=learner.exploration(),
             message=message,
         )
-        with self._path.open("ab") as stream:
-            stream.write(canonical_json(event.model_dump(mode="json", exclude_none=True)) + b"\n")
+        append_event(self._path, event)
 
 
-def _drop_partial_line(path: Path) -> None:
-    """Cut off the line that a killed attempt did not finish."""
-    if path.exists():
-        data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)
-
-
-def _read_job(directory: Path) -> Job:
-    path = directory / contract.JOB
-    try:
-        return Job.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise CapsuleError(
-            "CAP-T111",
-            f"{path.name} cannot be used: {error}",
-            fix="Start the run with 'capsule run', which writes it.",
-            exit_code=ExitCode.TRAINING_FAILED,
-        ) from error
-
-
-def _end_of(job: Job) -> int:
+def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
     """Return the step to stop at."""
-    total, unit = job.spec.trainer.total_steps, job.spec.trainer.update_interval
-    if job.stop_after is None or job.stop_after >= total:
+    total, unit = spec.trainer.total_steps, spec.trainer.update_interval
+    if stop_after is None or stop_after >= total:
         return total
-    if job.stop_after <= 0 or job.stop_after % unit:
+    if stop_after <= 0 or stop_after % unit:
         raise CapsuleError(
             "CAP-T112",
-            f"stop_after {job.stop_after} is not a positive multiple of trainer.update_interval "
+            f"stop_after {stop_after} is not a positive multiple of trainer.update_interval "
             f"{unit}",
             fix="Name such a step.",
             exit_code=ExitCode.USAGE,
         )
-    return job.stop_after
+    return stop_after
 
 
-def _record_runtime(directory: Path, runtime: Runtime) -> None:
-    """Write what was read back; a resumed run must be where it was before."""
-    from capsule.training.checkpoint import write_file
-
-    path = directory / contract.RUNTIME
-    if path.exists():
-        before = Runtime.model_validate_json(path.read_bytes())
-        for kind in ("flags", "libraries"):
-            old, new = getattr(before, kind), getattr(runtime, kind)
-            changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
-            if changed:
-                name = changed[0]
-                raise CapsuleError(
-                    "CAP-T113",
-                    f"the run began with {name} {old.get(name)!r} and would go on with "
-                    f"{new.get(name)!r}",
-                    fix="Resume it in the image and on the kind of machine it began on.",
-                    exit_code=ExitCode.INCONCLUSIVE,
-                )
-    write_file(path, _document(runtime))
-
-
-def _make_replay(directory: Path, spec: Spec, environment: Environment) -> ReplayMemory:
+def _make_replay(directory: Path, spec: TrainingSpec, environment: Environment) -> ReplayMemory:
     from capsule.training.replay import ReplayMemory
 
     # A step adds one entry, and a second one where it truncates an episode. The interval in
@@ -488,12 +446,12 @@ def _make_replay(directory: Path, spec: Spec, environment: Environment) -> Repla
     )
 
 
-def _state_interval(spec: Spec) -> int:
+def _state_interval(spec: TrainingSpec) -> int:
     unit = spec.trainer.update_interval
     return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))
 
 
-def _evaluated_steps(spec: Spec) -> list[int]:
+def _evaluated_steps(spec: TrainingSpec) -> list[int]:
     """Return the steps whose networks are evaluated: every interval's, and the final one."""
     total = spec.trainer.total_steps
     return [*range(spec.evaluation.interval, total, spec.evaluation.interval), total]
@@ -501,7 +459,3 @@ def _evaluated_steps(spec: Spec) -> list[int]:
 
 def _spec_digest(spec: Spec) -> str:
     return sha256_hex(canonical_json(spec.model_dump(mode="json", by_alias=True)))
-
-
-def _document(document: Model) -> bytes:
-    return canonical_json(document.model_dump(mode="json", by_alias=True))

@@ -9,12 +9,16 @@ from typing import Any
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import CheckpointClaim, Claims
+from capsule.bundle.claims import CheckpointClaim, Claims, ProgramClaims, TrainingClaims
 from capsule.bundle.sbom import sbom_matches_lock, validate_sbom
+from capsule.entropy.profile import parse
 from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import trace_head
+from capsule.image.project import read_project
+from capsule.verification.layers import PROJECT, bad_layer, unpacked_layer
 
 MAX_SAFETENSORS_HEADER = 1 << 24
 
@@ -35,8 +39,19 @@ def check_consistency(parts: Contents) -> None:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
             files that contradict each other.
     """
-    for check in (_lock, _trace, _streams, _evaluation, _checkpoints, _final_tensors, _sbom):
+    for check in (_lock, _sbom, _project, _entropy):
         check(parts)
+    if isinstance(parts.claims, ProgramClaims):
+        _outputs(parts.bundle, parts.claims)
+    elif isinstance(parts.claims, TrainingClaims):
+        _training(parts, parts.claims)
+
+
+def _training(parts: Contents, claims: TrainingClaims) -> None:
+    """Check what a trainer of Capsule's own claims."""
+    for check in (_trace, _streams, _evaluation, _checkpoints):
+        check(parts, claims)
+    _final_tensors(parts)
 
 
 def _lock(parts: Contents) -> None:
@@ -46,30 +61,83 @@ def _lock(parts: Contents) -> None:
     _equal("manifest.json", "its claim id", parts.claims.claim_id(), parts.bundle.manifest.claim_id)
 
 
-def _trace(parts: Contents) -> None:
+def _entropy(parts: Contents) -> None:
+    """Check that the recorded randomness is there where it must be, and is the claimed one."""
+    claimed = parts.claims.entropy_profile
+    recorded = parts.lock.spec.entropy.mode == "recorded"
+    _equal(run_bundle.LOCK, "whether randomness was recorded", recorded, claimed is not None)
+    if claimed is not None:
+        member = parts.bundle.member(run_bundle.ENTROPY_PROFILE)
+        _equal(run_bundle.ENTROPY_PROFILE, "its digest", claimed, sha256_file(member))
+        parse(member.read_bytes())
+
+
+def _project(parts: Contents) -> None:
+    """Check that the bundle carries the locked source tree, and git's diff."""
+    project = parts.lock.project
+    if project is None:
+        return
+    member = run_bundle.LAYER.format(name=PROJECT)
+    with unpacked_layer(parts.bundle, PROJECT) as archive:
+        try:
+            facts, digest = read_project(archive)
+        except CapsuleError as error:
+            raise bad_layer(member, error.message) from error
+    for path in sorted({*project.files, *facts}):
+        _equal(member, path, project.files.get(path), facts.get(path))
+    _equal(member, "its digest", project.sha256, digest)
+    if project.git is not None and project.git.diff is not None:
+        diff = sha256_file(parts.bundle.member(run_bundle.PROJECT_DIFF))
+        _equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)
+
+
+def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
+    name = run_bundle.RUN + contract.OUTPUTS
+    listed = bundle.read(name, contract.Outputs)
+    _equal(name, "the outputs", claims.outputs, listed.files)
+    _equal(name, "the standard output", claims.standard_output, listed.standard_output)
+    for path, member in recorded_outputs(bundle, claims).items():
+        _equal(path, "its digest", claims.outputs[path].sha256, sha256_file(member))
+    if claims.standard_output is not None:
+        printed = sha256_file(bundle.member(run_bundle.STANDARD_OUTPUT))
+        _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+
+
+def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
+    """Return the bundle's copy of each claimed output but links, by path in the working folder.
+
+    Raises:
+        CapsuleError: CAP-B144, the bundle lacks one.
+    """
+    files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
+    members = run_bundle.output_members(files.items())
+    return {path: bundle.member(member) for path, member in members.items()}
+
+
+def _trace(parts: Contents, claims: TrainingClaims) -> None:
     name = run_bundle.RUN + contract.TRACE
     records, head = trace_head(parts.bundle.member(name))
-    _equal(name, "the number of records", parts.claims.trace.records, records)
-    _equal(name, "the head of its hash chain", parts.claims.trace.head, head)
+    _equal(name, "the number of records", claims.trace.records, records)
+    _equal(name, "the head of its hash chain", claims.trace.head, head)
 
 
-def _streams(parts: Contents) -> None:
+def _streams(parts: Contents, claims: TrainingClaims) -> None:
     profiles = parts.bundle.read(run_bundle.STREAMS, contract.StreamProfiles)
-    _equal(run_bundle.STREAMS, "the stream profiles", parts.claims.streams, profiles.streams)
+    _equal(run_bundle.STREAMS, "the stream profiles", claims.streams, profiles.streams)
 
 
-def _evaluation(parts: Contents) -> None:
+def _evaluation(parts: Contents, claims: TrainingClaims) -> None:
     name = run_bundle.RUN + contract.EVALUATION
     found = parts.bundle.read(name, contract.Evaluation)
-    _equal(name, "the returns", parts.claims.evaluation, found)
+    _equal(name, "the returns", claims.evaluation, found)
 
 
-def _checkpoints(parts: Contents) -> None:
+def _checkpoints(parts: Contents, claims: TrainingClaims) -> None:
     name = run_bundle.RUN + contract.CHECKPOINT_INDEX
     found = tuple(
         CheckpointClaim(step=item.step, digest=item.digest()) for item in _index(parts).checkpoints
     )
-    _equal(name, "the checkpoint digests", parts.claims.checkpoints, found)
+    _equal(name, "the checkpoint digests", claims.checkpoints, found)
 
 
 def _index(parts: Contents) -> contract.CheckpointIndex:

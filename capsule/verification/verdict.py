@@ -52,6 +52,15 @@ class TraceDifference(Model):
     also: tuple[str, ...] = Field((), description="What else differs in the same record.")
 
 
+class OutputDifference(Model):
+    """The first output of a program that differs."""
+
+    path: str = Field(description="In the working folder, or 'standard output'.")
+    line: int | None = Field(None, description="First line that differs, from 1, if it is text.")
+    claimed: str = Field(description="That line, or the digest, or 'missing'.")
+    found: str
+
+
 class Report(Model):
     """What was checked, what was found, and the verdict."""
 
@@ -69,7 +78,7 @@ class Report(Model):
     expected: str | None = Field(None, description="What the two machines let one expect.")
     environment: tuple[Row, ...] = ()
     image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
-    first_difference: TraceDifference | None = None
+    first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
     relaxations: tuple[str, ...] = ()
     reexecuted_steps: int | None = None

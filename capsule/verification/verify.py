@@ -6,8 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,23 +14,38 @@ from typing import Any, Literal
 from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle, open_bundle
-from capsule.bundle.claims import Claims, Observations, collect_claims, read_document
+from capsule.bundle.claims import (
+    Claims,
+    Observations,
+    ProgramClaims,
+    TrainingClaims,
+    claims_model,
+    collect_claims,
+    collect_program_claims,
+    read_document,
+)
 from capsule.bundle.keys import PublicKey
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.spec import CommandTrainer, SourcesSpec
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
-from capsule.verification.comparison import compare_checkpoints, compare_claims, compare_traces
-from capsule.verification.consistency import Contents, check_consistency
-from capsule.verification.verdict import ComponentDifference, Grade, Report
+from capsule.verification.comparison import (
+    STANDARD_OUTPUT,
+    compare_checkpoints,
+    compare_claims,
+    compare_outputs,
+    compare_traces,
+)
+from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
+from capsule.verification.layers import supplied_layers
+from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
 
-MAX_LAYER_BYTES = 1 << 30
 NO_KEY, UNKNOWN_SIGNER = "CAP-V002", "CAP-B125"
 
 
@@ -106,7 +120,9 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
 
 
 def _verdict_of(error: CapsuleError) -> Grade:
-    """A failed check of the bundle is its fault; a failed execution decides nothing."""
+    """A failed check of the bundle is its fault; most failed executions decide nothing."""
+    if error.exit_code == ExitCode.DIFFERS:  # a replay that asks for other randomness
+        return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
     return "untrusted" if error.code in (NO_KEY, UNKNOWN_SIGNER) else "tampered"
@@ -134,18 +150,27 @@ def _verify(
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
-        with _supplied_layers(bundle) as supplied:
+        with supplied_layers(bundle) as (supplied, project):
             image = execution.prepare(
-                lock, engine, cache, sources=request.sources, supplied=supplied, reporter=reporter
+                lock,
+                engine,
+                cache,
+                sources=request.sources,
+                supplied=supplied,
+                project=project,
+                reporter=reporter,
             )
         _check_image(image, claims, facts)
         return _reexecute(request.mode, bundle, lock, claims, image, engine, reporter, facts)
 
 
-def _read(bundle: OpenedBundle) -> tuple[Lock, Claims, Observations]:
+def _read(
+    bundle: OpenedBundle,
+) -> tuple[Lock, TrainingClaims | ProgramClaims, Observations]:
+    lock = bundle.read(run_bundle.LOCK, Lock)
     return (
-        bundle.read(run_bundle.LOCK, Lock),
-        bundle.read(run_bundle.CLAIMS, Claims),
+        lock,
+        bundle.read(run_bundle.CLAIMS, claims_model(lock)),
         bundle.read(run_bundle.OBSERVATIONS, Observations),
     )
 
@@ -164,8 +189,22 @@ def _require_trust(bundle: OpenedBundle, request: Request) -> None:
 
 
 def _engine_for(choice: EngineChoice, claims: Claims) -> EngineChoice:
-    """A run without an image can only be repeated without one."""
-    return "process" if choice == "auto" and claims.image is None else choice
+    """A run without an image can only be repeated without one.
+
+    Raises:
+        CapsuleError: CAP-V009, that would run a stranger's program without a container, and nobody
+            said that it may.
+    """
+    if choice != "auto" or claims.image is not None:
+        return choice
+    if isinstance(claims, ProgramClaims):
+        raise CapsuleError(
+            "CAP-V009",
+            "the bundle was made without a container, and so would its program run on this machine",
+            fix="If you trust the program, and not only its signature, pass --engine process.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        )
+    return "process"
 
 
 def _compare_environment(
@@ -182,60 +221,29 @@ def _compare_environment(
 
 
 def check_prefix(mode: Mode, lock: Lock) -> None:
-    """Refuse a prefix that does not end on a trace record.
+    """Refuse a prefix that does not end on a trace record, or of a program, which has none.
 
     Raises:
-        CapsuleError: CAP-V003.
+        CapsuleError: CAP-V003, CAP-V008.
     """
+    if mode.steps is None:
+        return
+    if isinstance(lock.spec.trainer, CommandTrainer):
+        raise CapsuleError(
+            "CAP-V008",
+            f"--mode {mode}: only Capsule's own trainers count steps; this bundle runs a program",
+            fix="Use --mode full.",
+            exit_code=ExitCode.USAGE,
+        )
     interval = lock.spec.recording.trace_interval
     total = lock.spec.trainer.total_steps
-    if mode.steps is not None and (mode.steps % interval or mode.steps > total):
+    if mode.steps % interval or mode.steps > total:
         raise CapsuleError(
             "CAP-V003",
             f"--mode {mode}: the run has {total} steps with a trace record each {interval}",
             fix=f"Give a multiple of {interval} up to {total}.",
             exit_code=ExitCode.USAGE,
         )
-
-
-@contextmanager
-def _supplied_layers(bundle: OpenedBundle) -> Iterator[dict[Literal["base", "code"], Path]]:
-    """Unpack the layers that the bundle carries, bounded in size."""
-    import zstandard
-
-    with tempfile.TemporaryDirectory(prefix="capsule-layers-") as scratch:
-        supplied: dict[Literal["base", "code"], Path] = {}
-        for name in ("base", "code"):
-            member = run_bundle.LAYER.format(name=name)
-            if member not in bundle.files:
-                continue
-            target = Path(scratch) / f"{name}.tar"
-            with bundle.files[member].open("rb") as packed, target.open("wb") as out:
-                reader = zstandard.ZstdDecompressor().stream_reader(packed)
-                try:
-                    _copy_bounded(reader, out, member)
-                except zstandard.ZstdError as error:
-                    raise _bad_layer(member, str(error)) from error
-            supplied[name] = target
-        yield supplied
-
-
-def _copy_bounded(reader: Any, out: Any, member: str) -> None:
-    remaining = MAX_LAYER_BYTES
-    while chunk := reader.read(1 << 20):
-        remaining -= len(chunk)
-        if remaining < 0:
-            raise _bad_layer(member, f"it unpacks to more than {MAX_LAYER_BYTES} bytes")
-        out.write(chunk)
-
-
-def _bad_layer(member: str, reason: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V004",
-        f"{member} cannot be unpacked: {reason}",
-        fix="Do not trust this bundle; ask its signer for a sound one.",
-        exit_code=ExitCode.TAMPERED,
-    )
 
 
 def _check_image(image: Image | None, claims: Claims, facts: dict[str, Any]) -> None:
@@ -257,7 +265,7 @@ def _reexecute(
     mode: Mode,
     bundle: OpenedBundle,
     lock: Lock,
-    claims: Claims,
+    claims: TrainingClaims | ProgramClaims,
     image: Image | None,
     engine: Engine,
     reporter: execution.Reporter,
@@ -266,22 +274,52 @@ def _reexecute(
     directory = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
     try:
         result = execution.execute(
-            lock, engine, directory, stop_after=mode.steps, reporter=reporter
+            lock,
+            engine,
+            directory,
+            stop_after=mode.steps,
+            replay=(
+                None
+                if claims.entropy_profile is None
+                else bundle.member(run_bundle.ENTROPY_PROFILE)
+            ),
+            reporter=reporter,
         )
-        facts["reexecuted_steps"] = result.steps
-        facts["first_difference"] = compare_traces(
-            bundle.member(run_bundle.RUN + contract.TRACE),
-            directory / contract.TRACE,
-            prefix=mode.steps is not None,
-        )
-        facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
+        if isinstance(claims, ProgramClaims):
+            found = collect_program_claims(
+                lock, run_bundle.image_claim(image), engine.name, directory
+            )
+            facts["first_difference"] = _first_output(bundle, claims, found, directory)
+            facts["differences"] = compare_claims(claims, found)
+        elif isinstance(result, contract.Result):
+            facts["reexecuted_steps"] = result.steps
+            facts["first_difference"] = compare_traces(
+                bundle.member(run_bundle.RUN + contract.TRACE),
+                directory / contract.TRACE,
+                prefix=mode.steps is not None,
+            )
+            facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return _judge(mode, facts)
 
 
+def _first_output(
+    bundle: OpenedBundle, claims: ProgramClaims, found: ProgramClaims, directory: Path
+) -> OutputDifference | None:
+    recorded = recorded_outputs(bundle, claims)
+    if claims.standard_output is not None:
+        recorded[STANDARD_OUTPUT] = bundle.member(run_bundle.STANDARD_OUTPUT)
+    return compare_outputs(claims, found, recorded, directory)
+
+
 def _differences(
-    mode: Mode, lock: Lock, claims: Claims, image: Image | None, engine: Engine, directory: Path
+    mode: Mode,
+    lock: Lock,
+    claims: TrainingClaims,
+    image: Image | None,
+    engine: Engine,
+    directory: Path,
 ) -> tuple[ComponentDifference, ...]:
     if mode.steps is None:
         found = collect_claims(lock, run_bundle.image_claim(image), engine.name, directory)
@@ -294,6 +332,9 @@ def _differences(
 
 def _judge(mode: Mode, facts: dict[str, Any]) -> tuple[Grade, str]:
     first, differences = facts["first_difference"], facts["differences"]
+    if isinstance(first, OutputDifference):
+        line = "" if first.line is None else f", at line {first.line:,}"
+        return "not-reproduced", f"the outputs first differ in {first.path}{line}"
     if first is not None:
         where = f" ({first.name})" if first.name else ""
         return (
@@ -301,7 +342,8 @@ def _judge(mode: Mode, facts: dict[str, Any]) -> tuple[Grade, str]:
             f"the runs first differ at step {first.step}, in {first.component}{where}",
         )
     if differences:
-        return "not-reproduced", f"the traces are equal, but {differences[0].component} differs"
+        what = "traces" if "reexecuted_steps" in facts else "outputs"
+        return "not-reproduced", f"the {what} are equal, but {differences[0].component} differs"
     if mode.steps is not None:
         return (
             "reproduced-prefix",

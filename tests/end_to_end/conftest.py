@@ -15,7 +15,7 @@ import pytest
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.claims import Claims
+from capsule.bundle.claims import TrainingClaims
 from capsule.bundle.keys import load_private, load_public
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 
@@ -146,4 +146,4 @@ def change_lock(files: dict[str, bytes], edit: Callable[[Any], None]) -> None:
     edit_json(files, run_bundle.JOB, lambda job: edit(job["spec"]))
     digest = sha256_hex(files[run_bundle.LOCK])
     edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
-    Claims.model_validate_json(files[run_bundle.CLAIMS])
+    TrainingClaims.model_validate_json(files[run_bundle.CLAIMS])

@@ -202,7 +202,8 @@ def test_the_task_ends_with_a_capsule_that_is_killed(lock, cache, run_directory)
         "engine = ProcessEngine()\n"
         "engine.prepare(lock, None, Cache(pathlib.Path(sys.argv[1])), progress=print)\n"
         'code = \'import sys, time; open(sys.argv[1] + "/ready", "w"); time.sleep(60)\'\n'
-        "task = Task(pathlib.Path(sys.argv[2]), {}, LimitsSpec(),\n"
+        "task = Task(run_directory=pathlib.Path(sys.argv[2]), environment={},\n"
+        "    limits=LimitsSpec(),\n"
         "    arguments=('python3.11', '-c', code, '{run_directory}'))\n"
         "engine.run(task, on_poll=lambda: None, poll_seconds=0.05)\n"
     )

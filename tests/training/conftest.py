@@ -11,6 +11,7 @@ import pytest
 from capsule.experiment import contract
 from capsule.experiment.contract import Job
 from capsule.experiment.spec import Spec, environment_variables
+from capsule.native import native_part
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,12 +84,18 @@ def new_run(directory, spec, stop_after=None):
     return directory
 
 
+def start_variables(spec):
+    """Return what the launcher sets: the spec's variables and the maths shim."""
+    shim = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
+    return environment_variables(spec) | shim
+
+
 def start_run(directory, *, environment=None, **options):
     """Start ``python -m capsule.training`` as an engine does."""
     variables = environment
     if variables is None:
         job = Job.model_validate_json((directory / contract.JOB).read_bytes())
-        variables = environment_variables(job.spec)
+        variables = start_variables(job.spec)
     base = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     return subprocess.Popen(
         [sys.executable, "-m", "capsule.training", str(directory)],

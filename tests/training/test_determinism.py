@@ -10,7 +10,16 @@ from capsule.experiment import contract
 from capsule.experiment.spec import environment_variables
 from capsule.training.determinism import _satisfies
 
-from .conftest import CARTPOLE, ROOT, finish_run, make_spec, new_run, read, start_run
+from .conftest import (
+    CARTPOLE,
+    ROOT,
+    finish_run,
+    make_spec,
+    new_run,
+    read,
+    start_run,
+    start_variables,
+)
 
 CUDA = {
     "kind": "cuda",
@@ -23,7 +32,7 @@ CUDA = {
 
 def python(code, spec, *options, **changes):
     """Run code in an interpreter with the spec's variables; ``spec`` is defined there."""
-    variables = {**environment_variables(spec), **changes}
+    variables = {**start_variables(spec), **changes}
     prelude = (
         "import sys\n"
         "from capsule.experiment.spec import Spec\n"
@@ -156,7 +165,7 @@ def test_the_programme_needs_a_directory():
 def test_a_wrong_environment_is_a_documented_failure(tmp_path):
     spec = make_spec(CARTPOLE)
     directory = new_run(tmp_path / "run", spec)
-    variables = {**environment_variables(spec), "PYTHONHASHSEED": "1"}
+    variables = {**start_variables(spec), "PYTHONHASHSEED": "1"}
     process = start_run(directory, environment=variables)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 6

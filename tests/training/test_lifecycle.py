@@ -9,7 +9,6 @@ import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.contract import CheckpointIndex, Evaluation, Event, Result, StreamProfiles
-from capsule.experiment.spec import environment_variables
 from capsule.experiment.trace import first_difference, trace_head
 from capsule.training.checkpoint import load_tensors
 
@@ -23,6 +22,7 @@ from .conftest import (
     new_run,
     read,
     start_run,
+    start_variables,
 )
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_directory_is_refused(saved, tmp_path, name, damage, code):
     directory = shutil.copytree(saved, tmp_path / "damaged")
     path = directory / name
     path.write_bytes(damage(path.read_bytes()))
-    status, errors = finish_run(directory, environment=environment_variables(make_spec(CARTPOLE)))
+    status, errors = finish_run(directory, environment=start_variables(make_spec(CARTPOLE)))
     assert (status, read(directory, contract.FAILURE)["code"]) == (6, code), errors
 
 

@@ -2,12 +2,24 @@
 
 import json
 
-from capsule.bundle.claims import CheckpointClaim, Claims, TraceClaim
-from capsule.experiment.contract import Checkpoint, CheckpointIndex, Evaluation, EvaluationPoint
+import pytest
+
+from capsule.bundle.claims import CheckpointClaim, ProgramClaims, TraceClaim, TrainingClaims
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.contract import (
+    WORKSPACE,
+    Checkpoint,
+    CheckpointIndex,
+    Evaluation,
+    EvaluationPoint,
+    Output,
+)
 from capsule.verification.comparison import (
     MAX_DIFFERENCES,
+    STANDARD_OUTPUT,
     compare_checkpoints,
     compare_claims,
+    compare_outputs,
     compare_traces,
 )
 
@@ -31,7 +43,7 @@ def make_claims(**changes):
         "episodes": 1,
         "parameters": ZERO,
     }
-    return Claims(**(facts | changes))
+    return TrainingClaims(**(facts | changes))
 
 
 def test_equal_claims_have_no_differences_and_one_id():
@@ -106,3 +118,80 @@ def test_only_a_prefix_may_end_early(tmp_path):
     whole, part = write(tmp_path / "whole", records), write(tmp_path / "part", records[:1])
     assert compare_traces(whole, part, prefix=True) is None
     assert compare_traces(whole, part, prefix=False).component == "end"
+
+
+def make_output(folder, path, data):
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(data)
+    return Output(size=len(data), sha256=sha256_hex(data))
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Compare a recorded run with another, both given as files and standard output."""
+
+    def compare(recorded_files, found_files, printed=(b"", b"")):
+        recorded, directory = tmp_path / "recorded", tmp_path / "again"
+        claims = []
+        for files, text, folder, output in (
+            (recorded_files, printed[0], recorded, "stdout.txt"),
+            (found_files, printed[1], directory / WORKSPACE, "../stdout.txt"),
+        ):
+            claims.append(
+                ProgramClaims(
+                    lock=ZERO,
+                    image=None,
+                    relaxations=(),
+                    flags={},
+                    libraries={},
+                    outputs={path: make_output(folder, path, data) for path, data in files.items()},
+                    standard_output=make_output(folder, output, text),
+                )
+            )
+        members = {path: recorded / path for path in recorded_files}
+        members[STANDARD_OUTPUT] = recorded / "stdout.txt"
+        return compare_outputs(*claims, members, directory), compare_claims(*claims)
+
+    return compare
+
+
+def test_equal_outputs_do_not_differ(two_runs):
+    assert two_runs({"a": b"1"}, {"a": b"1"}) == (None, ())
+
+
+def test_the_first_file_and_line_that_differ_are_named(two_runs):
+    first, all_of_them = two_runs(
+        {"b.jsonl": b"1\n2\n3\n", "c": b"x", "a": b"="},
+        {"b.jsonl": b"1\n2\n4\n", "c": b"y", "a": b"="},
+        printed=(b"p", b"q"),
+    )
+    assert (first.path, first.line, first.claimed, first.found) == ("b.jsonl", 3, "3", "4")
+    assert [item.component for item in all_of_them] == [
+        "outputs.b.jsonl.sha256",
+        "outputs.c.sha256",
+        "standard_output.sha256",
+    ]
+
+
+def test_a_shorter_text_differs_where_it_ends(two_runs):
+    first, _ = two_runs({"a": b"1\n2\n"}, {"a": b"1\n"})
+    assert (first.line, first.claimed, first.found) == (2, "2", "end of file")
+
+
+def test_bytes_that_are_no_text_have_no_line(two_runs):
+    for data in (b"\xff\n", b"\0\n"):
+        first, _ = two_runs({"a": data + b"1"}, {"a": data + b"2"})
+        assert (first.path, first.line) == ("a", None)
+        assert first.claimed.startswith(f"{len(data) + 1} bytes, sha256:")
+
+
+def test_a_missing_and_an_additional_file_are_named(two_runs):
+    first, _ = two_runs({"a": b"", "b": b""}, {"b": b""})
+    assert (first.path, first.found) == ("a", "missing")
+    first, _ = two_runs({"b": b""}, {"a": b"", "b": b""})
+    assert (first.path, first.claimed) == ("a", "missing")
+
+
+def test_what_was_printed_comes_last(two_runs):
+    first, _ = two_runs({"z": b"="}, {"z": b"="}, printed=(b"1\nlast\n", b"1\nend\n"))
+    assert (first.path, first.line, first.claimed) == ("standard output", 2, "last")

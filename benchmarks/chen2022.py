@@ -1,0 +1,312 @@
+"""The case study of Chen et al. (ICSE 2022) on the CPU: Tables 3 and 4, for PyTorch.
+
+Trains each model of ``examples/supervised`` 16 times, as 8 pairs, under each CPU setup of the
+paper's Table 2:
+
+- C1: as it is, nothing controlled;
+- C2: a seed for each pair;
+- C3: the first run of each pair records its randomness, the second replays it.
+
+A pair is reproduced if its evaluation metrics, its process metrics (loss of every epoch, number of
+epochs; not the time) and its weights are identical to the last bit. The setups take turns, so that
+a machine's changing mood meets all alike. One maths thread. Exits with status 1 if a pair of C3
+differs::
+
+    python benchmarks/chen2022.py                                       # everything: an hour
+    python benchmarks/chen2022.py --models lenet1 --pairs 2 --epochs 2  # two minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import mannwhitneyu
+
+from capsule.entropy.launch import launch_arguments
+from capsule.entropy.profile import check_consumed, merge, parse
+from capsule.experiment.spec_file import load_spec
+from capsule.machine.fingerprint import take_fingerprint
+from capsule.native import native_part
+
+SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "supervised" / "train.py"
+SETUPS = ("C1", "C2", "C3")
+SEEDS = (0, 42, 1, 1234, 123, 2, 10, 5)  # of the pairs in C2; the paper names the first two
+RESNET = "digits --image-size 16 --batch-size 16 --learning-rate 0.02 --epochs 2"
+MODELS = {
+    "lenet1": "digits --epochs 6",
+    "lenet4": "digits --epochs 6",
+    "lenet5": "digits --epochs 6",
+    "resnet38": RESNET,
+    "resnet56": RESNET,
+    "lstm": "series",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training left.
+
+    Attributes:
+        results: ``results.json``: evaluation and process metrics.
+        weights: ``model.safetensors``.
+        training_seconds: Time of the training loop.
+        wall_seconds: Time of the whole process.
+    """
+
+    results: dict[str, Any]
+    weights: bytes
+    training_seconds: float
+    wall_seconds: float
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The evaluation metrics, floats still in hexadecimal."""
+        evaluation: dict[str, Any] = self.results["evaluation"]
+        return evaluation
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs that are to be equal.
+
+    Attributes:
+        first: The target; in C3 the run that was recorded.
+        second: The reproduction; in C3 the replay.
+        profile_bytes: Size of the random profile; 0 where there is none.
+    """
+
+    first: Run
+    second: Run
+    profile_bytes: int = 0
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether everything but the time is identical."""
+        return self.first.results == self.second.results and (
+            self.first.weights == self.second.weights
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--pairs", type=int, default=8, choices=range(2, len(SEEDS) + 1))
+    parser.add_argument("--epochs", type=int, help="the same for every model")
+    options = parser.parse_args()
+    pairs = {model: study(model, options.pairs, options.epochs) for model in options.models}
+    print_machine()
+    print_table3(pairs)
+    print_table4(pairs)
+    print_reproduced(pairs)
+    return int(not all(pair.reproduced for setups in pairs.values() for pair in setups["C3"]))
+
+
+def study(model: str, count: int, epochs: int | None) -> dict[str, list[Pair]]:
+    """Train one model under every setup, in turns."""
+    arguments = ["--model", model, "--data", *MODELS[model].split()]
+    arguments += ["--epochs", str(epochs)] if epochs else []
+    pairs: dict[str, list[Pair]] = {setup: [] for setup in SETUPS}
+    for index in range(count):
+        with tempfile.TemporaryDirectory(prefix="capsule-chen2022-") as folder:
+            for setup, pair in train_pairs(arguments, SEEDS[index], Path(folder)).items():
+                pairs[setup].append(pair)
+        states = ", ".join(
+            f"{setup} {'equal' if done[-1].reproduced else 'differ'}"
+            for setup, done in pairs.items()
+        )
+        print(f"{model} pair {index + 1}/{count}: {states}", file=sys.stderr, flush=True)
+    return pairs
+
+
+def train_pairs(arguments: list[str], seed: int, folder: Path) -> dict[str, Pair]:
+    """Train one pair under each setup."""
+    train = partial(run, arguments, folder)
+    recording, replay, profile = folder / "recording", folder / "replay", folder / "profile"
+    seeded = ["--seed", str(seed)]
+    firsts = train(), train(seeded), train(launcher=launch(recording))
+    profile.write_bytes(merge(recording))
+    seconds = train(), train(seeded), train(launcher=launch(replay, profile))
+    check_consumed(replay, parse(profile.read_bytes()))
+    sizes = 0, 0, profile.stat().st_size
+    return dict(zip(SETUPS, map(Pair, firsts, seconds, sizes), strict=True))
+
+
+def launch(directory: Path, profile: Path | None = None) -> list[str]:
+    """Return the beginning of a command that records, or replays ``profile``.
+
+    The numerics stay what they are without Capsule, so that C3 differs from C1 in nothing else.
+    """
+    directory.mkdir()
+    numerics = ["accelerator.kind=cpu", "accelerator.numerics=native"]
+    spec = load_spec(SCRIPT.with_name("lenet5.yaml"), numerics)
+    native = str(native_part("capsule-launch").parent)
+    replay = str(profile) if profile else None
+    return launch_arguments(spec, native=native, directory=str(directory), replay=replay)
+
+
+def run(
+    arguments: Sequence[str],
+    folder: Path,
+    options: Sequence[str] = (),
+    launcher: Sequence[str] = (),
+) -> Run:
+    """Train once, in a process of its own."""
+    timing = folder / "timing.json"
+    files = ["--output", str(folder), "--timing", str(timing)]
+    command = [*launcher, sys.executable, str(SCRIPT), *arguments, *options, *files]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    started = time.perf_counter()
+    subprocess.run(command, env=os.environ | threads, stdout=subprocess.DEVNULL, check=True)
+    return Run(
+        results=json.loads((folder / "results.json").read_text()),
+        weights=(folder / "model.safetensors").read_bytes(),
+        training_seconds=json.loads(timing.read_text())["training_seconds"],
+        wall_seconds=time.perf_counter() - started,
+    )
+
+
+def differences(pairs: Sequence[Pair]) -> dict[str, list[float]]:
+    """Return, per evaluation criterion, how far the two runs of each pair are apart.
+
+    Absolute differences: of the overall accuracy, one a pair; of the per-class accuracy, one a pair
+    and class; of the mean absolute error, one a pair. For the predictions, the number of instances
+    on which the two models disagree.
+    """
+    found: dict[str, list[float]] = {}
+    for pair in pairs:
+        first, second = pair.first.evaluation, pair.second.evaluation
+        for name, one, other in ((name, first[name], second[name]) for name in first):
+            if name == "predictions":
+                apart = [float(sum(a != b for a, b in zip(one, other, strict=True)))]
+            else:
+                ones, others = (v if isinstance(v, list) else [v] for v in (one, other))
+                exact = zip(map(float.fromhex, ones), map(float.fromhex, others), strict=True)
+                apart = [abs(a - b) for a, b in exact]
+            found.setdefault(name, []).extend(apart)
+    return found
+
+
+def cliffs_delta(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return P(first > second) - P(first < second), from -1 to 1 (Cliff 1993)."""
+    above = sum(a > b for a in first for b in second)
+    below = sum(a < b for a in first for b in second)
+    return (above - below) / (len(first) * len(second))
+
+
+def magnitude(delta: float) -> str:
+    """Name the size of an effect by the thresholds of Romano et al. 2006."""
+    for name, bound in (("negligible", 0.147), ("small", 0.33), ("medium", 0.474)):
+        if abs(delta) < bound:
+            return name
+    return "large"
+
+
+def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the p-value of Wilcoxon's rank-sum test, which is Mann and Whitney's U test."""
+    return float(mannwhitneyu(first, second, alternative="two-sided").pvalue)
+
+
+def print_machine() -> None:
+    """Print what the times and the bits depend on."""
+    machine = take_fingerprint(None)
+    print(f"{machine.cpu.name}, {machine.cpu.logical_cores} cores, Linux {machine.kernel}")
+    print(", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scikit-learn")))
+
+
+def print_table3(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+    """Print the overhead in time and storage."""
+    print("\nTable 3. Time(O): mean seconds of training in C1; Time(R): in C3, recording and")
+    print("replaying together. (*): p < 0.001 and a large effect. RP: random profile.\n")
+    titles = (
+        "model|Time(O)|Time(R)|recording|replaying|median R/O|p|Cliff's delta|whole process R/O"
+    )
+    _print_header(*titles.split("|"), "model size", "RP size", "RP / model")
+    for model, setups in pairs.items():
+        original, ours = _times(setups["C1"]), _times(setups["C3"])
+        whole = _ratio(_times(setups["C3"], "wall_seconds"), _times(setups["C1"], "wall_seconds"))
+        p, delta = rank_sum(ours, original), cliffs_delta(ours, original)
+        mark = " (*)" if p < 0.001 and magnitude(delta) == "large" else ""
+        size = len(setups["C3"][0].first.weights)
+        profile = statistics.fmean(pair.profile_bytes for pair in setups["C3"])
+        print(
+            f"| {model} | {statistics.fmean(original):.3f} | {statistics.fmean(ours):.3f}{mark} "
+            f"| {statistics.fmean(ours[::2]):.3f} | {statistics.fmean(ours[1::2]):.3f} "
+            f"| {_ratio(ours, original):.3f} | {p:.3f} | {delta:+.2f} ({magnitude(delta)}) "
+            f"| {whole:.3f} | {size / 1000:.1f} kB | {profile / 1000:.1f} kB "
+            f"| {profile / size:.1%} |"
+        )
+
+
+def _print_header(*titles: str) -> None:
+    print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
+
+
+def _times(pairs: Sequence[Pair], name: str = "training_seconds") -> list[float]:
+    """Return the seconds of all runs: first, second, first, second, ..."""
+    return [getattr(run, name) for pair in pairs for run in (pair.first, pair.second)]
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median ratio of runs that were made next to each other."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+SPREADS: dict[str, Callable[[Sequence[float]], float]] = {"Diff": max, "SDev": statistics.stdev}
+CRITERIA: dict[str, tuple[str, Callable[[float], str]]] = {
+    "accuracy": ("Overall acc.", lambda value: f"{value:.2%}"),
+    "per_class_accuracy": ("Per-class acc.", lambda value: f"{value:.2%}"),
+    "mean_absolute_error": ("MAE", lambda value: f"{value:.4g}"),
+    "predictions": ("Predictions", lambda value: f"{value:.4g}"),
+}
+
+
+def print_table4(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+    """Print the variance of each evaluation criterion under each setup."""
+    print("\nTable 4. Ours: C3, seeded: C2, original: C1. Diff: largest difference within a pair;")
+    print("SDev: standard deviation of the differences; 0 is exactly zero.\n")
+    columns = [f"{name}: {value}" for name in ("ours", "seeded", "original") for value in SPREADS]
+    _print_header("criterion", "model", *columns)
+    for criterion, (title, shown) in CRITERIA.items():
+        for model, setups in pairs.items():
+            found = [differences(setups[setup]) for setup in reversed(SETUPS)]
+            cells = [
+                shown(value) if (value := spread(apart[criterion])) else "0"
+                for apart in found
+                if criterion in apart
+                for spread in SPREADS.values()
+            ]
+            if cells:
+                print(f"| {title} | {model} | {' | '.join(cells)} |")
+
+
+def print_reproduced(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+    """Print the paper's verdict: pairs with identical metrics, and here weights too."""
+    print("\nPairs whose evaluation metrics, process metrics and weights are identical.\n")
+    _print_header("model", *SETUPS, "epochs", "mean of C1's accuracy or MAE")
+    for model, setups in pairs.items():
+        counts = [f"{sum(p.reproduced for p in done)} of {len(done)}" for done in setups.values()]
+        runs = [run for pair in setups["C1"] for run in (pair.first, pair.second)]
+        epochs = sorted({run.results["process"]["epochs"] for run in runs})
+        span = f"{epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else str(epochs[0])
+        name = next(name for name in CRITERIA if name in runs[0].evaluation)
+        quality = statistics.fmean(float.fromhex(run.evaluation[name]) for run in runs)
+        print(f"| {model} | {' | '.join(counts)} | {span} | {CRITERIA[name][1](quality)} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

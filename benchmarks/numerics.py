@@ -1,0 +1,224 @@
+"""What a numerics profile costs: each beside ``native``, in turn on this machine.
+
+Three kinds of update: an interval of Capsule's DQN on Breakout (four steps and an update of batch
+32), an LSTM (20 steps of 32 sequences, 256 units, Adam), and an MLP (batch 256, two layers of 256,
+Adam); and sqrt, log and exp of a million numbers, vector functions of oneMKL by default.
+
+"native, AVX2" is ``native`` on a processor without AVX-512, as nearly as this one can play it: what
+remains beside it is the price of the profile, and not of the shorter vectors.
+
+Every contender is a process per task that waits while another runs. They take turns in short
+segments; a ratio is the median over the rounds, of segments that ran next to each other. All use
+one thread, and what is measured is processor time, which others on the machine disturb least::
+
+    python benchmarks/numerics.py                    # about ten minutes
+    python benchmarks/numerics.py lstm --rounds 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from capsule.experiment.spec import Spec, environment_variables
+from capsule.native import native_part
+
+CONTENDERS = ("native", "native, AVX2", "portable-v3", "portable-v3-strict", "portable-v2")
+# What the libraries would take by themselves on a processor without AVX-512.
+AVX2_ONLY = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+}
+SECONDS = 0.5  # of processor time in a segment, about
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="*", default=list(TASKS), help=", ".join(TASKS))
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(_spec(options.worker), TASKS[options.tasks[0]])
+        return
+    print(f"{'processor ms':18}" + "".join(f"{contender:>28}" for contender in CONTENDERS))
+    for task in options.tasks:
+        compare(task, options.rounds)
+
+
+def compare(task: str, rounds: int) -> None:
+    """Time a task under every profile in turn, and print a line."""
+    processes = {contender: _start(contender, task) for contender in CONTENDERS}
+    times: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
+    try:
+        for process in processes.values():
+            _segment(process)  # warm up, one at a time
+        for _ in range(rounds):
+            for contender, process in processes.items():
+                times[contender].append(_segment(process))
+    finally:
+        for process in processes.values():
+            process.kill()
+    line = f"{task:18}"
+    for values in times.values():
+        pairs = zip(values, times["native"], strict=True)
+        ratio = statistics.median(own / native for own, native in pairs)
+        line += f"{statistics.median(values):10.3f} best {min(values):7.3f} {ratio:4.2f}x"
+    print(line, flush=True)
+
+
+def _start(contender: str, task: str) -> subprocess.Popen[str]:
+    profile, _, restricted = contender.partition(", ")
+    variables = environment_variables(_spec(profile)) | (AVX2_ONLY if restricted else {})
+    if profile != "native":
+        variables["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
+    return subprocess.Popen(
+        [sys.executable, __file__, "--worker", profile, task],
+        env={**os.environ, **variables},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def _segment(process: subprocess.Popen[str]) -> float:
+    """Let one process run its next segment; return its milliseconds per repetition."""
+    stdin, stdout = process.stdin, process.stdout
+    if stdin is None or stdout is None:
+        raise ValueError("the process was started without pipes")
+    stdin.write("go\n")
+    stdin.flush()
+    return float(stdout.readline())
+
+
+def work(spec: Any, task: Callable[[Any], Callable[[], None]]) -> None:
+    """Run segments as they are asked for; print what a repetition took in each."""
+    from capsule.training import determinism
+
+    determinism.prepare(spec)
+    determinism.apply(spec)
+    repeat = task(spec)
+    for _ in sys.stdin:
+        started, repetitions = time.process_time(), 0
+        while (seconds := time.process_time() - started) < SECONDS:
+            repeat()
+            repetitions += 1
+        print(1000 * seconds / repetitions, flush=True)
+
+
+def _spec(profile: str) -> Any:
+    document = {
+        "schema": "capsule/spec/v1",
+        "name": "benchmark",
+        "accelerator": {"kind": "cpu", "numerics": profile},
+        "environment": {"suite": "atari", "game": "breakout"},
+        "trainer": {
+            "algorithm": "dqn",
+            "replay_capacity": 5_000,
+            "replay_start": 64,
+            "target_interval": 1_000,
+            "exploration_final_step": 1_000,
+        },
+    }
+    return Spec.model_validate_json(json.dumps(document))
+
+
+def dqn(spec: Any) -> Callable[[], None]:
+    """An interval of our trainer, on one core."""
+    from capsule.training.determinism import device_of
+    from capsule.training.dqn import DeepQLearning
+    from capsule.training.environments import make_environment
+    from capsule.training.replay import ReplayMemory
+    from capsule.training.streams import make_streams
+    from capsule.training.trace import Trace
+
+    directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
+    streams = make_streams(spec.seeds)
+    environment = make_environment(spec.environment, streams, training=True)
+    replay = ReplayMemory(
+        directory,
+        capacity=spec.trainer.replay_capacity,
+        slack=1_000,
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        frame_stack=environment.frame_stack,
+    )
+    trace = Trace(directory / "trace.jsonl")
+    learner = DeepQLearning(
+        spec, streams, environment, replay, trace, device=device_of(spec), workers=1
+    )
+    while learner.step < spec.trainer.replay_start:
+        learner.interval()
+    return learner.interval
+
+
+def lstm(_spec: Any) -> Callable[[], None]:
+    import torch
+
+    network = torch.nn.LSTM(64, 256)
+    optimizer = torch.optim.Adam(network.parameters())
+    inputs = torch.randn(20, 32, 64)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        network(inputs)[0].square().mean().backward()
+        optimizer.step()
+
+    return update
+
+
+def mlp(_spec: Any) -> Callable[[], None]:
+    import torch
+    from torch import nn
+
+    layers = nn.Linear(17, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 6)
+    network = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(network.parameters())
+    inputs = torch.randn(256, 17)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        network(inputs).square().mean().backward()
+        optimizer.step()
+
+    return update
+
+
+def _function(name: str) -> Callable[[Any], Callable[[], None]]:
+    def prepared(_spec: Any) -> Callable[[], None]:
+        import torch
+
+        numbers = torch.rand(1_000_000) + 0.5
+        result = torch.empty_like(numbers)
+        function = getattr(torch, name)
+        return lambda: function(numbers, out=result)
+
+    return prepared
+
+
+TASKS: dict[str, Callable[[Any], Callable[[], None]]] = {
+    "dqn": dqn,
+    "lstm": lstm,
+    "mlp": mlp,
+    "sqrt": _function("sqrt"),
+    "log": _function("log"),
+    "exp": _function("exp"),
+}
+
+
+if __name__ == "__main__":
+    main()

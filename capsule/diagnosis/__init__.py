@@ -1,0 +1,1 @@
+"""Finding what makes two runs of one experiment differ, and where."""

@@ -1,0 +1,85 @@
+"""Writing mitigations into a spec file, with everything else in it as it was."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from capsule.diagnosis.findings import Finding, Setting
+from capsule.experiment.canonical import write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec_file import parse_spec
+
+MAX_WIDTH = 4096  # of a line; longer ones would be broken
+
+
+def patch_of(findings: Iterable[Finding]) -> dict[str, Setting]:
+    """Return the fields, dotted, that the mitigations of some findings set.
+
+    Notes are left out: they ask for nothing.
+    """
+    patch: dict[str, Setting] = {}
+    for item in findings:
+        if item.level != "note":
+            patch |= item.patch
+    return dict(sorted(patch.items()))
+
+
+def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
+    """Set fields of a spec file in place: comments, order and notation stay.
+
+    The file holds either all of the patch or, if anything fails, what it held before.
+
+    Args:
+        path: The spec, YAML.
+        patch: Dotted field to value.
+
+    Raises:
+        CapsuleError: CAP-S001 the file cannot be read, CAP-S002 or CAP-S003 it is no valid spec,
+            CAP-D004 it cannot be written.
+    """
+    try:
+        before = path.read_bytes()
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-S001",
+            f"cannot read spec {path}: {error.strerror}",
+            fix="Name an existing file.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    parse_spec(before, str(path))
+    after = patched(before.decode(), patch).encode()
+    parse_spec(after, str(path))
+    try:
+        write_atomic(path, after)
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-D004",
+            f"cannot write spec {path}: {error.strerror}",
+            fix="Make it writable, or set the fields by hand.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def patched(text: str, patch: Mapping[str, Setting]) -> str:
+    """Return a YAML document with some fields set."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.util import load_yaml_guess_indent
+
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = MAX_WIDTH
+    yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
+    document: Any = yaml.load(text)
+    for name, value in patch.items():
+        *sections, key = name.split(".")
+        node = document
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = value
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()

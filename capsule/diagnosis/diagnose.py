@@ -1,0 +1,296 @@
+"""Run an experiment twice under instruments, compare, and explain."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from capsule import execution
+from capsule.bundle.claims import read_document
+from capsule.diagnosis.attribution import line_findings, operator_findings
+from capsule.diagnosis.entropy import STRACE, entropy_findings
+from capsule.diagnosis.findings import Finding, Setting, finding
+from capsule.engine.interface import RUN_DIRECTORY, Engine, Exit, Progress, Task
+from capsule.entropy.report import EntropyReport
+from capsule.experiment import contract
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import CommandTrainer, Model, Spec
+from capsule.image.assemble import Image
+from capsule.image.cache import Cache
+from capsule.training.instruments import InstrumentReport, OperatorUse
+from capsule.training.operators import STATUSES
+from capsule.verification.comparison import STANDARD_OUTPUT, compare_traces
+
+VARIABLE = "CAPSULE_DIAGNOSE"
+FOLDER = "instruments"  # of the run directory
+STRACE_OUTPUT = "strace.txt"
+RUNS = ("first", "second")
+MAX_REPORT_BYTES = 256 << 20
+_LEVELS = ("error", "warning", "note")
+
+
+class OperatorCensus(Model):
+    """How many operators of each status were executed, and re-executed."""
+
+    calls: int
+    repeated: int
+    differing: int
+    statuses: dict[str, int] = Field(description="Status to number of distinct operators.")
+
+
+class Diagnosis(Model):
+    """What ``capsule diagnose`` found."""
+
+    schema_id: Literal["capsule/diagnosis/v1"] = Field("capsule/diagnosis/v1", alias="schema")
+    name: str
+    steps: int | None = Field(description="Steps of each run; null for a program, run to its end.")
+    equal: bool = Field(description="Whether the two runs gave the same bits.")
+    operators: OperatorCensus
+    findings: tuple[Finding, ...] = Field(description="Errors first.")
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """1 if there is a finding at the level of an error, else 0."""
+        found = any(item.level == "error" for item in self.findings)
+        return ExitCode.DIFFERS if found else ExitCode.OK
+
+
+@dataclass(frozen=True)
+class Instrumented:
+    """An engine that asks the training side to watch itself.
+
+    Attributes:
+        engine: Where the run executes.
+        strace: Whether to let strace write down the requests for randomness, as well.
+    """
+
+    engine: Engine
+    strace: bool = False
+
+    @property
+    def name(self) -> Literal["docker", "podman", "process"]:
+        """The engine's name."""
+        return self.engine.name
+
+    def describe(self) -> dict[str, str]:
+        """Return the engine's facts."""
+        return self.engine.describe()
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """Make the engine ready."""
+        self.engine.prepare(lock, image, cache, progress=progress)
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task under instruments."""
+        watched = replace(task, environment={**task.environment, VARIABLE: FOLDER})
+        if self.strace:
+            output = f"{RUN_DIRECTORY}/{STRACE_OUTPUT}"
+            watched = replace(watched, arguments=(*STRACE, "-o", output, "--", *task.arguments))
+        return self.engine.run(watched, on_poll=on_poll, poll_seconds=poll_seconds)
+
+
+def diagnose(
+    lock: Lock, engine: Engine, directory: Path, *, steps: int, reporter: execution.Reporter
+) -> Diagnosis:
+    """Run a locked experiment twice and explain every difference.
+
+    Args:
+        lock: The locked experiment; ``engine`` must have been prepared for it.
+        engine: Where it runs.
+        directory: Where the two run directories go; must not hold any yet.
+        steps: Steps of each run. A program of the user's own is run to its end.
+        reporter: Told about each event.
+
+    Raises:
+        CapsuleError: CAP-D001 the steps do not fit, CAP-D002 a run left no report of its
+            instruments, or a run fails and no instrument tells why.
+    """
+    lock, prefix = _shortened(lock, steps)
+    directories = [directory / name for name in RUNS]
+    failure: CapsuleError | None = None
+    for number, run_directory in enumerate(directories, 1):
+        reporter.note(f"run {number} of 2, under instruments")
+        # The second run is the one that is traced: it must give the same bits all the same.
+        strace = number == 2 and engine.name == "process" and shutil.which("strace") is not None
+        profile = directories[0] / contract.ENTROPY_PROFILE  # made by the first run, if recorded
+        try:
+            execution.execute(
+                lock,
+                Instrumented(engine, strace=strace),
+                run_directory,
+                stop_after=prefix,
+                replay=profile if number == 2 and profile.exists() else None,
+                reporter=reporter,
+            )
+        except CapsuleError as error:
+            if error.exit_code != ExitCode.TRAINING_FAILED:
+                raise
+            failure = error
+            break
+    finished = directories if failure is None else []
+    return _explain(lock, directories, finished, failure, prefix)
+
+
+def _explain(
+    lock: Lock,
+    directories: list[Path],
+    finished: list[Path],
+    failure: CapsuleError | None,
+    prefix: int | None,
+) -> Diagnosis:
+    reports = [read_reports(path) for path in directories if (path / FOLDER).exists()]
+    everything = [report for run in reports for report in run]
+    findings = operator_findings(everything, failed=failure is not None)
+    differences = compare_runs(*finished) if finished else []
+    if differences:
+        findings += [finding("CAP-D101", text) for text in differences]
+        for first, second in zip(*reports, strict=False):
+            findings += line_findings(first, second, lock.spec)
+    if finished:
+        report = read_document(finished[-1] / contract.ENTROPY_REPORT, EntropyReport)
+        findings += entropy_findings(report, finished[-1] / STRACE_OUTPUT)
+    if any(report.truncated for report in everything):
+        findings.append(finding("CAP-D304", "not the whole run was watched"))
+    if failure is not None:
+        findings = _explain_failure(failure, findings)
+    return Diagnosis(
+        name=lock.spec.name,
+        steps=prefix,
+        equal=bool(finished) and not differences,
+        operators=_census([use for report in everything for use in report.operators]),
+        findings=tuple(
+            item.model_copy(update={"patch": _changes(item.patch, lock.spec)})
+            for item in sorted(findings, key=lambda item: (_LEVELS.index(item.level), item.code))
+        ),
+    )
+
+
+def _changes(patch: Mapping[str, Setting], spec: Spec) -> dict[str, Setting]:
+    """Return the fields of a patch that the spec does not have like that already."""
+    document: Any = spec.model_dump(mode="json")
+    return {
+        name: value
+        for name, value in patch.items()
+        if reduce(getitem, name.split("."), document) != value
+    }
+
+
+def _explain_failure(failure: CapsuleError, findings: list[Finding]) -> list[Finding]:
+    """A run that stopped at an operator without deterministic implementation is a finding."""
+    stopped = [item for item in findings if item.code == "CAP-D203"]
+    if not stopped:
+        raise failure
+    return [
+        item.model_copy(update={"level": "error"}) if item in stopped else item
+        for item in findings
+    ]  # fmt: skip
+
+
+def compare_runs(first: Path, second: Path) -> list[str]:
+    """Say in what the results of two run directories differ, causes before effects."""
+    differences = []
+    if (first / contract.TRACE).exists():
+        found = compare_traces(first / contract.TRACE, second / contract.TRACE, prefix=False)
+        if found is not None:
+            inside = f", {found.name}" if found.name else ""
+            part = f"the traces part at step {found.step}, in {found.component}{inside}"
+            differences.append(part)
+    if (first / contract.OUTPUTS).exists():
+        left, right = (_outputs(path) for path in (first, second))
+        names = sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
+        differences += [f"{name} differs" for name in names]
+    return differences
+
+
+def _outputs(run_directory: Path) -> dict[str, contract.Output]:
+    found = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
+    printed = found.standard_output
+    return found.files | ({} if printed is None else {STANDARD_OUTPUT: printed})
+
+
+def read_reports(run_directory: Path) -> list[InstrumentReport]:
+    """Read the reports of a run's processes, in the order in which they started.
+
+    A process that was killed leaves none.
+
+    Raises:
+        CapsuleError: CAP-D002, there is none at all, or one is malformed.
+    """
+    reports = []
+    for path in sorted((run_directory / FOLDER).glob("*.json")):
+        try:
+            with open_regular(path, os.O_NOFOLLOW) as stream:
+                data = stream.read(MAX_REPORT_BYTES)
+            if data:
+                reports.append(InstrumentReport.model_validate_json(data))
+        except (OSError, ValidationError) as error:
+            raise _unreadable(f"{path.name}: {str(error).splitlines()[0]}") from error
+    if not reports:
+        raise _unreadable("none was written")
+    return reports
+
+
+def _unreadable(what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-D002",
+        f"the run left no report of its instruments that can be used: {what}",
+        fix="See output.log in the run directory; the program may end itself with os._exit.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
+    """Make learning start half way through the steps, and every trace record complete.
+
+    Returns:
+        The lock to execute and the step to stop at; a program's own stays as it is.
+    """
+    spec, trainer = lock.spec, lock.spec.trainer
+    if isinstance(trainer, CommandTrainer):
+        return lock, None
+    unit = trainer.update_interval
+    least = 2 * (-(-trainer.batch_size // unit) * unit)
+    if steps < least or steps % (2 * unit):
+        raise CapsuleError(
+            "CAP-D001",
+            f"--steps {steps} is not a multiple of {2 * unit} from {least} on",
+            fix=f"Name such a number, e.g. --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
+            exit_code=ExitCode.USAGE,
+        )
+    start = min(trainer.replay_start, steps // 2)
+    dense = {"trace_interval": unit, "tensor_interval": unit}
+    watched = spec.model_copy(
+        update={
+            "trainer": trainer.model_copy(
+                update={
+                    "replay_start": start,
+                    "replay_capacity": min(trainer.replay_capacity, max(start, steps)),
+                    "target_interval": min(trainer.target_interval, steps // 2),
+                }
+            ),
+            "recording": spec.recording.model_copy(update=dense),
+        }
+    )
+    return lock.model_copy(update={"spec": watched}), steps
+
+
+def _census(uses: list[OperatorUse]) -> OperatorCensus:
+    return OperatorCensus(
+        calls=sum(use.calls for use in uses),
+        repeated=sum(use.repeated for use in uses),
+        differing=sum(use.differing for use in uses),
+        statuses={
+            status: len({use.operator for use in uses if use.status == status})
+            for status in STATUSES
+        },
+    )

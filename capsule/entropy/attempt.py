@@ -1,0 +1,109 @@
+"""One start of a run under the launcher: what it is given before, and what is kept of it after.
+
+Each start has a folder of its own in the run directory for the journal and the launcher's reports.
+When the run has finished, what people and verifiers need is kept as documents of the run directory
+and the folders go.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from capsule.entropy.launch import launch_arguments
+from capsule.entropy.profile import check_consumed, merge, parse
+from capsule.entropy.report import EntropyReport, collect, launch_failure
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Spec
+
+_STARTS = "entropy"
+_REPLAYED = "replayed.profile"
+
+
+class Attempt:
+    """A start of a run, to be made once and then finished."""
+
+    def __init__(self, run_directory: Path, spec: Spec, *, replay: Path | None) -> None:
+        """Make the folder of the start.
+
+        Args:
+            run_directory: The run directory, as this process sees it.
+            spec: What is run.
+            replay: The profile to replay; only for ``entropy.mode: recorded``.
+
+        Raises:
+            CapsuleError: CAP-R301, randomness was recorded by an earlier start, and what that one
+                had drawn until it was interrupted cannot be told from what this one will draw.
+        """
+        self._run_directory = run_directory
+        self._spec = spec
+        starts = run_directory / _STARTS
+        number = sum(1 for _ in starts.glob("start-*")) + 1
+        if number > 1 and spec.entropy.mode == "recorded":
+            raise CapsuleError(
+                "CAP-R301",
+                f"the run in {run_directory} records its randomness and was interrupted; such a "
+                "run cannot be resumed",
+                fix="Start it anew, or use entropy.mode: virtual.",
+                exit_code=ExitCode.USAGE,
+            )
+        self._name = f"{_STARTS}/start-{number}"
+        self._folder = run_directory / self._name
+        self._folder.mkdir(parents=True)
+        self._replay = None if replay is None else replay.read_bytes()
+        if self._replay is not None:
+            parse(self._replay)
+            (starts / _REPLAYED).write_bytes(self._replay)
+
+    def arguments(self, *, native: str, run_directory: str) -> list[str]:
+        """Return the words before the program's own, with both folders as the program sees them."""
+        return launch_arguments(
+            self._spec,
+            native=native,
+            directory=f"{run_directory}/{self._name}",
+            replay=f"{run_directory}/{_STARTS}/{_REPLAYED}" if self._replay is not None else None,
+        )
+
+    def check(self) -> None:
+        """Raise what the launcher or the replay found wrong, whatever the program said.
+
+        Raises:
+            CapsuleError: CAP-R1… the launcher failed; CAP-R221, a replay asked for other randomness
+                than was recorded.
+        """
+        if failure := launch_failure(self._folder):
+            raise failure
+        if self._replay is not None:
+            check_consumed(self._folder, parse(self._replay), partial=True)
+
+    def finish(self, *, prefix: bool) -> EntropyReport:
+        """Keep the report and the profile of a run that has ended well, and nothing else.
+
+        Args:
+            prefix: Only a part was executed, so that a replay may leave some of its profile over.
+
+        Raises:
+            CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one.
+        """
+        report = collect(self._folder)
+        document = canonical_json(report.model_dump(mode="json", by_alias=True))
+        write_atomic(self._run_directory / contract.ENTROPY_REPORT, document)
+        profile = self._profile(prefix=prefix)
+        if profile is not None:
+            write_atomic(self._run_directory / contract.ENTROPY_PROFILE, profile)
+        shutil.rmtree(self._run_directory / _STARTS)
+        return report
+
+    def _profile(self, *, prefix: bool) -> bytes | None:
+        """Return the profile by which the run can be repeated; None if there is none.
+
+        A replay that was given derived bytes beyond its profile has none.
+        """
+        if self._spec.entropy.mode != "recorded":
+            return None
+        if self._replay is None:
+            return merge(self._folder)
+        derived = check_consumed(self._folder, parse(self._replay), partial=prefix)
+        return None if derived else self._replay

@@ -1,0 +1,315 @@
+"""The journal: what the processes of a run asked the operating system for, as they wrote it down.
+
+The interposer keeps one file for a whole run (``capsule/native/source/journal.h`` has its layout);
+every process maps it and appends to it. It is complete after SIGKILL but for the call under way.
+The program may have written anything to it, so nothing in it is believed unchecked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+FILE_NAME = "journal"
+MAGIC = b"CAPSJRNL"
+VERSION = 1
+
+_HEADER = struct.Struct("<8s2I2Q2I24x")
+_RECORD = struct.Struct("<3I4x")
+_THREAD = struct.Struct("<16x4Q192s192s")
+_COUNTER = struct.Struct("<16x4QI4x64s")
+_CALL = struct.Struct("<16x2Q")
+_MISMATCH = struct.Struct("<16x3I4x4Q192s192s")
+
+_MAX_BYTES = 1 << 30  # what a process makes the file
+_IS_FULL = 2
+
+
+class Source(IntEnum):
+    """How a program asked."""
+
+    GETRANDOM = 1
+    GETENTROPY = 2
+    ARC4RANDOM = 3
+    SYSCALL = 4
+    DEVICE = 5
+    RANDOM_DEVICE = 6
+
+    @property
+    def label(self) -> str:
+        """What it is called in reports."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Source.GETRANDOM: "getrandom",
+    Source.GETENTROPY: "getentropy",
+    Source.ARC4RANDOM: "arc4random",
+    Source.SYSCALL: "syscall(SYS_getrandom)",
+    Source.DEVICE: "/dev/urandom",
+    Source.RANDOM_DEVICE: "std::random_device",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one thread asked one source for, on behalf of one library.
+
+    Attributes:
+        process: Process path, such as ``0.1x``.
+        thread: Thread path within the process, such as ``0-2``.
+        source: How it asked.
+        caller: File name of the library that called.
+        calls: Number of calls.
+        bytes: Number of bytes.
+    """
+
+    process: str
+    thread: str
+    source: Source
+    caller: str
+    calls: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call: how, by which library, and what it was given."""
+
+    source: Source
+    caller: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread that asked for randomness.
+
+    Attributes:
+        process: Process path.
+        thread: Thread path.
+        calls: Number of calls.
+        bytes: Number of bytes.
+        derived_calls: Of the calls of a replay, those answered with derived bytes.
+        derived_bytes: The bytes of these.
+        recorded: The calls in order, when the run was recorded.
+    """
+
+    process: str
+    thread: str
+    calls: int
+    bytes: int
+    derived_calls: int
+    derived_bytes: int
+    recorded: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first call of a replay that does not fit the profile.
+
+    Attributes:
+        process: Process path.
+        thread: Thread path.
+        call: How many calls the thread had made before.
+        offset: How many bytes it had been given before.
+        requested: Source and size that were asked for.
+        recorded: Source and size that were recorded at this place; None beyond the end.
+        known: Whether anything was recorded for this process and thread.
+    """
+
+    process: str
+    thread: str
+    call: int
+    offset: int
+    requested: tuple[Source, int]
+    recorded: tuple[Source, int] | None
+    known: bool
+
+    def __str__(self) -> str:
+        """Say exactly what was asked for, where, and what had been recorded there."""
+        source, size = self.requested
+        asked = (
+            f"process {self.process}, thread {self.thread} asked for {size} bytes from "
+            f"{source.label} as its call {self.call}, at offset {self.offset}"
+        )
+        if self.recorded is not None:
+            source, size = self.recorded
+            return f"{asked}; recorded there: {size} bytes from {source.label}"
+        if self.known:
+            return f"{asked}; only {self.call} calls were recorded"
+        return f"{asked}; nothing was recorded for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A journal that has been read.
+
+    Attributes:
+        machine: Architecture, as ELF numbers it (62 is x86-64).
+        threads: Every thread that asked, by process path and thread path.
+        uses: Calls and bytes by thread, source and calling library, in the same order.
+        mismatch: The call at which a replay stopped, if one did.
+        full: Whether the run stopped because the journal had no more room.
+    """
+
+    machine: int
+    threads: tuple[Thread, ...]
+    uses: tuple[Use, ...]
+    mismatch: Mismatch | None
+    full: bool
+
+
+def read_journal(directory: Path) -> Journal:
+    """Read what a run wrote down.
+
+    Args:
+        directory: The one that was named as ``CAPSULE_ENTROPY_DIRECTORY``.
+
+    Raises:
+        CapsuleError: CAP-R201, there is no journal, or not one of this version; CAP-R202, it
+            contradicts itself.
+    """
+    path = directory / FILE_NAME
+    try:
+        with path.open("rb") as stream:
+            header = stream.read(_HEADER.size).ljust(_HEADER.size, b"\0")
+            magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)
+            if magic != MAGIC or version != VERSION:
+                raise _missing(path, f"is not a journal of version {VERSION}")
+            if not _HEADER.size <= used <= capacity <= _MAX_BYTES or machine >= 1 << 16:
+                _contradiction(path, "states an impossible size or machine")
+            body = stream.read(used - _HEADER.size)
+    except OSError as error:
+        raise _missing(path, f"cannot be read: {error.strerror}") from error
+    return _Reader(path, header + body, machine).journal(full=failed == _IS_FULL)
+
+
+def totals(uses: Iterable[Use]) -> tuple[Use, ...]:
+    """Add up what has the same thread, source and caller; sorted by these."""
+    sums: dict[tuple[str, str, Source, str], tuple[int, int]] = {}
+    for use in uses:
+        key = (use.process, use.thread, use.source, use.caller)
+        calls, size = sums.get(key, (0, 0))
+        sums[key] = (calls + use.calls, size + use.bytes)
+    return tuple(Use(*key, *sums[key]) for key in sorted(sums))
+
+
+def _missing(path: Path, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-R201",
+        f"{path} {what}",
+        fix="Start the run again: nothing is known about the randomness of this one.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+def _contradiction(path: Path, what: str) -> NoReturn:
+    raise CapsuleError(
+        "CAP-R202",
+        f"{path} {what}",
+        fix="Start the run again; the program, or someone else, wrote into this file.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+class _Reader:
+    """Follows the records of a journal and the offsets between them."""
+
+    def __init__(self, path: Path, data: bytes, machine: int) -> None:
+        self._path = path
+        self._data = data
+        self._machine = machine
+        self._threads: dict[int, Thread] = {}
+        self._counters: dict[int, tuple[int, Use]] = {}
+        self._recorded: dict[int, list[Call]] = {}
+        self._mismatch: Mismatch | None = None
+
+    def journal(self, *, full: bool) -> Journal:
+        """Read all records; those that a killed process left unfinished do not count."""
+        read = {1: self._thread, 2: self._counter, 3: self._call, 4: self._mismatched}
+        offset = _HEADER.size
+        while offset < len(self._data):
+            length, kind, ready = self._unpack(_RECORD, offset)
+            if length < _RECORD.size or length % 8 or offset + length > len(self._data):
+                _contradiction(self._path, f"has an impossible record at {offset}")
+            if ready:
+                if kind not in read:
+                    _contradiction(self._path, f"has an unknown record at {offset}")
+                read[kind](offset)
+            offset += length
+        threads = [
+            replace(thread, recorded=tuple(self._recorded.get(offset, ())))
+            for offset, thread in self._threads.items()
+        ]
+        return Journal(
+            machine=self._machine,
+            threads=tuple(sorted(threads, key=lambda thread: (thread.process, thread.thread))),
+            uses=totals(use for _, use in self._counters.values()),
+            mismatch=self._mismatch,
+            full=full,
+        )
+
+    def _unpack(self, layout: struct.Struct, offset: int) -> tuple[Any, ...]:
+        if offset + layout.size > len(self._data):
+            _contradiction(self._path, f"is cut off at {offset}")
+        return layout.unpack_from(self._data, offset)
+
+    def _text(self, field: bytes) -> str:
+        text = field.split(b"\0", 1)[0]
+        if not text:
+            _contradiction(self._path, "has a record without a name")
+        return text.decode("utf-8", "backslashreplace")
+
+    def _source(self, number: int) -> Source:
+        if number not in _LABELS:
+            _contradiction(self._path, f"names an unknown source, {number}")
+        return Source(number)
+
+    def _thread(self, offset: int) -> None:
+        calls, size, derived_calls, derived_size, *names = self._unpack(_THREAD, offset)
+        process, thread = map(self._text, names)
+        self._threads[offset] = Thread(
+            *(process, thread, calls, size), *(derived_calls, derived_size), recorded=()
+        )
+
+    def _counter(self, offset: int) -> None:
+        owner, _, calls, size, source, caller = self._unpack(_COUNTER, offset)
+        if owner not in self._threads:
+            _contradiction(self._path, f"counts for no thread at {offset}")
+        thread = self._threads[owner]
+        use = Use(
+            *(thread.process, thread.thread, self._source(source), self._text(caller)),
+            *(calls, size),
+        )
+        self._counters[offset] = (owner, use)
+
+    def _call(self, offset: int) -> None:
+        counter, size = self._unpack(_CALL, offset)
+        start = offset + _CALL.size
+        if counter not in self._counters or start + size > len(self._data):
+            _contradiction(self._path, f"has a call of nobody at {offset}")
+        owner, use = self._counters[counter]
+        call = Call(use.source, use.caller, self._data[start : start + size])
+        self._recorded.setdefault(owner, []).append(call)
+
+    def _mismatched(self, offset: int) -> None:
+        fields = self._unpack(_MISMATCH, offset)
+        reason, requested, recorded, call, before, size, recorded_size, process, thread = fields
+        if self._mismatch is not None:
+            return  # the first one stopped the run
+        self._mismatch = Mismatch(
+            process=self._text(process),
+            thread=self._text(thread),
+            call=call,
+            offset=before,
+            requested=(self._source(requested), size),
+            recorded=(self._source(recorded), recorded_size) if recorded else None,
+            known=reason != 1,
+        )

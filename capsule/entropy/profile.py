@@ -1,0 +1,321 @@
+"""Random profiles: the operating-system randomness that a run consumed, in one file.
+
+A profile holds, for every thread of every process, the calls that asked for randomness, in order,
+with what they were given. It is made from the journal of a recorded run; a replay serves from it.
+``docs/random-profiles.md`` specifies the format. One run has one profile: equal contents are equal
+bytes, and bytes that are not exactly what this module would write are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from itertools import count, pairwise
+from pathlib import Path
+from typing import NoReturn
+
+from capsule.entropy.journal import (
+    Call,
+    Journal,
+    Mismatch,
+    Source,
+    Thread,
+    Use,
+    read_journal,
+    totals,
+)
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+__all__ = [
+    "Call",
+    "Mismatch",
+    "Profile",
+    "Source",
+    "Thread",
+    "ThreadProfile",
+    "Use",
+    "check_consumed",
+    "describe",
+    "merge",
+    "parse",
+    "serialize",
+]
+
+MAGIC = b"CAPSPROF"
+VERSION = 1
+X86_64 = 62  # e_machine of ELF
+
+_HEADER = struct.Struct("<8s2H")
+_CHECKSUM_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadProfile:
+    """What one thread asked for, in order.
+
+    Attributes:
+        process: Process path, such as ``0.1x``.
+        thread: Thread path within the process, such as ``0-2``.
+        calls: The calls, each with the bytes that it was given.
+    """
+
+    process: str
+    thread: str
+    calls: tuple[Call, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes the thread was given."""
+        return sum(len(call.data) for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A random profile.
+
+    Attributes:
+        machine: Architecture, as ELF numbers it.
+        threads: By process path and thread path.
+    """
+
+    machine: int
+    threads: tuple[ThreadProfile, ...]
+
+
+def merge(directory: Path) -> bytes:
+    """Make the profile of a recorded run from its journal.
+
+    Args:
+        directory: The one that the run wrote to.
+
+    Raises:
+        CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room
+            for the whole run; CAP-R204, two threads have one path, so that nobody could tell which
+            of them a replay means.
+    """
+    journal = read_journal(directory)
+    _check_complete(journal, directory)
+    threads = [
+        ThreadProfile(thread.process, thread.thread, thread.recorded)
+        for thread in journal.threads
+        if thread.recorded
+    ]
+    for one, other in pairwise(threads):
+        if (one.process, one.thread) == (other.process, other.thread):
+            raise CapsuleError(
+                "CAP-R204",
+                f"two threads that asked for randomness are process {one.process}, thread "
+                f"{one.thread}: they were started around the C library, or two runs wrote to "
+                f"{directory}",
+                fix="Give each run a folder of its own, or use entropy.mode: virtual.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+    return serialize(Profile(journal.machine, tuple(threads)))
+
+
+def serialize(profile: Profile) -> bytes:
+    """Return the file of a profile."""
+    callers = sorted({call.caller for thread in profile.threads for call in thread.calls})
+    number = {caller: index for index, caller in enumerate(callers)}
+    parts = [_HEADER.pack(MAGIC, VERSION, profile.machine), _number(len(callers))]
+    parts += [_text(caller) for caller in callers]
+    parts.append(_number(len(profile.threads)))
+    for thread in profile.threads:
+        listed = b"".join(
+            _number(call.source) + _number(number[call.caller]) + _number(len(call.data))
+            for call in thread.calls
+        )
+        parts += [_text(thread.process), _text(thread.thread)]
+        parts += [_number(len(thread.calls)), _number(len(listed)), _number(thread.bytes)]
+        parts += [listed, *(call.data for call in thread.calls)]
+    content = b"".join(parts)
+    return content + _checksum(content)
+
+
+def parse(data: bytes) -> Profile:
+    """Read a profile.
+
+    Raises:
+        CapsuleError: CAP-R211, it is not a profile; CAP-R212, it is of a newer version; CAP-R213,
+            of another architecture; CAP-R214, it is cut off or was edited; CAP-R215, its checksum
+            is right but it is not what Capsule writes.
+    """
+    if not data.startswith(MAGIC):
+        _refuse("CAP-R211", "this is not a random profile", "Name a profile that Capsule wrote.")
+    _, version, machine = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
+    if version > VERSION:  # before the checksum, which may be another one there
+        _refuse(
+            "CAP-R212",
+            f"the profile has version {version}; this Capsule reads version {VERSION}",
+            "Use the Capsule that made it, or a newer one.",
+        )
+    content, checksum = data[:-_CHECKSUM_SIZE], data[-_CHECKSUM_SIZE:]
+    if not hmac.compare_digest(_checksum(content), checksum):
+        _refuse("CAP-R214", "the profile is cut off, or was edited", "Get it again.")
+    if machine != X86_64:
+        _refuse(
+            "CAP-R213",
+            f"the profile was recorded on another architecture ({machine}; here {X86_64})",
+            "Replay it on that architecture; programs ask differently on others.",
+        )
+    profile = _Reader(content).profile(machine)
+    paths = [(thread.process, thread.thread) for thread in profile.threads]
+    if version != VERSION or paths != sorted(set(paths)) or serialize(profile) != data:
+        _malformed()
+    return profile
+
+
+def describe(profile: Profile) -> tuple[Use, ...]:
+    """Add up a profile's calls and bytes by process, thread, source and calling library."""
+    return totals(
+        Use(thread.process, thread.thread, call.source, call.caller, 1, len(call.data))
+        for thread in profile.threads
+        for call in thread.calls
+    )
+
+
+def check_consumed(
+    directory: Path, profile: Profile, *, partial: bool = False
+) -> tuple[Thread, ...]:
+    """Check that a replay consumed exactly what was recorded.
+
+    Args:
+        directory: The one that the replay wrote to.
+        profile: What it was served from.
+        partial: The replay ended, or was ended, before the run did: it may leave some over.
+
+    Returns:
+        The threads that got derived bytes beyond the recorded ones, which only happens where the
+        spec allows it (``entropy.on_exhaustion: virtual``). A replay with any is not one.
+
+    Raises:
+        CapsuleError: CAP-R201 to CAP-R203, what the replay wrote down cannot be read or is not
+            complete; CAP-R221, a thread asked for more or for something else; CAP-R222, for less.
+    """
+    journal = read_journal(directory)
+    if journal.mismatch is not None:
+        raise CapsuleError(
+            "CAP-R221",
+            f"the replay asked for other randomness than was recorded: {journal.mismatch}",
+            fix="Record and replay with the same code and inputs. A program that hands work to "
+            "whichever process is ready cannot be replayed: use entropy.mode: virtual.",
+            exit_code=ExitCode.DIFFERS,
+        )
+    _check_complete(journal, directory)
+    consumed = {(thread.process, thread.thread): thread for thread in journal.threads}
+    for recorded in () if partial else profile.threads:
+        _check_thread(recorded, consumed.get((recorded.process, recorded.thread)))
+    return tuple(thread for thread in journal.threads if thread.derived_calls)
+
+
+def _check_thread(recorded: ThreadProfile, consumed: Thread | None) -> None:
+    calls = consumed.calls if consumed else 0
+    if calls >= len(recorded.calls) or (consumed and consumed.derived_calls):
+        return
+    missing = recorded.calls[calls]
+    raise CapsuleError(
+        "CAP-R222",
+        f"the replay asked for less randomness than was recorded: process {recorded.process}, "
+        f"thread {recorded.thread} made {calls} of {len(recorded.calls)} calls; the next one would "
+        f"have been for {len(missing.data)} bytes from {missing.source.label} at offset "
+        f"{sum(len(call.data) for call in recorded.calls[:calls])}",
+        fix="Record and replay with the same code and inputs, and let the replay finish.",
+        exit_code=ExitCode.DIFFERS,
+    )
+
+
+def _check_complete(journal: Journal, directory: Path) -> None:
+    if journal.full:
+        raise CapsuleError(
+            "CAP-R203",
+            f"the journal in {directory} has no room for the randomness of the whole run",
+            fix="Raise the limit on file size, or use entropy.mode: virtual for a program that "
+            "asks for so much.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+
+
+class _Reader:
+    """Reads the content of a profile from its header on."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = _HEADER.size
+
+    def profile(self, machine: int) -> Profile:
+        callers = [self._text() for _ in range(self._count())]
+        threads = tuple(self._thread(callers) for _ in range(self._count()))
+        return Profile(machine, threads)
+
+    def _thread(self, callers: list[str]) -> ThreadProfile:
+        process, thread = self._text(), self._text()
+        calls_listed, _, _ = self._count(), self._count(), self._count()
+        heads = [(self._number(), self._number(), self._count()) for _ in range(calls_listed)]
+        calls = []
+        for source, caller, size in heads:
+            if source not in set(Source) or caller >= len(callers):
+                _malformed()
+            calls.append(Call(Source(source), callers[caller], self._bytes(size)))
+        return ThreadProfile(process, thread, tuple(calls))
+
+    def _number(self) -> int:
+        number = 0
+        for shift in count(0, 7):
+            (byte,) = self._bytes(1)
+            number |= (byte & 127) << shift
+            if byte < 128:
+                break
+        return number
+
+    def _count(self) -> int:
+        """Read how many things follow; each takes a byte at least."""
+        number = self._number()
+        if number > len(self._content) - self._at:
+            _malformed()
+        return number
+
+    def _text(self) -> str:
+        try:
+            return self._bytes(self._number()).decode("utf-8")
+        except UnicodeDecodeError:
+            _malformed()
+
+    def _bytes(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._content):
+            _malformed()
+        part, self._at = self._content[self._at : end], end
+        return part
+
+
+def _number(number: int) -> bytes:
+    """Seven bits a byte, lowest first; the top bit says that more follow."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return _number(len(encoded)) + encoded
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2s(content).digest()
+
+
+def _malformed() -> NoReturn:
+    _refuse(
+        "CAP-R215",
+        "the profile has a correct checksum, but Capsule did not write it",
+        "Do not trust who gave it to you; record the run again.",
+    )
+
+
+def _refuse(code: str, message: str, fix: str) -> NoReturn:
+    raise CapsuleError(code, message, fix=fix, exit_code=ExitCode.TAMPERED)

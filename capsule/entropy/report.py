@@ -1,0 +1,377 @@
+"""What became of a run's requests for randomness, counted while it ran.
+
+The launcher leaves ``launch-report.json`` (what its supervisor answered, for each program that was
+executed) or ``launch-failure.json``; the interposer leaves the journal. Together they are the
+coverage statement: measured on the run, and saying also what neither of them can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Model, NonNegativeInt
+
+REPORT = "launch-report.json"
+FAILURE = "launch-failure.json"
+FAILURE_STATUS = 87  # the launcher could not do what it was asked; FAILURE says why
+MISMATCH_STATUS = 86  # a replay did not fit its profile; the journal says where
+
+_KERNEL = "(kernel)"  # in the place of a calling library: the supervisor answered
+
+Fate = Literal["answered", "masked", "unseen"]
+
+
+class Tally(Model):
+    """A number of requests, and of the bytes that they were given."""
+
+    calls: NonNegativeInt = 0
+    bytes: NonNegativeInt = 0
+
+
+class ProgramReport(Model):
+    """What one program asked the kernel for, past the preloaded library.
+
+    Attributes:
+        process: Path of the process that executed it.
+        executed: False for a process that was forked and goes on with the program of its creator.
+        executable: Its file; None if that could not be read.
+        linkage: How it is linked: with glibc's loader, another one, or statically.
+        preloaded: Whether every preloaded library was mapped into it.
+        start_bytes_derived: Whether AT_RANDOM was replaced before the program could read it.
+        getrandom: System calls that were answered.
+        inside_libc: Those of them that the C library makes inside itself: a key of its allocator,
+            once a program, and names of temporary files.
+        devices: Random devices that were opened, and what was read from them.
+        unanswered: Opens of other random files, which went to the kernel.
+    """
+
+    process: str
+    executed: bool
+    executable: str | None
+    linkage: Literal["glibc", "other", "static", "unknown"]
+    preloaded: bool
+    start_bytes_derived: bool
+    getrandom: Tally
+    inside_libc: Tally
+    devices: Tally
+    unanswered: NonNegativeInt
+
+
+class LibraryUse(Model):
+    """What one process asked for through the preloaded library, by source and calling library."""
+
+    process: str
+    source: str
+    caller: str
+    calls: NonNegativeInt
+    bytes: NonNegativeInt
+
+
+class Coverage(Model):
+    """What became of one source of randomness.
+
+    Attributes:
+        source: What it is.
+        fate: Answered by Capsule; masked, so that programs do without it; or unseen.
+        by_preload: What the preloaded library answered.
+        by_supervisor: What the supervisor answered.
+        unanswered: Requests that were seen and went to the kernel all the same.
+        remark: What was counted, or why it cannot be.
+    """
+
+    source: str
+    fate: Fate
+    by_preload: Tally = Tally()
+    by_supervisor: Tally = Tally()
+    unanswered: NonNegativeInt = 0
+    remark: str
+
+
+class _Launch(Model):
+    schema_id: Literal["capsule/launch/v1"] = Field(alias="schema")
+    mode: Literal["virtual", "record", "replay", "system"]
+    clock: Literal["system", "fixed", "virtual"]
+    supervised: bool
+    fixed_addresses: bool
+    status: NonNegativeInt
+    processes: NonNegativeInt
+    outlived: NonNegativeInt
+    programs: tuple[ProgramReport, ...]
+
+
+class _Failure(Model):
+    schema_id: Literal["capsule/launch-failure/v1"] = Field(alias="schema")
+    code: str
+    message: str
+
+
+class EntropyReport(Model):
+    """The requests for randomness of a whole run.
+
+    Attributes:
+        mode: What the launcher was told to do.
+        clock: Likewise, with the calendar clock.
+        supervised: Whether system calls were watched.
+        address_randomization: Whether programs were loaded at random addresses.
+        status: Exit status of the run.
+        processes: How many there were; only counted when supervised.
+        outlived: How many were killed because the program had ended without them.
+        programs: Every program that was executed, by process path.
+        uses: Requests through the preloaded library.
+        coverage: The statement, one row a source.
+    """
+
+    schema_id: Literal["capsule/entropy/v1"] = Field("capsule/entropy/v1", alias="schema")
+    mode: Literal["virtual", "record", "replay", "system"]
+    clock: Literal["system", "fixed", "virtual"]
+    supervised: bool
+    address_randomization: bool
+    status: NonNegativeInt
+    processes: NonNegativeInt
+    outlived: NonNegativeInt
+    programs: tuple[ProgramReport, ...]
+    uses: tuple[LibraryUse, ...]
+    coverage: tuple[Coverage, ...]
+
+    @property
+    def calls(self) -> int:
+        """All requests that were answered."""
+        return sum(row.by_preload.calls + row.by_supervisor.calls for row in self.coverage)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes that were given."""
+        return sum(row.by_preload.bytes + row.by_supervisor.bytes for row in self.coverage)
+
+    @property
+    def bypassed(self) -> int:
+        """Requests that a preloaded library could have answered, had it been asked."""
+        return sum(program.getrandom.calls + program.devices.calls for program in self.programs)
+
+
+def collect(directory: Path) -> EntropyReport:
+    """Read what launcher and interposer left.
+
+    Args:
+        directory: The launcher's ``--directory``.
+
+    Raises:
+        CapsuleError: CAP-R101 to CAP-R112, the launcher says that it failed; CAP-R113, its
+            report is missing or malformed; CAP-R201 to CAP-R202, the journal cannot be read.
+    """
+    if failure := launch_failure(directory):
+        raise failure
+    launch = _read(directory / REPORT, _Launch)
+    uses = () if launch.mode == "system" else _uses(directory)
+    programs = tuple(sorted(launch.programs, key=lambda program: program.process))
+    return EntropyReport(
+        mode=launch.mode,
+        clock=launch.clock,
+        supervised=launch.supervised,
+        address_randomization=not launch.fixed_addresses,
+        status=launch.status,
+        processes=launch.processes,
+        outlived=launch.outlived,
+        programs=programs,
+        uses=uses,
+        coverage=tuple(_coverage(launch, uses)),
+    )
+
+
+def launch_failure(directory: Path) -> CapsuleError | None:
+    """Return what the launcher said it could not do; None if it said nothing.
+
+    Raises:
+        CapsuleError: CAP-R113, what it said is malformed.
+    """
+    path = directory / FAILURE
+    if not path.exists():
+        return None
+    failure = _read(path, _Failure)
+    if failure.code not in _FIXES:
+        raise _malformed(path, f"names the unknown error {failure.code!r}")
+    fix, exit_code = _FIXES[failure.code]
+    return CapsuleError(failure.code, failure.message, fix=fix, exit_code=exit_code)
+
+
+def _uses(directory: Path) -> tuple[LibraryUse, ...]:
+    if not (directory / FILE_NAME).exists():
+        return ()  # neither supervised nor preloaded: nobody wrote anything down
+    sums: dict[tuple[str, str, str], Tally] = {}
+    for use in read_journal(directory).uses:
+        key = (use.process, use.source.label, use.caller)
+        if use.caller != _KERNEL:
+            sums[key] = _sum((sums.get(key, Tally()), Tally(calls=use.calls, bytes=use.bytes)))
+    return tuple(
+        LibraryUse(
+            process=process, source=source, caller=caller, calls=sum_.calls, bytes=sum_.bytes
+        )
+        for (process, source, caller), sum_ in sorted(sums.items())
+    )
+
+
+def _sum(tallies: Iterable[Tally]) -> Tally:
+    calls = size = 0
+    for tally in tallies:
+        calls, size = calls + tally.calls, size + tally.bytes
+    return Tally(calls=calls, bytes=size)
+
+
+def _coverage(launch: _Launch, uses: tuple[LibraryUse, ...]) -> Iterator[Coverage]:
+    """Yield the rows: first what was answered, then what was masked, then what nobody sees."""
+    for source in sorted({use.source for use in uses}):
+        by_preload = _sum(
+            Tally(calls=use.calls, bytes=use.bytes) for use in uses if use.source == source
+        )
+        remark = "asked for through the preloaded library"
+        yield Coverage(source=source, fate="answered", by_preload=by_preload, remark=remark)
+    if launch.supervised:
+        yield from _system_calls(launch.programs)
+    else:
+        yield Coverage(
+            source="system calls past the preloaded library",
+            fate="unseen",
+            remark="the run was not supervised",
+        )
+    yield from _processor(launch)
+    yield _addresses(launch)
+    yield _clock(launch)
+
+
+def _system_calls(programs: tuple[ProgramReport, ...]) -> Iterator[Coverage]:
+    yield Coverage(
+        source="system call getrandom",
+        fate="answered",
+        by_supervisor=_sum(program.getrandom for program in programs),
+        remark="past the preloaded library: static programs, raw system calls",
+    )
+    yield Coverage(
+        source="getrandom inside the C library",
+        fate="answered",
+        by_supervisor=_sum(program.inside_libc for program in programs),
+        remark="the allocator's key and names of temporary files, which no library can intercept",
+    )
+    yield Coverage(
+        source="random devices, opened by system call",
+        fate="answered",
+        by_supervisor=_sum(program.devices for program in programs),
+        remark="past the preloaded library; opened as /dev/random or /dev/urandom",
+    )
+    yield Coverage(
+        source="/proc/sys/kernel/random/uuid",
+        fate="unseen",
+        unanswered=sum(program.unanswered for program in programs),
+        remark="opens are counted and let through",
+    )
+    yield Coverage(
+        source="getrandom without a system call (vDSO)",
+        fate="masked",
+        remark="the memory that it needs is refused to every program, which then makes the call",
+    )
+    executed = [program for program in programs if program.executed]
+    derived = sum(program.start_bytes_derived for program in executed)
+    yield Coverage(
+        source="start bytes of programs (AT_RANDOM)",
+        fate="answered" if derived == len(executed) else "unseen",
+        remark=f"replaced before {derived} of {len(executed)} programs read them",
+    )
+
+
+def _processor(launch: _Launch) -> Iterator[Coverage]:
+    if launch.mode == "system":
+        return
+    yield Coverage(
+        source="RDRAND and RDSEED in OpenSSL, Qt and systemd",
+        fate="masked",
+        remark="told by their environment variables to do without",
+    )
+    yield Coverage(
+        source="RDRAND and RDSEED elsewhere",
+        fate="unseen",
+        remark="instructions of the processor, which no process can intercept",
+    )
+
+
+def _addresses(launch: _Launch) -> Coverage:
+    remark = "as the launcher read back" if launch.fixed_addresses else "left on, as asked for"
+    return Coverage(
+        source="address randomisation",
+        fate="masked" if launch.fixed_addresses else "unseen",
+        remark=remark,
+    )
+
+
+def _clock(launch: _Launch) -> Coverage:
+    if launch.clock == "system":
+        remark = "read without a system call (vDSO, RDTSC)"
+        return Coverage(source="clocks", fate="unseen", remark=remark)
+    remark = f"the calendar clock is {launch.clock} where the preloaded library is asked"
+    return Coverage(source="clocks", fate="masked", remark=remark)
+
+
+_Document = TypeVar("_Document", bound=Model)
+
+
+def _read(path: Path, form: type[_Document]) -> _Document:
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")  # file names need not be UTF-8
+        return form.model_validate_json(text)
+    except OSError as error:
+        raise _malformed(path, f"cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        raise _malformed(path, f"is malformed: {place}: {first['msg']}") from error
+
+
+def _malformed(path: Path, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-R113",
+        f"{path} {what}",
+        fix="Start the run again: nothing is known about the randomness of this one.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+# What the launcher can fail with (capsule/native/source), what to do, and the command's status.
+_FIXES: dict[str, tuple[str, ExitCode]] = {
+    "CAP-R101": ("Report it: Capsule builds the launcher's options.", ExitCode.INTERNAL),
+    "CAP-R102": ("Build the image again, or install Capsule from its wheel.", ExitCode.INTERNAL),
+    "CAP-R103": (
+        "Give the run an empty folder that it can write to, on a disk with room.",
+        ExitCode.TRAINING_FAILED,
+    ),
+    "CAP-R104": (
+        "Use Linux 5.14 or newer, outside other supervised runs; or entropy.supervised: false.",
+        ExitCode.INCONCLUSIVE,
+    ),
+    "CAP-R105": (
+        "Use Capsule's seccomp profile for containers, or entropy.address_randomization: true.",
+        ExitCode.INCONCLUSIVE,
+    ),
+    "CAP-R106": ("Correct trainer.command, or add the program.", ExitCode.TRAINING_FAILED),
+    "CAP-R107": (
+        "Use an image with glibc 2.28 or newer, and a program that its loader starts.",
+        ExitCode.TRAINING_FAILED,
+    ),
+    "CAP-R108": (
+        "Keep the program dumpable and under its user, or set entropy.supervised: false.",
+        ExitCode.TRAINING_FAILED,
+    ),
+    "CAP-R109": (
+        "Use x86-64 programs only, or set entropy.supervised: false.",
+        ExitCode.TRAINING_FAILED,
+    ),
+    "CAP-R110": ("See the message; report it if memory was not short.", ExitCode.TRAINING_FAILED),
+    "CAP-R111": ("Give the profile that the recorded run made.", ExitCode.TAMPERED),
+    "CAP-R112": (
+        "Raise the limit on file size, or use entropy.mode: virtual.",
+        ExitCode.TRAINING_FAILED,
+    ),
+}

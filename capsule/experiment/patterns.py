@@ -1,0 +1,21 @@
+"""Choosing paths by patterns, the same way in every section of a spec."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+
+def chosen(path: str, patterns: Iterable[str]) -> bool:
+    """Tell whether ``patterns`` choose a path.
+
+    Args:
+        path: Relative POSIX path.
+        patterns: ``*`` matches any characters, ``/`` too; a leading ``!`` leaves out; the last
+            pattern that matches decides, and a path that none matches is not chosen.
+    """
+    decision = False
+    for pattern in patterns:
+        if fnmatch.fnmatchcase(path, pattern.removeprefix("!")):
+            decision = not pattern.startswith("!")
+    return decision

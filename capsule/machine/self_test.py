@@ -1,0 +1,92 @@
+"""Whether this machine computes the bits that a portable numerics profile promises.
+
+The test itself is the training side's (:mod:`capsule.training.known_answers`). It runs in a process
+of its own, because what it tests is settled before an interpreter starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any, Literal
+
+from pydantic import Field
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Model, Numerics, maths_variables
+from capsule.native import native_part
+
+Status = Literal["as expected", "differs", "unchecked", "impossible"]
+_KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+
+
+class SelfTest(Model):
+    """What one profile's self-test found."""
+
+    profile: Numerics
+    status: Status = Field(
+        description="'unchecked': no answers are known for these libraries; 'impossible': the test "
+        "did not run, for the reason given."
+    )
+    answers: int = Field(0, description="Operators and trainings that were computed.")
+    different: tuple[str, ...] = Field((), description="Those that differ, in the test's order.")
+    libraries: dict[str, str] = Field(default_factory=dict, description="Name to version.")
+    reason: str | None = Field(None, description="Why the test did not run.")
+
+
+def self_test(numerics: Numerics) -> SelfTest:
+    """Compute every known answer of a profile with this Python's torch, and compare.
+
+    Raises:
+        CapsuleError: CAP-M007, this Python has no torch.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise CapsuleError(
+            "CAP-M007",
+            f"{sys.executable} has no torch, whose numerics are to be tested",
+            fix="Install 'capsule-rl[train]' there; or run 'python3 -m "
+            "capsule.training.known_answers PROFILE' inside an image built by Capsule, with its "
+            "libcapsule-math.so in LD_PRELOAD.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule.training.known_answers", numerics],
+        env=_environment(numerics),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return SelfTest(profile=numerics, status="impossible", reason=_reason(done))
+    return _judged(numerics, json.loads(done.stdout))
+
+
+def _judged(numerics: Numerics, document: dict[str, Any]) -> SelfTest:
+    different = tuple(document["different"])
+    known: Status = "differs" if different else "as expected"
+    return SelfTest(
+        profile=numerics,
+        status=known if document["known"] else "unchecked",
+        answers=len(document["answers"]),
+        different=different,
+        libraries=document["libraries"],
+    )
+
+
+def _environment(numerics: Numerics) -> dict[str, str]:
+    """Return the environment that runs have, as far as numbers are concerned."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    shim = str(native_part("libcapsule-math.so"))
+    return kept | maths_variables(numerics, threads=1) | {"LD_PRELOAD": shim}
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        return f"it was ended by {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    coded = [line for line in lines if line.startswith("CAP-")]
+    return (coded or lines[-1:])[0]

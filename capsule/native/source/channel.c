@@ -1,0 +1,141 @@
+#define _GNU_SOURCE
+#include "channel.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define CALLER "(kernel)" /* in the place of a library's name */
+
+static const struct options *options;
+static uint8_t root_key[CAPSULE_KEY_SIZE];
+static struct recording recording;
+static struct journal_header *journal;
+
+void channels_begin(const struct options *given) {
+    options = given;
+    if (options->key) capsule_key_parse(root_key, options->key); /* was checked */
+    journal = journal_open(options->directory);
+    if (journal == NULL)
+        fail("CAP-R103", "no journal can be kept in %s: %s", options->directory, strerror(errno));
+    if (options->mode == MODE_REPLAY && !recording_open(&recording, options->profile))
+        fail("CAP-R111", "%s is not an intact profile of this version and architecture",
+             options->profile);
+}
+
+static void *claim(enum journal_type type, size_t size) {
+    void *record = journal_claim(journal, type, size);
+    if (record == NULL) fail("CAP-R112", "the journal of the run's randomness is full");
+    return record;
+}
+
+static void open_records(struct channel *channel) {
+    channel->record = claim(JOURNAL_THREAD, sizeof *channel->record);
+    strcpy(channel->record->process, channel->process);
+    strcpy(channel->record->thread, channel->name);
+    journal_publish(&channel->record->record);
+    channel->counter = claim(JOURNAL_COUNTER, sizeof *channel->counter);
+    channel->counter->thread = journal_offset(journal, channel->record);
+    channel->counter->source = channel->kind;
+    strcpy(channel->counter->caller, CALLER);
+    journal_publish(&channel->counter->record);
+}
+
+void channel_open(struct channel *channel, enum channel_kind kind, const char *process,
+                  const char *thread, const char *label) {
+    *channel = (struct channel){.open = true, .kind = kind};
+    strcpy(channel->process, process);
+    int length = snprintf(channel->name, sizeof channel->name, "%s@%s", thread, label);
+    if (length >= (int)sizeof channel->name)
+        fail("CAP-R110", "the path of thread %s of process %s is too long", thread, process);
+    capsule_stream_open(&channel->derived, root_key, process, thread, label);
+    if (options->mode == MODE_REPLAY)
+        channel->known = recording_find(&recording, process, channel->name, &channel->recorded);
+}
+
+/* ---- replaying ---- */
+
+/* End the run, with the reason in the journal: capsule.entropy.journal reads and explains it. */
+static _Noreturn void mismatch(const struct channel *channel, size_t size,
+                               const struct recorded_call *recorded) {
+    struct journal_mismatch *entry = claim(JOURNAL_MISMATCH, sizeof *entry);
+    entry->reason = recorded ? MISMATCH_OTHER : channel->known ? MISMATCH_MORE : MISMATCH_THREAD;
+    entry->requested_source = channel->kind;
+    entry->requested_size = size;
+    entry->recorded_source = recorded ? recorded->source : 0;
+    entry->recorded_size = recorded ? recorded->size : 0;
+    entry->call = channel->calls;
+    entry->offset = channel->bytes;
+    strcpy(entry->process, channel->process);
+    strcpy(entry->thread, channel->name);
+    journal_publish(&entry->record);
+    atomic_store(&journal->failed, JOURNAL_HOLDS_MISMATCH);
+    end_run(CAPSULE_MISMATCH_STATUS);
+}
+
+static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 0; }
+
+/* The bytes that were recorded, while there are any; then derived ones. */
+static void replay(struct channel *channel, uint8_t *out, size_t size) {
+    struct recorded_thread *recorded = &channel->recorded;
+    size_t left = channel->known ? (size_t)(recorded->end - recorded->next_byte) : 0;
+    size_t part = left < size ? left : size;
+    if (part) memcpy(out, recorded->next_byte, part);
+    recorded->next_byte += part;
+    channel->recorded_part = part;
+    capsule_stream_read(&channel->derived, out + part, size - part);
+}
+
+/* A call must be the recorded one, unless the spec says what to give instead. */
+static void replay_call(struct channel *channel, uint8_t *out, size_t size) {
+    struct recorded_call call;
+    bool found = channel->known && recording_next(&recording, &channel->recorded, &call);
+    bool fits = found && call.source == (uint32_t)channel->kind && call.size == size;
+    if (!fits && !may_derive()) mismatch(channel, size, found ? &call : NULL);
+    if (!fits) channel->known = false; /* from here on everything is derived */
+    replay(channel, out, size);
+}
+
+static void read_fresh(uint8_t *out, size_t size) {
+    for (size_t done = 0; done < size;) {
+        ssize_t length = getrandom(out + done, size - done, 0);
+        if (length < 0 && errno != EINTR)
+            fail("CAP-R110", "the kernel gives no random bytes: %s", strerror(errno));
+        if (length > 0) done += (size_t)length;
+    }
+}
+
+void channel_read(struct channel *channel, uint8_t *out, size_t size) {
+    channel->recorded_part = size; /* unless it is replayed */
+    if (options->mode == MODE_VIRTUAL) capsule_stream_read(&channel->derived, out, size);
+    else if (options->mode == MODE_RECORD) read_fresh(out, size);
+    else if (channel->kind == CHANNEL_CALLS) replay_call(channel, out, size);
+    else replay(channel, out, size);
+}
+
+/* ---- what was used ---- */
+
+static void record_call(const struct channel *channel, const uint8_t *bytes, size_t size) {
+    struct journal_call *call = claim(JOURNAL_CALL, sizeof *call + size);
+    memcpy(call + 1, bytes, size);
+    call->counter = journal_offset(journal, channel->counter);
+    call->size = size;
+    journal_publish(&call->record);
+}
+
+/* A device is filled ahead; only when it was read is it known whether more than was recorded. */
+static void count_derived(struct channel *channel, size_t size) {
+    if (!may_derive()) mismatch(channel, size, NULL);
+    channel->record->derived_calls++;
+    channel->record->derived_bytes += size - channel->recorded_part;
+}
+
+void channel_used(struct channel *channel, const uint8_t *bytes, size_t size) {
+    if (size == 0) return;
+    if (channel->record == NULL) open_records(channel);
+    if (size > channel->recorded_part) count_derived(channel, size);
+    if (options->mode == MODE_RECORD) record_call(channel, bytes, size);
+    channel->record->calls = channel->counter->calls = ++channel->calls;
+    channel->record->bytes = channel->counter->bytes = channel->bytes += size;
+}

@@ -1,0 +1,289 @@
+/* The random devices as files.
+ *
+ * Opening one gives a descriptor of /dev/null that carries a mark: a real descriptor, which select,
+ * poll, dup, fork, exec and SCM_RIGHTS treat as they should, which swallows what is written to it,
+ * and which gives nothing at all, rather than unnoticed fresh randomness, to whoever reads it around
+ * this library. The mark is O_SYNC, which nobody else asks for on /dev/null and which no call can
+ * take away. A real descriptor of a device (handed over by a process outside) is recognised, too.
+ *
+ * read() must not ask the kernel each time what a descriptor is. `kinds` remembers those that are
+ * something else until the number is closed; a random device is checked at every read, because a
+ * number closed without our notice may have become a file. A read draws from the reading thread's
+ * stream, so that threads and processes that share a descriptor do not depend on each other.
+ */
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "interposer.h"
+
+#define MARK O_SYNC
+
+enum kind { KIND_UNKNOWN, KIND_OTHER, KIND_DEVICE };
+
+static uint8_t kinds[1 << 16];
+
+static void forget(int fd) {
+    if (fd >= 0 && (size_t)fd < sizeof kinds) kinds[fd] = KIND_UNKNOWN;
+}
+
+static void forget_range(unsigned first, unsigned last) {
+    for (size_t fd = first; fd <= last && fd < sizeof kinds; fd++) kinds[fd] = KIND_UNKNOWN;
+}
+
+static bool is_readable_device(int fd) {
+    struct stat status;
+    long flags = system_call(SYS_fcntl, fd, F_GETFL, 0, 0, 0, 0);
+    if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) return false;
+    if (fstat(fd, &status) != 0 || !S_ISCHR(status.st_mode) || major(status.st_rdev) != 1)
+        return false;
+    unsigned minor_number = minor(status.st_rdev);
+    bool marked_null = minor_number == 3 && (flags & MARK) == MARK;
+    return marked_null || minor_number == 8 || minor_number == 9;
+}
+
+static bool inspect(int fd) {
+    int error = errno;
+    bool device = settings.mode != MODE_SYSTEM && is_readable_device(fd);
+    errno = error;
+    /* The child of a vfork has the parent's memory, but descriptors of its own. */
+    if (fd >= 0 && (size_t)fd < sizeof kinds && !this_thread()->vforked)
+        kinds[fd] = device ? KIND_DEVICE : KIND_OTHER;
+    return device;
+}
+
+static inline bool is_device(int fd) {
+    if (fd >= 0 && (size_t)fd < sizeof kinds && kinds[fd] == KIND_OTHER) return false;
+    attach();
+    return inspect(fd);
+}
+
+/* ---- opening and closing ---- */
+
+static bool names_device(const char *path) {
+    return settings.mode != MODE_SYSTEM && path &&
+           (strcmp(path, "/dev/urandom") == 0 || strcmp(path, "/dev/random") == 0);
+}
+
+static int open_any(int directory, const char *path, int flags, mode_t mode) {
+    attach();
+    if (names_device(path)) {
+        path = "/dev/null";
+        flags |= MARK;
+    }
+    int fd = (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode, 0, 0));
+    forget(fd);
+    return fd;
+}
+
+/* The mode is there only when a file may be made. */
+#define OPEN_WITH_MODE(directory, path, flags)                              \
+    mode_t mode = 0;                                                        \
+    if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE) {          \
+        va_list arguments;                                                  \
+        va_start(arguments, flags);                                         \
+        mode = va_arg(arguments, mode_t);                                   \
+        va_end(arguments);                                                  \
+    }                                                                       \
+    return open_any(directory, path, flags, mode)
+
+EXPORT int open(const char *path, int flags, ...) { OPEN_WITH_MODE(AT_FDCWD, path, flags); }
+EXPORT int open64(const char *path, int flags, ...) { OPEN_WITH_MODE(AT_FDCWD, path, flags); }
+EXPORT int openat(int at, const char *path, int flags, ...) { OPEN_WITH_MODE(at, path, flags); }
+EXPORT int openat64(int at, const char *path, int flags, ...) { OPEN_WITH_MODE(at, path, flags); }
+
+/* What the compiler makes of them when it fortifies a program. */
+EXPORT int __open_2(const char *path, int flags) { return open_any(AT_FDCWD, path, flags, 0); }
+EXPORT int __open64_2(const char *path, int flags) { return open_any(AT_FDCWD, path, flags, 0); }
+EXPORT int __openat_2(int at, const char *path, int flags) { return open_any(at, path, flags, 0); }
+EXPORT int __openat64_2(int at, const char *path, int flags) {
+    return open_any(at, path, flags, 0);
+}
+
+EXPORT int close(int fd) {
+    forget(fd);
+    return (int)checked(system_call(SYS_close, fd, 0, 0, 0, 0, 0));
+}
+
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
+EXPORT int close_range(unsigned first, unsigned last, int flags) {
+    forget_range(first, last);
+    return (int)checked(system_call(SYS_close_range, first, last, flags, 0, 0, 0));
+}
+
+EXPORT void closefrom(int first) {
+    attach();
+    forget_range(first > 0 ? (unsigned)first : 0, ~0U);
+    real.closefrom(first);
+}
+
+EXPORT int dup2(int fd, int to) {
+    if (fd != to) forget(to);
+    return (int)checked(system_call(SYS_dup2, fd, to, 0, 0, 0, 0));
+}
+
+EXPORT int dup3(int fd, int to, int flags) {
+    forget(to);
+    return (int)checked(system_call(SYS_dup3, fd, to, flags, 0, 0, 0));
+}
+
+/* ---- reading ---- */
+
+static ssize_t read_device(void *buffer, size_t size, const void *caller) {
+    if (size > MOST_BYTES) size = MOST_BYTES;
+    if (size > 0) draw(SOURCE_DEVICE, buffer, size, caller);
+    return (ssize_t)size;
+}
+
+EXPORT ssize_t read(int fd, void *buffer, size_t size) {
+    if (is_device(fd)) return read_device(buffer, size, CALLER);
+    return real.read ? real.read(fd, buffer, size)
+                     : checked(system_call(SYS_read, fd, (long)buffer, (long)size, 0, 0, 0));
+}
+
+EXPORT ssize_t pread(int fd, void *buffer, size_t size, off_t offset) {
+    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+}
+
+EXPORT ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
+    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
+    if (!is_device(fd)) return real.readv(fd, parts, count);
+    ssize_t total = 0;
+    for (int i = 0; i < count; i++) total += read_device(parts[i].iov_base, parts[i].iov_len, CALLER);
+    return total;
+}
+
+void __chk_fail(void) __attribute__((noreturn));
+
+EXPORT ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room) {
+    if (size > room) __chk_fail();
+    return is_device(fd) ? read_device(buffer, size, CALLER) : real.read(fd, buffer, size);
+}
+
+EXPORT ssize_t __pread_chk(int fd, void *buffer, size_t size, off_t offset, size_t room) {
+    if (size > room) __chk_fail();
+    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+}
+
+EXPORT ssize_t __pread64_chk(int fd, void *buffer, size_t size, off_t offset, size_t room) {
+    if (size > room) __chk_fail();
+    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+}
+
+/* ---- standard input and output, which reads inside the C library ---- */
+
+#define STREAMS 64
+
+static struct stream {
+    _Atomic bool used;
+    FILE *file;
+    int fd;
+    const void *caller; /* who opened it */
+} streams[STREAMS];
+
+static ssize_t stream_read(void *cookie, char *buffer, size_t size) {
+    const struct stream *stream = cookie;
+    return read_device(buffer, size, stream->caller);
+}
+
+static ssize_t stream_write(void *cookie, const char *buffer, size_t size) {
+    (void)cookie, (void)buffer;
+    return (ssize_t)size;
+}
+
+static int stream_seek(void *cookie, off64_t *offset, int whence) {
+    (void)cookie, (void)whence;
+    *offset = 0;
+    return 0;
+}
+
+static int stream_close(void *cookie) {
+    struct stream *stream = cookie;
+    int fd = stream->fd;
+    stream->file = NULL;
+    stream->used = false;
+    return close(fd);
+}
+
+static struct stream *free_stream(void) {
+    for (int i = 0; i < STREAMS; i++)
+        if (!atomic_exchange(&streams[i].used, true)) return &streams[i];
+    errno = EMFILE;
+    return NULL;
+}
+
+static FILE *stream_of(int fd, const char *mode, const void *caller) {
+    static const cookie_io_functions_t functions = {stream_read, stream_write, stream_seek,
+                                                    stream_close};
+    struct stream *stream = free_stream();
+    if (!stream) return NULL;
+    stream->fd = fd;
+    stream->caller = caller;
+    stream->file = fopencookie(stream, mode, functions);
+    if (!stream->file) {
+        stream->used = false;
+        return NULL;
+    }
+    setvbuf(stream->file, NULL, _IONBF, 0); /* draw what is asked for, and no more */
+    return stream->file;
+}
+
+static FILE *open_stream(const char *mode, const void *caller) {
+    bool updates = strchr(mode, '+') != NULL;
+    int access = updates ? O_RDWR : mode[0] == 'r' ? O_RDONLY : O_WRONLY;
+    int fd = open("/dev/urandom", access | (strchr(mode, 'e') ? O_CLOEXEC : 0));
+    if (fd < 0) return NULL;
+    FILE *file = stream_of(fd, mode, caller);
+    if (!file) close(fd);
+    return file;
+}
+
+EXPORT FILE *fopen(const char *path, const char *mode) {
+    attach();
+    return names_device(path) ? open_stream(mode, CALLER) : real.fopen(path, mode);
+}
+
+EXPORT FILE *fopen64(const char *path, const char *mode) {
+    attach();
+    return names_device(path) ? open_stream(mode, CALLER) : real.fopen(path, mode);
+}
+
+EXPORT FILE *fdopen(int fd, const char *mode) {
+    return is_device(fd) ? stream_of(fd, mode, CALLER) : real.fdopen(fd, mode);
+}
+
+/* A stream of ours has no descriptor that the C library knows; libstdc++ asks for it. */
+static int descriptor_of(FILE *file) {
+    for (int i = 0; i < STREAMS; i++)
+        if (streams[i].file == file) return streams[i].fd;
+    return real.fileno(file);
+}
+
+EXPORT int fileno(FILE *file) {
+    attach();
+    return descriptor_of(file);
+}
+
+EXPORT int fileno_unlocked(FILE *file) {
+    attach();
+    return descriptor_of(file);
+}
+
+EXPORT int fclose(FILE *file) {
+    attach();
+    int error = errno;
+    forget(real.fileno(file)); /* closed inside the C library */
+    errno = error;
+    return real.fclose(file);
+}

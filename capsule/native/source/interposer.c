@@ -1,0 +1,273 @@
+#include "interposer.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct settings settings;
+struct real_functions real;
+
+static struct recording recording; /* what is replayed */
+static __thread struct thread thread;
+
+/* ---- the end of a run ---- */
+
+void end_run(void) {
+    if (settings.launcher == 0) kill(0, SIGKILL); /* nobody to ask: the process group */
+    if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0) sleep(10); /* not to be woken up */
+    _exit(CAPSULE_MISMATCH_STATUS);
+}
+
+void refuse(const char *format, ...) {
+    char message[512] = "capsule-entropy: ";
+    size_t length = strlen(message);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message + length, sizeof message - length - 1, format, arguments);
+    va_end(arguments);
+    strcat(message, "\n");
+    system_call(SYS_write, STDERR_FILENO, (long)message, (long)strlen(message), 0, 0, 0);
+    end_run();
+}
+
+static _Noreturn void fail(enum journal_failure failure) {
+    atomic_store(&settings.journal->failed, failure);
+    end_run();
+}
+
+/* ---- settings ---- */
+
+static int choice(const char *name, int otherwise, const char *const *words) {
+    const char *value = getenv(name);
+    if (!value) return otherwise;
+    for (int i = 0; words[i]; i++)
+        if (strcmp(value, words[i]) == 0) return i;
+    refuse("%s is '%s', which is none of its values", name, value);
+}
+
+static void open_journal(void) {
+    const char *directory = getenv("CAPSULE_ENTROPY_DIRECTORY");
+    bool needed = settings.mode == MODE_RECORD || settings.mode == MODE_REPLAY;
+    if (directory && settings.mode != MODE_SYSTEM) settings.journal = journal_open(directory);
+    if (!settings.journal && needed)
+        refuse("the journal in %s cannot be opened: %s",
+               directory ? directory : "CAPSULE_ENTROPY_DIRECTORY (not set)",
+               directory ? strerror(errno) : "no directory");
+    if (settings.journal && atomic_load(&settings.journal->failed)) end_run();
+}
+
+static void open_recording(void) {
+    const char *path = getenv("CAPSULE_ENTROPY_PROFILE");
+    if (!path) refuse("CAPSULE_ENTROPY_PROFILE is not set");
+    if (!recording_open(&recording, path))
+        refuse("%s is not an intact profile of this version and architecture", path);
+}
+
+static void read_settings(void) {
+    static const char *const modes[] = {"system", "virtual", "record", "replay", NULL};
+    static const char *const clocks[] = {"system", "fixed", "virtual", NULL};
+    static const char *const exhaustions[] = {"fail", "virtual", NULL};
+    const char *launcher = getenv("CAPSULE_LAUNCHER_PID");
+    settings.launcher = launcher ? (pid_t)strtol(launcher, NULL, 10) : 0;
+    settings.mode = (enum mode)choice("CAPSULE_ENTROPY", MODE_SYSTEM, modes);
+    settings.clock = (enum clock)choice("CAPSULE_CLOCK", CLOCK_SYSTEM, clocks);
+    settings.derive_when_exhausted = choice("CAPSULE_ENTROPY_EXHAUSTION", 0, exhaustions) == 1;
+    const char *key = getenv("CAPSULE_ENTROPY_KEY");
+    bool derives = settings.mode == MODE_VIRTUAL ||
+                   (settings.mode == MODE_REPLAY && settings.derive_when_exhausted);
+    if (derives && (!key || !capsule_key_parse(settings.key, key)))
+        refuse("CAPSULE_ENTROPY_KEY is not a key of 64 hexadecimal digits");
+    open_journal();
+    if (settings.mode == MODE_REPLAY) open_recording();
+}
+
+void attach(void) {
+    if (settings.attached) return;
+    settings.attached = true; /* now: what follows may call wrappers */
+    read_settings();
+    const char *process = getenv("CAPSULE_ENTROPY_PATH");
+    if (!process) process = CAPSULE_ROOT_PATH;
+    if (strlen(process) >= CAPSULE_PATH_SIZE - 1) refuse("CAPSULE_ENTROPY_PATH is too long");
+    become_process(process);
+#define RESOLVE(type, name, arguments) real.name = (type(*) arguments)dlsym(RTLD_NEXT, #name);
+    REAL_FUNCTIONS(RESOLVE)
+#undef RESOLVE
+    keep_environment();
+    watch_forks();
+}
+
+__attribute__((constructor)) static void begin(void) { attach(); }
+
+/* ---- threads ---- */
+
+struct thread *this_thread(void) {
+    if (!thread.ready) {
+        attach();
+        /* Started around pthread_create (by the C library itself): it has no number. */
+        if (!thread.ready) become(settings.process, "?");
+    }
+    return &thread;
+}
+
+void become(const char *process, const char *path) {
+    char process_copy[CAPSULE_PATH_SIZE], path_copy[CAPSULE_PATH_SIZE];
+    strcpy(process_copy, process); /* either may lie in `thread` */
+    strcpy(path_copy, path);
+    memset(&thread, 0, sizeof thread);
+    strcpy(thread.process, process_copy);
+    strcpy(thread.path, path_copy);
+    thread.ready = true;
+}
+
+/* ---- writing down ---- */
+
+static void *record(enum journal_type type, size_t size) {
+    if (!settings.journal) return NULL;
+    void *claimed = journal_claim(settings.journal, type, size);
+    /* Counts may stop at a full journal; a recording with holes would be worthless. */
+    if (!claimed && settings.mode != MODE_VIRTUAL) fail(JOURNAL_IS_FULL);
+    return claimed;
+}
+
+static void begin_drawing(struct thread *self) {
+    self->drawing = true;
+    capsule_stream_open(&self->stream, settings.key, self->process, self->path, "libc");
+    if (settings.mode == MODE_REPLAY)
+        self->known = recording_find(&recording, self->process, self->path, &self->recorded);
+    struct journal_thread *entry = record(JOURNAL_THREAD, sizeof *entry);
+    if (!entry) return;
+    strcpy(entry->process, self->process);
+    strcpy(entry->thread, self->path);
+    journal_publish(&entry->record);
+    self->record = entry;
+}
+
+static const char *library_of(const void *address) {
+    Dl_info info;
+    if (!dladdr(address, &info) || !info.dli_fname) return "?";
+    const char *slash = strrchr(info.dli_fname, '/');
+    return slash ? slash + 1 : info.dli_fname;
+}
+
+static struct journal_counter *find_counter(struct thread *self, enum source source,
+                                            const void *caller) {
+    char library[JOURNAL_CALLER_SIZE] = {0};
+    strncpy(library, library_of(caller), sizeof library - 1);
+    for (uint64_t at = self->counters; at;) {
+        struct journal_counter *counter = journal_at(settings.journal, at);
+        if (counter->source == source && strcmp(counter->caller, library) == 0) return counter;
+        at = counter->next;
+    }
+    struct journal_counter *counter = record(JOURNAL_COUNTER, sizeof *counter);
+    if (!counter) return NULL;
+    counter->thread = journal_offset(settings.journal, self->record);
+    counter->next = self->counters;
+    counter->source = source;
+    memcpy(counter->caller, library, sizeof library);
+    journal_publish(&counter->record);
+    self->counters = journal_offset(settings.journal, counter);
+    return counter;
+}
+
+/* The counter of a call; looking a library up is slow, so the last few callers are remembered. */
+static struct journal_counter *counter_of(struct thread *self, enum source source,
+                                          const void *caller) {
+    size_t place = ((uintptr_t)caller >> 2 ^ (size_t)source) % CALLERS;
+    if (self->callers[place].caller != caller || self->callers[place].source != source) {
+        self->callers[place].counter = find_counter(self, source, caller);
+        self->callers[place].caller = caller;
+        self->callers[place].source = source;
+    }
+    return self->callers[place].counter;
+}
+
+static void count(struct thread *self, struct journal_counter *counter, size_t size) {
+    self->calls++;
+    self->bytes += size;
+    if (self->record) {
+        self->record->calls = self->calls;
+        self->record->bytes = self->bytes;
+    }
+    if (counter) {
+        counter->calls++;
+        counter->bytes += size;
+    }
+}
+
+/* ---- where bytes come from ---- */
+
+static void fresh(void *buffer, size_t size) {
+    uint8_t *to = buffer;
+    while (size > 0) {
+        long got = system_call(SYS_getrandom, (long)to, (long)size, 0, (long)CAPSULE_OWN_CALL, 0, 0);
+        if (got == -EINTR) continue;
+        if (got <= 0) refuse("getrandom failed: %s", strerror((int)-got));
+        to += got;
+        size -= (size_t)got;
+    }
+}
+
+static void fresh_and_recorded(struct journal_counter *counter, void *buffer, size_t size) {
+    struct journal_call *call = record(JOURNAL_CALL, sizeof *call + size);
+    fresh(buffer, size);
+    memcpy(call + 1, buffer, size);
+    call->counter = journal_offset(settings.journal, counter);
+    call->size = size;
+    journal_publish(&call->record);
+}
+
+static _Noreturn void mismatch(const struct thread *self, enum source source, size_t size,
+                               const struct recorded_call *recorded) {
+    struct journal_mismatch *entry = record(JOURNAL_MISMATCH, sizeof *entry);
+    entry->reason = recorded ? MISMATCH_OTHER : self->known ? MISMATCH_MORE : MISMATCH_THREAD;
+    entry->requested_source = source;
+    entry->requested_size = size;
+    entry->recorded_source = recorded ? recorded->source : 0;
+    entry->recorded_size = recorded ? recorded->size : 0;
+    entry->call = self->calls;
+    entry->offset = self->bytes;
+    strcpy(entry->process, self->process);
+    strcpy(entry->thread, self->path);
+    journal_publish(&entry->record);
+    fail(JOURNAL_HOLDS_MISMATCH);
+}
+
+/* Give what was recorded; false when the profile does not fit and the settings allow to go on. */
+static bool replay(struct thread *self, enum source source, void *buffer, size_t size) {
+    if (atomic_load_explicit(&settings.journal->failed, memory_order_relaxed)) end_run();
+    if (self->exhausted) return false;
+    struct recorded_call call;
+    bool found = self->known && recording_next(&recording, &self->recorded, &call);
+    bool fits = found && call.source == (uint32_t)source && call.size == size &&
+                size <= (size_t)(self->recorded.end - self->recorded.next_byte);
+    if (!fits && !settings.derive_when_exhausted) mismatch(self, source, size, found ? &call : NULL);
+    if (fits) memcpy(buffer, self->recorded.next_byte, size);
+    if (fits) self->recorded.next_byte += size;
+    self->exhausted = !fits;
+    return fits;
+}
+
+static void replay_or_derive(struct thread *self, enum source source, void *buffer, size_t size) {
+    if (replay(self, source, buffer, size)) return;
+    capsule_stream_read(&self->stream, buffer, size);
+    self->record->derived_calls++;
+    self->record->derived_bytes += size;
+}
+
+void draw(enum source source, void *buffer, size_t size, const void *caller) {
+    struct thread *self = this_thread();
+    if (settings.mode == MODE_SYSTEM) {
+        fresh(buffer, size);
+        return;
+    }
+    if (!self->drawing) begin_drawing(self);
+    struct journal_counter *counter = self->record ? counter_of(self, source, caller) : NULL;
+    if (settings.mode == MODE_VIRTUAL) capsule_stream_read(&self->stream, buffer, size);
+    if (settings.mode == MODE_RECORD) fresh_and_recorded(counter, buffer, size);
+    if (settings.mode == MODE_REPLAY) replay_or_derive(self, source, buffer, size);
+    count(self, counter, size);
+}

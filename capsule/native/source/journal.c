@@ -1,0 +1,83 @@
+#include "journal.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Address space and apparent size; memory and disk are used as records are written. */
+#define CAPACITY (UINT64_C(1) << 30)
+
+/* Bytes that the caller may make a file of: asking for more is answered with a deadly signal. */
+static uint64_t capacity_allowed(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur > CAPACITY) return CAPACITY;
+    return limit.rlim_cur;
+}
+
+/* The first process of a run gets here before it has a child, so nobody else is making the file. */
+static uint64_t prepare_file(int fd) {
+    struct stat status;
+    if (fstat(fd, &status) != 0) return 0;
+    if (status.st_size > 0) return (uint64_t)status.st_size;
+    uint64_t capacity = capacity_allowed();
+    /* Other users too: a program may drop its privileges and then exec. */
+    if (fchmod(fd, 0666) != 0 || ftruncate(fd, (off_t)capacity) != 0) return 0;
+    return capacity;
+}
+
+static struct journal_header *map_file(int fd) {
+    uint64_t capacity = prepare_file(fd);
+    if (capacity == 0) return NULL;
+    struct journal_header *journal =
+        mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (journal == MAP_FAILED) return NULL;
+    if (atomic_load(&journal->used) == 0) {
+        memcpy(journal->magic, JOURNAL_MAGIC, sizeof journal->magic);
+        journal->version = JOURNAL_VERSION;
+        journal->machine = EM_X86_64;
+        journal->capacity = capacity;
+        atomic_store(&journal->used, sizeof *journal);
+    }
+    if (journal->version == JOURNAL_VERSION && journal->capacity == capacity) return journal;
+    munmap(journal, capacity);
+    errno = EINVAL;
+    return NULL;
+}
+
+struct journal_header *journal_open(const char *directory) {
+    char path[4096];
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, JOURNAL_NAME) >= sizeof path) {
+        errno = ENAMETOOLONG;
+        return NULL;
+    }
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return NULL;
+    struct journal_header *journal = map_file(fd);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return journal;
+}
+
+void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size) {
+    uint64_t length = (size + 7) & ~UINT64_C(7);
+    for (;;) {
+        uint64_t used = atomic_load(&journal->used);
+        if (length > UINT32_MAX || length > journal->capacity - used) return NULL;
+        struct journal_record *record = journal_at(journal, used);
+        uint64_t claim = 0;
+        bool ours = atomic_compare_exchange_strong(&record->claim, &claim,
+                                                   (uint64_t)type << 32 | length);
+        uint64_t end = used + (ours ? length : (uint32_t)claim);
+        atomic_compare_exchange_strong(&journal->used, &used, end);
+        if (ours) return record;
+    }
+}
+
+void journal_publish(struct journal_record *record) { atomic_store(&record->ready, 1); }

@@ -1,0 +1,103 @@
+/* The journal: one file for a whole run, which every process of it maps and appends to.
+ *
+ * A mapping needs no descriptor, no path and no privilege once it exists: it outlives a program that
+ * closes all its descriptors, forks, changes directory or drops privileges, and what was written
+ * survives SIGKILL. Only an exec opens the file again.
+ *
+ * The file is sparse and of fixed size: a header, then records, each a multiple of eight bytes. Space
+ * is claimed without locks: whoever turns the word at `used` from zero into a record's claim owns
+ * that space, and everybody helps to move `used` past it, so that a process killed in between stops
+ * nobody. A record counts once `ready` is set. capsule/entropy/journal.py reads it.
+ */
+#ifndef CAPSULE_JOURNAL_H
+#define CAPSULE_JOURNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "entropy.h"
+
+#define JOURNAL_NAME "journal"
+#define JOURNAL_MAGIC "CAPSJRNL"
+#define JOURNAL_VERSION 1
+#define JOURNAL_CALLER_SIZE 64
+
+enum journal_type { JOURNAL_THREAD = 1, JOURNAL_COUNTER, JOURNAL_CALL, JOURNAL_MISMATCH };
+
+enum journal_failure { JOURNAL_HOLDS_MISMATCH = 1, JOURNAL_IS_FULL };
+
+struct journal_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t machine; /* e_machine of ELF */
+    uint64_t capacity;
+    _Atomic uint64_t used;   /* where the next record goes */
+    _Atomic uint32_t failed; /* enum journal_failure: the run is to end */
+    uint32_t reserved[7];
+};
+
+struct journal_record {
+    _Atomic uint64_t claim; /* length in the low half, enum journal_type in the high half */
+    _Atomic uint32_t ready;
+    uint32_t reserved;
+};
+
+/* A thread that asked for randomness; written by that thread alone. */
+struct journal_thread {
+    struct journal_record record;
+    uint64_t calls, bytes;
+    uint64_t derived_calls, derived_bytes; /* of them, those beyond what was recorded */
+    char process[CAPSULE_PATH_SIZE];
+    char thread[CAPSULE_PATH_SIZE];
+};
+
+/* What a thread asked one source for, on behalf of one library. */
+struct journal_counter {
+    struct journal_record record;
+    uint64_t thread; /* offset of its record */
+    uint64_t next;   /* offset of the thread's counter before this one, or zero */
+    uint64_t calls, bytes;
+    uint32_t source;
+    uint32_t reserved;
+    char caller[JOURNAL_CALLER_SIZE];
+};
+
+/* One recorded call; its bytes follow. */
+struct journal_call {
+    struct journal_record record;
+    uint64_t counter; /* offset of the counter that it went to */
+    uint64_t size;
+};
+
+enum journal_reason { MISMATCH_THREAD = 1, MISMATCH_MORE, MISMATCH_OTHER };
+
+/* A replayed thread asked for what was not recorded. */
+struct journal_mismatch {
+    struct journal_record record;
+    uint32_t reason;
+    uint32_t requested_source, recorded_source;
+    uint32_t reserved;
+    uint64_t call, offset; /* how many calls and bytes of the thread came before */
+    uint64_t requested_size, recorded_size;
+    char process[CAPSULE_PATH_SIZE];
+    char thread[CAPSULE_PATH_SIZE];
+};
+
+/* Map the journal in `directory`, making it when it is not there; NULL with errno set. */
+struct journal_header *journal_open(const char *directory);
+
+/* Claim a record of `size` bytes, zeroed but for its claim; NULL when the journal is full. */
+void *journal_claim(struct journal_header *journal, enum journal_type type, size_t size);
+void journal_publish(struct journal_record *record);
+
+static inline uint64_t journal_offset(const struct journal_header *journal, const void *record) {
+    return (uint64_t)((const char *)record - (const char *)journal);
+}
+
+static inline void *journal_at(struct journal_header *journal, uint64_t offset) {
+    return (char *)journal + offset;
+}
+
+#endif

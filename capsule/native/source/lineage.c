@@ -1,0 +1,395 @@
+/* Who is who: every process and thread gets a path from who created it and in what order, never
+ * from who happens to ask for randomness first. And children stay under the interposer, whatever
+ * environment they are given.
+ *
+ * A program's own environment names its path with a '?' at the end: what is started from it without
+ * any of the functions below (by the C library itself, or by a raw system call) has no number, and
+ * must not be taken for its parent.
+ */
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "interposer.h"
+
+extern char **environ;
+
+#define PATH_NAME "CAPSULE_ENTROPY_PATH="
+#define PRELOAD_NAME "LD_PRELOAD="
+#define KEPT 64 /* settings of ours in an environment, at most */
+
+/* ---- the environment of children ---- */
+
+static struct {
+    size_t count;
+    char *entries[KEPT]; /* CAPSULE_…=…, but for the path */
+    char *preload;       /* LD_PRELOAD=…, or NULL */
+    /* The program's own entry: "CAPSULE_ENTROPY_PATH=<path>?" */
+    char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE + 1];
+} kept;
+
+static bool starts_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+static bool same_name(const char *a, const char *b) {
+    size_t length = (size_t)(strchr(a, '=') - a) + 1;
+    return strncmp(a, b, length) == 0;
+}
+
+/* Copies: programs write over the memory that their environment came in. */
+void keep_environment(void) {
+    for (char **entry = environ; entry && *entry; entry++) {
+        bool ours = starts_with(*entry, "CAPSULE_") && strchr(*entry, '=');
+        if (starts_with(*entry, PRELOAD_NAME)) kept.preload = strdup(*entry);
+        else if (ours && !starts_with(*entry, PATH_NAME) && kept.count < KEPT)
+            kept.entries[kept.count++] = strdup(*entry);
+    }
+    putenv(kept.marked);
+}
+
+static size_t count_strings(char *const strings[]) {
+    size_t count = 0;
+    while (strings && strings[count]) count++;
+    return count;
+}
+
+static const char *find_entry(char *const given[], const char *name) {
+    for (size_t i = 0; given && given[i]; i++)
+        if (same_name(name, given[i])) return given[i];
+    return NULL;
+}
+
+static size_t text_size(char *const given[]) {
+    const char *preload = find_entry(given, PRELOAD_NAME);
+    return sizeof PATH_NAME + CAPSULE_PATH_SIZE + (kept.preload ? strlen(kept.preload) + 1 : 0) +
+           (preload ? strlen(preload) : 0) + 1;
+}
+
+/* Our libraries, and then whatever else the program wants to preload. */
+static char *merge_preload(char *text, const char *given) {
+    const char *ours = kept.preload + strlen(PRELOAD_NAME);
+    const char *theirs = given ? given + strlen(PRELOAD_NAME) : "";
+    strcpy(text, PRELOAD_NAME);
+    if (!strstr(theirs, ours)) strcat(text, ours);
+    if (*theirs && text[strlen(PRELOAD_NAME)]) strcat(text, ":");
+    return strcat(text, theirs);
+}
+
+/* `given`, with our settings put back and `path` set; `made` and `text` are on a caller's stack,
+ * because the child of a fork cannot allocate. */
+static void make_environment(char *made[], char *text, char *const given[], const char *path) {
+    size_t count = 0;
+    for (size_t i = 0; given && given[i]; i++) {
+        bool replaced = starts_with(given[i], PATH_NAME) ||
+                        (kept.preload && starts_with(given[i], PRELOAD_NAME));
+        if (!replaced) made[count++] = given[i];
+    }
+    for (size_t i = 0; i < kept.count; i++)
+        if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
+    made[count++] = strcat(strcpy(text, PATH_NAME), path);
+    if (kept.preload)
+        made[count++] = merge_preload(text + strlen(text) + 1, find_entry(given, PRELOAD_NAME));
+    made[count] = NULL;
+}
+
+/* Declare `name`, the environment for a program of process path `path`. */
+#define ENVIRONMENT(name, given, path)                         \
+    char *name[count_strings(given) + KEPT + 3];               \
+    char name##_text[text_size(given)];                        \
+    make_environment(name, name##_text, given, path)
+
+/* ---- exec: the path gets an x ---- */
+
+static int exec_at(int at, const char *file, char *const argv[], char *const given[], int flags) {
+    char path[CAPSULE_PATH_SIZE];
+    capsule_path_exec(path, this_thread()->process);
+    ENVIRONMENT(environment, given, path);
+    return (int)checked(system_call(SYS_execveat, at, (long)file, (long)argv, (long)environment,
+                                    flags, 0));
+}
+
+EXPORT int execve(const char *file, char *const argv[], char *const given[]) {
+    char path[CAPSULE_PATH_SIZE];
+    capsule_path_exec(path, this_thread()->process);
+    ENVIRONMENT(environment, given, path);
+    return (int)checked(system_call(SYS_execve, (long)file, (long)argv, (long)environment, 0, 0, 0));
+}
+
+EXPORT int execveat(int at, const char *file, char *const argv[], char *const given[], int flags) {
+    return exec_at(at, file, argv, given, flags);
+}
+
+EXPORT int fexecve(int fd, char *const argv[], char *const given[]) {
+    return exec_at(fd, "", argv, given, AT_EMPTY_PATH);
+}
+
+EXPORT int execv(const char *file, char *const argv[]) { return execve(file, argv, environ); }
+
+EXPORT int execvpe(const char *file, char *const argv[], char *const given[]) {
+    char path[CAPSULE_PATH_SIZE];
+    capsule_path_exec(path, this_thread()->process);
+    ENVIRONMENT(environment, given, path);
+    return real.execvpe(file, argv, environment);
+}
+
+EXPORT int execvp(const char *file, char *const argv[]) { return execvpe(file, argv, environ); }
+
+static size_t count_arguments(va_list arguments) {
+    size_t count = 1;
+    while (va_arg(arguments, char *)) count++;
+    return count;
+}
+
+/* Declare `argv` from the arguments after `first`, and `after`, which comes after their end. */
+#define ARGUMENT_LIST(argv, after, first)                            \
+    va_list arguments, counted;                                      \
+    va_start(arguments, first);                                      \
+    va_copy(counted, arguments);                                     \
+    char *argv[count_arguments(counted) + 1];                        \
+    va_end(counted);                                                 \
+    argv[0] = (char *)(uintptr_t)first;                              \
+    for (size_t i = 1; (argv[i] = va_arg(arguments, char *)); i++) { \
+    }                                                                \
+    char *const *after = environ
+
+EXPORT int execl(const char *file, const char *first, ...) {
+    ARGUMENT_LIST(argv, environment, first);
+    va_end(arguments);
+    return execve(file, argv, environment);
+}
+
+EXPORT int execlp(const char *file, const char *first, ...) {
+    ARGUMENT_LIST(argv, environment, first);
+    va_end(arguments);
+    return execvpe(file, argv, environment);
+}
+
+EXPORT int execle(const char *file, const char *first, ...) {
+    ARGUMENT_LIST(argv, environment, first);
+    environment = va_arg(arguments, char *const *);
+    va_end(arguments);
+    return execve(file, argv, environment);
+}
+
+/* ---- fork: the child is the parent's n-th ---- */
+
+void number_child(char child[CAPSULE_PATH_SIZE]) {
+    struct thread *self = this_thread();
+    /* A pool that forks workers until one succeeds must not outlive a failed replay. */
+    if (settings.journal && atomic_load(&settings.journal->failed)) end_run();
+    capsule_path_child(child, self->process, self->path, ++self->forks);
+}
+
+void become_process(const char *process) {
+    strcpy(settings.process, process);
+    strcpy(kept.marked, PATH_NAME);
+    strcat(strcat(kept.marked, process), "?");
+    become(process, CAPSULE_ROOT_PATH);
+}
+
+static __thread char forked[CAPSULE_PATH_SIZE];
+
+static void before_fork(void) { number_child(forked); }
+static void in_forked_child(void) { become_process(forked); }
+
+/* Handlers, because daemon() and forkpty() fork inside the C library. */
+void watch_forks(void) { pthread_atfork(before_fork, NULL, in_forked_child); }
+
+EXPORT pid_t _Fork(void) { /* which runs no handlers */
+    attach();
+    before_fork();
+    pid_t pid = real._Fork();
+    if (pid == 0) in_forked_child();
+    return pid;
+}
+
+struct cloned {
+    int (*function)(void *);
+    void *argument;
+    char process[CAPSULE_PATH_SIZE];
+};
+
+static int begin_cloned(void *argument) {
+    const struct cloned *cloned = argument;
+    become_process(cloned->process);
+    return cloned->function(cloned->argument);
+}
+
+EXPORT int clone(int (*function)(void *), void *stack, int flags, void *argument, ...) {
+    attach();
+    va_list arguments;
+    va_start(arguments, argument);
+    void *a = va_arg(arguments, void *), *b = va_arg(arguments, void *),
+         *c = va_arg(arguments, void *);
+    va_end(arguments);
+    if (flags & CLONE_VM) return real.clone(function, stack, flags, argument, a, b, c);
+    struct cloned cloned = {function, argument, ""}; /* the child has a copy of this stack */
+    number_child(cloned.process);
+    return real.clone(begin_cloned, stack, flags, &cloned, a, b, c);
+}
+
+/* ---- vfork: the child runs in the parent's memory, on the parent's stack ---- */
+
+static __thread struct thread suspended; /* the parent, until the child has gone */
+static __thread bool nested;             /* `suspended` is taken: this child gets its own memory */
+
+/* Become the child beforehand; return the number of the system call that makes it. */
+__attribute__((used)) static long before_vfork(void) {
+    struct thread *self = this_thread();
+    before_fork();
+    nested = self->vforked;
+    if (nested) return SYS_fork;
+    suspended = *self;
+    become(forked, CAPSULE_ROOT_PATH);
+    self->vforked = true;
+    return SYS_vfork;
+}
+
+__attribute__((used)) static int after_vfork(long result) {
+    if (nested && result == 0) in_forked_child();
+    if (!nested && result != 0) *this_thread() = suspended;
+    nested = false;
+    return (int)checked(result);
+}
+
+/* The return address waits in a register, which the child cannot touch: it will have written over
+ * this stack by the time that the parent goes on. */
+__asm__(
+    ".globl vfork\n"
+    ".type vfork, @function\n"
+    "vfork:\n"
+    "    sub $8, %rsp\n"
+    "    call before_vfork\n"
+    "    add $8, %rsp\n"
+    "    pop %rdi\n"
+    "    syscall\n"
+    "    push %rdi\n"
+    "    mov %rax, %rdi\n"
+    "    sub $8, %rsp\n"
+    "    call after_vfork\n"
+    "    add $8, %rsp\n"
+    "    ret\n"
+    ".size vfork, . - vfork\n");
+
+/* ---- programs started in one call: a fork and an exec ---- */
+
+static void number_program(char path[CAPSULE_PATH_SIZE]) {
+    number_child(path);
+    capsule_path_exec(path, path);
+}
+
+EXPORT int posix_spawn(pid_t *restrict pid, const char *restrict file,
+                       const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *restrict attributes, char *const argv[restrict],
+                       char *const given[restrict]) {
+    char path[CAPSULE_PATH_SIZE];
+    number_program(path);
+    ENVIRONMENT(environment, given, path);
+    return real.posix_spawn(pid, file, actions, attributes, argv, environment);
+}
+
+EXPORT int posix_spawnp(pid_t *restrict pid, const char *restrict file,
+                        const posix_spawn_file_actions_t *actions,
+                        const posix_spawnattr_t *restrict attributes, char *const argv[restrict],
+                        char *const given[restrict]) {
+    char path[CAPSULE_PATH_SIZE];
+    number_program(path);
+    ENVIRONMENT(environment, given, path);
+    return real.posix_spawnp(pid, file, actions, attributes, argv, environment);
+}
+
+static int wait_for(pid_t pid) {
+    int status;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR) return -1;
+    return status;
+}
+
+/* As POSIX describes it, but for cancellation: the C library's own starts the shell unseen. */
+EXPORT int system(const char *command) {
+    char *argv[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
+    if (!command) return system("exit 0") == 0;
+    struct sigaction ignore = {.sa_handler = SIG_IGN}, interrupt, quit;
+    sigset_t child, before, defaults;
+    sigemptyset(&defaults);
+    sigaction(SIGINT, &ignore, &interrupt);
+    sigaction(SIGQUIT, &ignore, &quit);
+    if (interrupt.sa_handler != SIG_IGN) sigaddset(&defaults, SIGINT);
+    if (quit.sa_handler != SIG_IGN) sigaddset(&defaults, SIGQUIT);
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &child, &before);
+
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setsigmask(&attributes, &before);
+    pid_t pid;
+    int error = posix_spawn(&pid, "/bin/sh", NULL, &attributes, argv, environ);
+    posix_spawnattr_destroy(&attributes);
+    int status = error ? 127 << 8 : wait_for(pid);
+
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigaction(SIGINT, &interrupt, NULL);
+    sigaction(SIGQUIT, &quit, NULL);
+    return status;
+}
+
+/* The C library starts the shell with the program's own environment: name the path in it. */
+EXPORT FILE *popen(const char *command, const char *mode) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    char path[CAPSULE_PATH_SIZE];
+    number_program(path);
+    pthread_mutex_lock(&lock);
+    char *value = kept.marked + strlen(PATH_NAME);
+    strcpy(value, path);
+    FILE *file = real.popen(command, mode);
+    int error = errno;
+    strcat(strcpy(value, settings.process), "?");
+    pthread_mutex_unlock(&lock);
+    errno = error;
+    return file;
+}
+
+/* ---- threads ---- */
+
+struct started {
+    void *(*function)(void *);
+    void *argument;
+    char process[CAPSULE_PATH_SIZE];
+    char path[CAPSULE_PATH_SIZE];
+};
+
+static void *begin_thread(void *argument) {
+    struct started started = *(struct started *)argument;
+    free(argument);
+    become(started.process, started.path);
+    return started.function(started.argument);
+}
+
+EXPORT int pthread_create(pthread_t *restrict made, const pthread_attr_t *restrict attributes,
+                          void *(*function)(void *), void *restrict argument) {
+    struct thread *self = this_thread();
+    struct started *started = malloc(sizeof *started);
+    if (!started) return EAGAIN;
+    started->function = function;
+    started->argument = argument;
+    strcpy(started->process, self->process);
+    capsule_path_thread(started->path, self->path, ++self->threads);
+    int error = real.pthread_create(made, attributes, begin_thread, started);
+    if (error) {
+        self->threads--;
+        free(started);
+    }
+    return error;
+}

@@ -1,0 +1,88 @@
+#include "recording.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "entropy.h"
+
+#define HEADER "CAPSPROF\1\0>" /* magic, version, EM_X86_64; with the final zero */
+#define HEADER_SIZE 12
+
+static bool is_intact(const uint8_t *data, size_t size) {
+    struct capsule_blake2s hash;
+    uint8_t digest[CAPSULE_KEY_SIZE];
+    if (size < HEADER_SIZE + sizeof digest || memcmp(data, HEADER, HEADER_SIZE)) return false;
+    capsule_blake2s_begin(&hash, NULL);
+    capsule_blake2s_add(&hash, data, size - sizeof digest);
+    capsule_blake2s_end(&hash, digest);
+    return memcmp(digest, data + size - sizeof digest, sizeof digest) == 0;
+}
+
+bool recording_open(struct recording *recording, const char *path) {
+    struct stat facts;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    size_t size = fstat(file, &facts) == 0 ? (size_t)facts.st_size : 0;
+    const uint8_t *data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, file, 0);
+    close(file);
+    if (data == MAP_FAILED || !is_intact(data, size)) return false;
+    *recording = (struct recording){data, data + size - CAPSULE_KEY_SIZE};
+    return true;
+}
+
+/* A number of seven bits a byte, lowest first. */
+static uint64_t read_number(const struct recording *recording, const uint8_t **at) {
+    uint64_t number = 0;
+    for (int shift = 0; shift < 64 && *at < recording->end; shift += 7) {
+        uint8_t byte = *(*at)++;
+        number |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) break;
+    }
+    return number;
+}
+
+static const uint8_t *skip(const struct recording *recording, const uint8_t *at, uint64_t size) {
+    return size < (uint64_t)(recording->end - at) ? at + size : recording->end;
+}
+
+static bool read_matches(const struct recording *recording, const uint8_t **at, const char *text) {
+    uint64_t size = read_number(recording, at);
+    const uint8_t *from = *at;
+    *at = skip(recording, from, size);
+    return (uint64_t)(*at - from) == strlen(text) && memcmp(from, text, strlen(text)) == 0;
+}
+
+bool recording_find(const struct recording *recording, const char *process, const char *thread,
+                    struct recorded_thread *found) {
+    const uint8_t *at = recording->data + HEADER_SIZE;
+    for (uint64_t libraries = read_number(recording, &at); libraries > 0; libraries--) {
+        uint64_t size = read_number(recording, &at);
+        at = skip(recording, at, size);
+    }
+    for (uint64_t threads = read_number(recording, &at); threads > 0; threads--) {
+        bool matches = read_matches(recording, &at, process);
+        matches &= read_matches(recording, &at, thread);
+        uint64_t calls = read_number(recording, &at);
+        uint64_t list_size = read_number(recording, &at);
+        uint64_t byte_count = read_number(recording, &at);
+        const uint8_t *bytes = skip(recording, at, list_size);
+        const uint8_t *end = skip(recording, bytes, byte_count);
+        *found = (struct recorded_thread){calls, at, bytes, end};
+        if (matches) return true;
+        at = end;
+    }
+    return false;
+}
+
+bool recording_next(const struct recording *recording, struct recorded_thread *thread,
+                    struct recorded_call *call) {
+    if (thread->calls_left == 0) return false;
+    thread->calls_left--;
+    call->source = (uint32_t)read_number(recording, &thread->next_call);
+    read_number(recording, &thread->next_call); /* the library, which is the report's */
+    call->size = read_number(recording, &thread->next_call);
+    return true;
+}

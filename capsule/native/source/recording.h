@@ -1,0 +1,36 @@
+/* A random profile that was recorded: what each thread asked for, and was given. The format is that
+ * of docs/random-profiles.md; capsule.entropy.profile has checked the contents. */
+#ifndef CAPSULE_RECORDING_H
+#define CAPSULE_RECORDING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct recording {
+    const uint8_t *data, *end; /* mapped, without its checksum; past `end` everything reads as zero */
+};
+
+/* What is left of a thread's recording. */
+struct recorded_thread {
+    uint64_t calls_left;
+    const uint8_t *next_call, *next_byte, *end; /* `end` is that of the bytes */
+};
+
+struct recorded_call {
+    uint32_t source;
+    uint64_t size;
+};
+
+/* False when the file cannot be read or is not an intact profile of this version and machine. */
+bool recording_open(struct recording *recording, const char *path);
+
+/* False when nothing was recorded for the thread. */
+bool recording_find(const struct recording *recording, const char *process, const char *thread,
+                    struct recorded_thread *found);
+
+/* Go past the next call of the thread, but not past its bytes; false when there is none. */
+bool recording_next(const struct recording *recording, struct recorded_thread *thread,
+                    struct recorded_call *call);
+
+#endif

@@ -1,0 +1,91 @@
+#include <sched.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+
+#include "interposer.h"
+
+#define GRND_FLAGS (GRND_NONBLOCK | GRND_RANDOM | 4 /* GRND_INSECURE */)
+
+/* As the kernel checks and limits it. */
+static ssize_t checked_getrandom(enum source source, void *buffer, size_t size, unsigned flags,
+                                 const void *caller) {
+    bool both = (flags & GRND_RANDOM) && (flags & 4);
+    if (flags & ~(unsigned)GRND_FLAGS || both) {
+        errno = EINVAL;
+        return -1;
+    }
+    if (size > MOST_BYTES) size = MOST_BYTES;
+    if (size > 0) draw(source, buffer, size, caller);
+    return (ssize_t)size;
+}
+
+EXPORT ssize_t getrandom(void *buffer, size_t size, unsigned flags) {
+    return checked_getrandom(SOURCE_GETRANDOM, buffer, size, flags, CALLER);
+}
+
+EXPORT int getentropy(void *buffer, size_t size) {
+    if (size > 256) {
+        errno = EIO;
+        return -1;
+    }
+    if (size > 0) draw(SOURCE_GETENTROPY, buffer, size, CALLER);
+    return 0;
+}
+
+static uint32_t draw_word(enum source source, const void *caller) {
+    uint32_t word;
+    draw(source, &word, sizeof word, caller);
+    return word;
+}
+
+EXPORT uint32_t arc4random(void) { return draw_word(SOURCE_ARC4RANDOM, CALLER); }
+
+EXPORT void arc4random_buf(void *buffer, size_t size) {
+    if (size > 0) draw(SOURCE_ARC4RANDOM, buffer, size, CALLER);
+}
+
+EXPORT uint32_t arc4random_uniform(uint32_t bound) {
+    if (bound < 2) return 0;
+    uint32_t uneven = -bound % bound; /* 2^32 mod bound: the words that some results have extra */
+    uint32_t word;
+    do word = draw_word(SOURCE_ARC4RANDOM, CALLER);
+    while (word < uneven);
+    return word % bound;
+}
+
+/* std::random_device of libstdc++, which may use an instruction instead of the system. */
+EXPORT unsigned _ZNSt13random_device9_M_getvalEv(void *device) {
+    (void)device;
+    return draw_word(SOURCE_RANDOM_DEVICE, CALLER);
+}
+
+/* A fork by number: the child must get a path. One that shares memory is left alone. */
+static bool is_fork(long number, long first) {
+    if (number == SYS_fork || number == SYS_vfork) return true;
+    if (number == SYS_clone) return !(first & CLONE_VM);
+    return number == SYS_clone3 && !(*(const uint64_t *)first & CLONE_VM);
+}
+
+static long fork_by_number(long number, const long arguments[6]) {
+    char child[CAPSULE_PATH_SIZE];
+    number_child(child);
+    if (number == SYS_vfork) number = SYS_fork; /* the stack of this function must not be shared */
+    long result = system_call(number, arguments[0], arguments[1], arguments[2], arguments[3],
+                              arguments[4], arguments[5]);
+    if (result == 0) become_process(child);
+    return checked(result);
+}
+
+EXPORT long syscall(long number, ...) {
+    long a[6];
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
+    va_end(arguments);
+    if (number == SYS_getrandom)
+        return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2], CALLER);
+    if (is_fork(number, a[0])) return fork_by_number(number, a);
+    return checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
+}

@@ -1,0 +1,73 @@
+"""The ledger and the findings of a diagnosis, on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from capsule.diagnosis.diagnose import Diagnosis
+from capsule.diagnosis.findings import Finding
+from capsule.entropy.ledger import Ledger
+from capsule.report.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LEVEL_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "dim"}
+_TREATMENT_STYLES = {
+    "eliminated": "green",
+    "seeded": "green",
+    "ordered": "green",
+    "recorded": "green",
+    "assumed": "yellow",
+    "unsupported": "bold red",
+}
+
+
+def show_ledger(ledger: Ledger, console: Console) -> None:
+    """Print the ledger as a table: source, treatment, evidence."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("source of nondeterminism", "treatment", "evidence"):
+        table.add_column(name, overflow="fold")
+    for row in ledger.rows:
+        table.add_row(
+            Text(row.source),
+            Text(row.treatment, style=_TREATMENT_STYLES[row.treatment]),
+            Text(printable(row.evidence)),
+        )
+    console.print(table)
+
+
+def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print every finding, and at last how the runs compare."""
+    for item in diagnosis.findings:
+        _show_finding(item, console)
+    census = diagnosis.operators
+    seen = ", ".join(f"{count} {name}" for name, count in census.statuses.items() if count)
+    _line(console, f"operators  {census.calls:,} calls: {seen or 'none'}")
+    _line(console, f"repeated   {census.repeated:,} calls, {census.differing:,} gave other bits")
+    length = "to the end" if diagnosis.steps is None else f"{diagnosis.steps:,} steps"
+    outcome = "the same bits" if diagnosis.equal else "not the same"
+    _line(console, f"runs       two, {length}: {outcome}")
+    levels: list[str] = [item.level for item in diagnosis.findings]
+    counts = [f"{levels.count(level)} {level}(s)" for level in _LEVEL_STYLES]
+    _line(console, f"findings   {', '.join(counts)}")
+
+
+def _show_finding(item: Finding, console: Console) -> None:
+    where = f"  {item.where}" if item.where else ""
+    console.print(item.code, style=_LEVEL_STYLES[item.level], end="", markup=False, highlight=False)
+    _line(console, f"{where}  {printable(item.message)}")
+    if item.text:
+        _line(console, f"    {printable(item.text)}")
+    _line(console, f"    fix: {item.mitigation}")
+    for name, value in item.patch.items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        _line(console, f"    --apply sets {name}: {shown}")
+    console.print()
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

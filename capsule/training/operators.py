@@ -1,0 +1,353 @@
+"""Which of torch's operators are deterministic, on which device, and under which flag.
+
+The rules restate the two lists in the documentation of ``torch.use_deterministic_algorithms``
+(2.13) in terms of the operators that are dispatched. Nothing here imports torch: hosts read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Status = Literal[
+    "deterministic",  # always
+    "seeded",  # given the state of the generator it draws from
+    "uninitialized",  # returns memory as it was left; filled while the flag is on
+    "with-flag",  # only while torch.use_deterministic_algorithms is on
+    "raises",  # never; with the flag on it raises, or warns under warn_only
+    "unknown",  # not one of torch's own operators
+]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+Device = Literal["cpu", "cuda"]
+Arguments = Mapping[str, Any]
+BOTH: tuple[Device, ...] = ("cpu", "cuda")
+CUDA: tuple[Device, ...] = ("cuda",)
+CPU: tuple[Device, ...] = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of some operators.
+
+    Attributes:
+        status: Their status where the rule applies.
+        devices: Where it applies.
+        operators: Names without namespace and without the underscore of the in-place form.
+        documented: The entries of torch's lists that the rule restates, without markup.
+        applies: Tells from the arguments, by their names in the schema, whether the rule applies.
+    """
+
+    status: Status
+    devices: tuple[Device, ...]
+    operators: tuple[str, ...]
+    documented: tuple[str, ...]
+    applies: Callable[[Arguments], bool] = lambda _: True
+
+
+def status_of(
+    operator: str, device: str, arguments: Arguments, *, seeded: bool
+) -> tuple[Status, str | None]:
+    """Return the status of one call, and the entry of torch's documentation that says so.
+
+    Args:
+        operator: Name with namespace, such as ``aten::index_put_``.
+        device: Type of the device it computes on, such as ``cpu``.
+        arguments: Its arguments by their names in the schema.
+        seeded: Whether its schema says that it draws from a generator.
+    """
+    namespace, _, name = operator.partition("::")
+    if namespace not in {"aten", "prims", "profiler"}:
+        return "unknown", None
+    base = name.rstrip("_")
+    for rule in _BY_OPERATOR.get(base, ()):
+        if device in rule.devices and rule.applies(arguments):
+            return rule.status, rule.documented[0] if rule.documented else None
+    if base in UNINITIALIZED:
+        return "uninitialized", None
+    return ("seeded" if seeded else "deterministic"), None
+
+
+def _accumulates(arguments: Arguments) -> bool:
+    return bool(arguments.get("accumulate"))
+
+
+def _overwrites(arguments: Arguments) -> bool:
+    return not _accumulates(arguments)
+
+
+def _from_tensor(arguments: Arguments) -> bool:
+    return "src" in arguments
+
+
+def _reduces_sum(arguments: Arguments) -> bool:
+    return arguments.get("reduce") in {"sum", "mean"}
+
+
+def _reduces_product(arguments: Arguments) -> bool:
+    return arguments.get("reduce") == "prod"
+
+
+def _weighted(arguments: Arguments) -> bool:
+    return arguments.get("weights") is not None
+
+
+def _along_dimension(arguments: Arguments) -> bool:
+    return "dim" in arguments
+
+
+def _takes_maximum(arguments: Arguments) -> bool:
+    return arguments.get("mode") == 2  # EmbeddingBag: 0 sum, 1 mean, 2 max
+
+
+def _sparse(arguments: Arguments) -> bool:
+    return str(arguments["self"].layout) != "torch.strided"
+
+
+def _quantized(arguments: Arguments) -> bool:
+    return bool(arguments["self"].is_quantized)
+
+
+def _floating(arguments: Arguments) -> bool:
+    dtype = arguments.get("dtype") or arguments["self"].dtype
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "with-flag",
+        CUDA,
+        ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"),
+        tuple(
+            f"torch.nn.{kind}{dimensions}d when called on CUDA tensor"
+            for kind in ("Conv", "ConvTranspose")
+            for dimensions in (1, 2, 3)
+        ),
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        tuple(f"replication_pad{n}d_backward" for n in (1, 2, 3)),
+        tuple(
+            f"torch.nn.ReplicationPad{n}d when attempting to differentiate a CUDA tensor"
+            for n in (1, 2, 3)
+        ),
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("bmm",),
+        ("torch.bmm when called on sparse-dense CUDA tensors",),
+        _sparse,
+    ),
+    Rule(
+        "with-flag",
+        CPU,
+        ("index_put", "_index_put_impl", "_unsafe_index_put"),
+        (
+            "torch.Tensor.index_put with accumulate=True when called on a CPU tensor",
+            (
+                "torch.Tensor.__getitem__ when attempting to differentiate a CPU tensor and the "
+                "index is a list of tensors"
+            ),
+        ),
+        _accumulates,
+    ),
+    Rule(
+        "with-flag",
+        BOTH,
+        ("index_put", "_index_put_impl", "_unsafe_index_put"),
+        ("torch.Tensor.index_put with accumulate=False",),
+        _overwrites,
+    ),
+    Rule(
+        "with-flag",
+        CPU,
+        ("put",),
+        ("torch.Tensor.put_ with accumulate=True when called on a CPU tensor",),
+        _accumulates,
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("scatter_add",),
+        (
+            "torch.Tensor.scatter_add_ when called on a CUDA tensor",
+            "torch.gather when called on a CUDA tensor that requires grad",
+        ),
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("index_add",),
+        (
+            "torch.index_add when called on CUDA tensor",
+            "torch.index_select when attempting to differentiate a CUDA tensor",
+            "torch.repeat_interleave when attempting to differentiate a CUDA tensor",
+        ),
+    ),
+    Rule(
+        "with-flag",
+        BOTH,
+        ("index_copy",),
+        ("torch.Tensor.index_copy when called on a CPU or CUDA tensor",),
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("scatter",),
+        ("torch.Tensor.scatter when src type is Tensor and called on CUDA tensor",),
+        _from_tensor,
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("scatter_reduce",),
+        (
+            (
+                "torch.Tensor.scatter_reduce when reduce='sum' or reduce='mean' and called on CUDA "
+                "tensor"
+            ),
+        ),
+        _reduces_sum,
+    ),
+    Rule(
+        "with-flag",
+        CUDA,
+        ("max_pool3d_with_indices_backward",),
+        ("torch.nn.MaxPool3d when attempting to differentiate a CUDA tensor",),
+    ),
+    # Not in torch's lists: it stays nondeterministic under warn_only, too.
+    Rule(
+        "with-flag",
+        CUDA,
+        (
+            "_scaled_dot_product_efficient_attention_backward",
+            "_efficient_attention_backward",
+            "_scaled_dot_product_flash_attention_backward",
+            "_flash_attention_backward",
+        ),
+        (),
+    ),
+    *(
+        Rule(
+            "raises",
+            CUDA,
+            operators,
+            tuple(
+                f"torch.nn.{module} when attempting to differentiate a CUDA tensor"
+                for module in modules
+            ),
+        )
+        for operators, modules in (
+            (("avg_pool3d_backward",), ("AvgPool3d",)),
+            (("_adaptive_avg_pool2d_backward",), ("AdaptiveAvgPool2d",)),
+            (("_adaptive_avg_pool3d_backward",), ("AdaptiveAvgPool3d",)),
+            (("adaptive_max_pool2d_backward",), ("AdaptiveMaxPool2d",)),
+            (("fractional_max_pool2d_backward",), ("FractionalMaxPool2d",)),
+            (("fractional_max_pool3d_backward",), ("FractionalMaxPool3d",)),
+            (("reflection_pad1d_backward",), ("ReflectionPad1d",)),
+            (("reflection_pad2d_backward",), ("ReflectionPad2d",)),
+            (("reflection_pad3d_backward",), ("ReflectionPad3d",)),
+            (("_ctc_loss_backward", "_cudnn_ctc_loss"), ("CTCLoss",)),
+        )
+    ),
+    Rule(
+        "raises",
+        BOTH,
+        ("max_unpool2d", "max_unpool3d"),
+        ("torch.nn.MaxUnpool1d", "torch.nn.MaxUnpool2d", "torch.nn.MaxUnpool3d"),
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        (
+            "upsample_linear1d_backward",
+            "upsample_bilinear2d_backward",
+            "_upsample_bilinear2d_aa_backward",
+            "upsample_bicubic2d_backward",
+            "_upsample_bicubic2d_aa_backward",
+            "upsample_trilinear3d_backward",
+        ),
+        (
+            (
+                "torch.nn.functional.interpolate when attempting to differentiate a CUDA tensor "
+                "and one of the following modes is used: linear, bilinear, bicubic, trilinear"
+            ),
+        ),
+    ),
+    # The spatial form only: nll_loss_forward adds up in a fixed order.
+    Rule(
+        "raises",
+        CUDA,
+        ("nll_loss2d_forward",),
+        ("torch.nn.NLLLoss when called on a CUDA tensor",),
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        ("_embedding_bag_backward", "_embedding_bag_dense_backward"),
+        ("torch.nn.EmbeddingBag when attempting to differentiate a CUDA tensor when mode='max'",),
+        _takes_maximum,
+    ),
+    Rule("raises", BOTH, ("put",), ("torch.Tensor.put_ when accumulate=False",), _overwrites),
+    Rule(
+        "raises",
+        CUDA,
+        ("put",),
+        ("torch.Tensor.put_ when accumulate=True and called on a CUDA tensor",),
+        _accumulates,
+    ),
+    Rule("raises", CUDA, ("histc",), ("torch.histc when called on a CUDA tensor",)),
+    Rule(
+        "raises",
+        CUDA,
+        ("bincount",),
+        ("torch.bincount when called on a CUDA tensor and weights tensor is given",),
+        _weighted,
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        ("median",),
+        ("torch.median with indices output when called on a CUDA tensor",),
+        _along_dimension,
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        ("grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+        ("torch.nn.functional.grid_sample when attempting to differentiate a CUDA tensor",),
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        ("cumsum",),
+        ("torch.cumsum when called on a CUDA tensor when dtype is floating point or complex",),
+        _floating,
+    ),
+    Rule(
+        "raises",
+        CUDA,
+        ("scatter_reduce",),
+        ("torch.Tensor.scatter_reduce when reduce='prod' and called on CUDA tensor",),
+        _reduces_product,
+    ),
+    Rule(
+        "raises",
+        BOTH,
+        ("resize",),
+        ("torch.Tensor.resize_ when called with a quantized tensor",),
+        _quantized,
+    ),
+)
+
+_BY_OPERATOR: dict[str, tuple[Rule, ...]] = {
+    name: tuple(rule for rule in RULES if name in rule.operators)
+    for name in {name for rule in RULES for name in rule.operators}
+}

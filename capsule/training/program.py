@@ -1,0 +1,345 @@
+"""A program of the user's own: run in a copy of its source tree, and what it wrote by digest.
+
+Capsule's interpreter stays the parent of the program, because outputs are hashed when it has ended.
+It starts two processes, always in this order, so that each has the same place in the process tree
+every time: one that reads back what the libraries of the image really do, then the program. Orders
+to stop are passed on. Whatever the program leaves behind is ended before anything is hashed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event as Flag
+from typing import IO, Literal
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, open_regular, sha256_hex
+from capsule.experiment.contract import Event, Output, Outputs, ProgramResult
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.patterns import chosen
+from capsule.experiment.spec import CommandTrainer, Spec
+from capsule.training import determinism
+from capsule.training.job import (
+    Interrupted,
+    append_event,
+    drop_partial_line,
+    record_failure,
+    record_runtime,
+    stop_signals,
+    write_document,
+)
+
+MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
+LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
+UNTOUCHED_NS = 1_577_836_800 * 10**9  # time of every file of the source tree: 2020-01-01, UTC
+
+_HELPER_FOLDER = "outputs"
+_POLL_SECONDS = 0.1
+_CHUNK = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def run_program(directory: Path, spec: Spec, trainer: CommandTrainer) -> None:
+    """Run the command in ``directory`` to its end, and record what it wrote.
+
+    After an interruption a resumable program goes on from its state folder; any other starts over
+    in a fresh copy of its source tree.
+
+    Raises:
+        Interrupted: The run was asked to stop; it can be started again.
+        CapsuleError: CAP-T1… a determinism flag, CAP-T301 the command cannot be started, CAP-T302
+            it failed, CAP-T303 an output cannot be claimed.
+    """
+    started = time.monotonic()
+    directory = directory.absolute()
+    events = directory / contract.EVENTS
+    drop_partial_line(events)
+    with stop_signals() as stop:
+        _check_flags(directory, spec)
+        resumed = _make_workspace(directory, spec, trainer)
+        _tell(events, "resume" if resumed else "start", shlex.join(_command(spec, trainer)))
+        _execute(directory, spec, trainer, resumed=resumed, stop=stop)
+    outputs = collect_outputs(directory, trainer)
+    write_document(directory / contract.OUTPUTS, outputs)
+    seconds = time.monotonic() - started
+    _tell(events, "finish", f"{len(outputs.files)} files written")
+    digest = sha256_hex(canonical_json(outputs.model_dump(mode="json", by_alias=True)))
+    write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
+
+
+def collect_outputs(directory: Path, trainer: CommandTrainer) -> Outputs:
+    """Hash what the program wrote into its working folder.
+
+    That is every file that is new or was written to, if ``trainer.outputs`` chooses it; symbolic
+    links count as such, sockets and pipes not at all.
+
+    Raises:
+        CapsuleError: CAP-T303, a name is not UTF-8, or there are more than :data:`MAX_OUTPUTS`.
+    """
+    workspace, project = directory / contract.WORKSPACE, _project()
+    files: dict[str, Output] = {}
+    for entry in _walk(workspace):
+        path = Path(entry.path).relative_to(workspace).as_posix()
+        if _untouched(entry, project / path) or not chosen(path, trainer.outputs):
+            continue
+        output = _output(entry)
+        if output is not None:
+            files[_claimable(path)] = output
+    if len(files) > MAX_OUTPUTS:
+        raise _unclaimable(f"the program wrote {len(files):,} files, more than {MAX_OUTPUTS:,}")
+    printed = _hashed(directory / contract.STANDARD_OUTPUT) if trainer.standard_output else None
+    return Outputs(files=files, standard_output=printed)
+
+
+def _check_flags(directory: Path, spec: Spec) -> None:
+    """Read back what the image's libraries really do, in a child that ends.
+
+    In this process torch would stay, and on a GPU hold memory that belongs to the program.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(_flags_recorded(directory, spec))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        raise _reported(directory / contract.FAILURE, status)
+
+
+def _flags_recorded(directory: Path, spec: Spec) -> int:
+    """Write ``runtime.json``; return an exit status, whatever happens."""
+    try:
+        record_runtime(directory, determinism.apply(spec))
+    except CapsuleError as error:
+        record_failure(directory, error)
+        return error.exit_code
+    except BaseException:  # noqa: BLE001 - a forked child must end here
+        traceback.print_exc()
+        return ExitCode.INTERNAL
+    return ExitCode.OK
+
+
+def _reported(path: Path, status: int) -> CapsuleError:
+    """Return the error that the child left, or what can be said without one."""
+    if not path.exists():
+        return CapsuleError(
+            "CAP-T304",
+            f"the check of the libraries' flags ended with status {status}",
+            fix="See output.log: a package of the image does not load.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    failure = contract.Failure.model_validate_json(path.read_bytes())
+    return CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=ExitCode(status))
+
+
+def _make_workspace(directory: Path, spec: Spec, trainer: CommandTrainer) -> bool:
+    """Make the working folder and the state folder, or keep them; tell whether they were kept."""
+    workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
+    if trainer.resumable and state.is_dir() and any(state.iterdir()):
+        return True
+    for folder in (workspace, state):
+        if folder.exists():
+            shutil.rmtree(folder)
+    state.mkdir()
+    if spec.code is None:
+        workspace.mkdir()
+        return False
+    shutil.copytree(_project(), workspace, symlinks=True)
+    for entry in _walk(workspace):
+        os.utime(entry.path, ns=(UNTOUCHED_NS, UNTOUCHED_NS), follow_symlinks=False)
+    return False
+
+
+def _project() -> Path:
+    """Return where the source tree is: an image holds it at one place, an engine may elsewhere."""
+    return Path(os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER))
+
+
+def _execute(
+    directory: Path, spec: Spec, trainer: CommandTrainer, *, resumed: bool, stop: Flag
+) -> None:
+    """Run the command until it and all that it started have ended."""
+    _adopt_orphans()
+    process = _start(directory, spec, trainer, resumed=resumed)
+    if process.stdout is None:
+        raise ValueError("output is not a pipe")
+    path = directory / contract.STANDARD_OUTPUT
+    with process.stdout as stream, ThreadPoolExecutor(1, "output") as pool:
+        copying = pool.submit(_copy_output, stream, path, append=resumed)
+        status = _await(process, copying, stop)
+        _end_leftovers()
+        _finished(copying, path)
+    if stop.is_set():
+        raise Interrupted
+    if status:
+        how = f"with status {status}" if status > 0 else f"by signal {-status}"
+        raise CapsuleError(
+            "CAP-T302",
+            f"the program ended {how}: {shlex.join(_command(spec, trainer))}",
+            fix="See output.log in the run directory, and correct the program.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+
+
+def _start(
+    directory: Path, spec: Spec, trainer: CommandTrainer, *, resumed: bool
+) -> subprocess.Popen[bytes]:
+    workspace = directory / contract.WORKSPACE
+    own = {
+        contract.OUTPUT_VARIABLE: str(workspace / _HELPER_FOLDER),
+        contract.STATE_VARIABLE: str(directory / contract.STATE),
+        contract.RESUMED_VARIABLE: "1" if resumed else "0",
+        contract.SEED_VARIABLE: str(spec.seeds.root),
+        contract.RUN_VARIABLE: str(directory),
+    }
+    command = _command(spec, trainer)
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=workspace,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-T301",
+            f"trainer.command {command[0]!r} cannot be started: {error.strerror}",
+            fix="Name a program of the image, or an executable file of the source tree as ./FILE.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+
+
+def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
+    """Keep what the program prints, and show it."""
+    with path.open("ab" if append else "wb") as kept:
+        while chunk := os.read(stream.fileno(), _CHUNK):
+            kept.write(chunk)
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+
+
+def _await(process: subprocess.Popen[bytes], copying: Future[None], stop: Flag) -> int:
+    """Wait for the program; pass on an order to stop; end it if its output cannot be kept."""
+    terminated = False
+    while True:
+        try:
+            return process.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if copying.done() and copying.exception():
+                process.kill()
+            elif stop.is_set() and not terminated:
+                process.terminate()
+                terminated = True
+
+
+def _finished(copying: Future[None], path: Path) -> None:
+    try:
+        copying.result()
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-T131",
+            f"{path.name} cannot be written: {error.strerror}",
+            fix="Free disk space or raise limits.disk_mb, then run again.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of every process that the program leaves behind."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _end_leftovers() -> None:
+    """Wait a little for what the program left behind to end by itself, then kill it."""
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if ended:
+            continue
+        if time.monotonic() > deadline:
+            for child in _children():
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS / 10)
+
+
+def _children() -> Iterator[int]:
+    own = str(os.getpid())
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended
+            if (folder / "stat").read_text().rpartition(")")[2].split()[1] == own:
+                yield int(folder.name)
+
+
+def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """Yield everything below a folder but folders, in order of names."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        else:
+            yield entry
+
+
+def _untouched(entry: os.DirEntry[str], original: Path) -> bool:
+    """Tell whether a file was copied from the source tree and not written to since."""
+    if entry.stat(follow_symlinks=False).st_mtime_ns != UNTOUCHED_NS:
+        return False
+    return os.path.lexists(original)
+
+
+def _output(entry: os.DirEntry[str]) -> Output | None:
+    """Describe one output; None for what has no content."""
+    if entry.is_symlink():
+        target = _claimable(str(Path(entry.path).readlink()))
+        data = target.encode()
+        return Output(size=len(data), sha256=sha256_hex(data), target=target)
+    return _hashed(Path(entry.path)) if entry.is_file(follow_symlinks=False) else None
+
+
+def _hashed(path: Path) -> Output:
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return Output(size=stream.tell(), sha256=digest)
+
+
+def _claimable(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise _unclaimable(f"the program wrote {name!a}, which is not UTF-8") from error
+    return name
+
+
+def _unclaimable(message: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-T303",
+        message,
+        fix="Leave such files out with trainer.outputs, or write fewer.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+def _tell(events: Path, kind: Literal["start", "resume", "finish"], message: str) -> None:
+    append_event(events, Event(time=time.time(), kind=kind, step=0, message=message))
+
+
+def _command(spec: Spec, trainer: CommandTrainer) -> list[str]:
+    return [word.replace("{seed}", str(spec.seeds.root)) for word in trainer.command]

@@ -1,0 +1,48 @@
+"""Where a program's outputs go in a bundle."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
+from capsule.bundle.manifest import BundleFile, Manifest
+from capsule.bundle.run_bundle import output_members
+
+ONE, TWO = "1" * 64, "2" * 64
+
+
+def test_a_name_that_an_archive_can_hold_is_kept():
+    assert output_members([("runs/model.pt", ONE)]) == {"runs/model.pt": "workspace/runs/model.pt"}
+
+
+def test_any_other_goes_by_its_digest():
+    for path in (".hidden", "a b", "é", "deep/" * 20 + "x", "-dash"):
+        assert output_members([(path, ONE)]) == {path: f"outputs/{ONE}"}
+
+
+def test_names_that_a_file_system_could_confuse_are_kept_apart():
+    assert output_members([("a", ONE), ("A", TWO)]) == {
+        "A": "workspace/A",
+        "a": f"outputs/{ONE}",
+    }
+    assert output_members([("B/c", ONE), ("b", TWO)])["b"] == f"outputs/{TWO}"
+    assert output_members([("A", ONE), ("a/c", TWO)])["a/c"] == f"outputs/{TWO}"
+
+
+PATHS = st.lists(st.text(st.sampled_from("aAbB./-é"), min_size=1, max_size=9), max_size=8)
+
+
+@given(PATHS)
+def test_every_output_has_a_place_that_a_manifest_takes(paths):
+    members = output_members([(path, f"{number:064x}") for number, path in enumerate(paths)])
+    assert members.keys() == set(paths)
+    names = sorted(set(members.values()))
+    assert all(re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME for name in names)
+    claims = BundleFile(
+        path="claims.json", size=0, sha256=ONE, role="claims", mediaType="application/json"
+    )
+    files = [
+        BundleFile(path=name, size=0, sha256=TWO, role="output", mediaType="a/b") for name in names
+    ]
+    Manifest(claimId=ONE, files=(claims, *sorted(files, key=lambda file: file.path)))

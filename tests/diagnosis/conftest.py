@@ -1,0 +1,150 @@
+"""Diagnoses of small programs and trainers, executed by the interpreter that runs the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import capsule
+from capsule.diagnosis.attribution import line_findings, operator_findings
+from capsule.diagnosis.diagnose import diagnose, read_reports
+from capsule.diagnosis.findings import Finding
+from capsule.engine.interface import Exit
+from capsule.experiment import contract
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import environment_variables
+from capsule.experiment.spec_file import parse_spec
+from capsule.report.progress import SilentReporter
+
+PACKAGE = Path(capsule.__file__).parent
+NATIVE = str(PACKAGE / "native" / "lib")
+
+
+class LocalEngine:
+    """Runs a task with the packages of the tests, with what an image has beside them."""
+
+    name = "docker"  # as far as the diagnosis asks
+
+    def __init__(self, folder: Path, project: Path | None) -> None:
+        site = folder / "site"
+        site.mkdir(parents=True)
+        hooks = sorted((PACKAGE / "training").glob("*.pth"))
+        (site / "sitecustomize.py").write_text("".join(path.read_text() for path in hooks))
+        self._path = f"{site}:{PACKAGE.parent}"
+        self._project = project
+
+    def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface of engines
+        environment = {
+            **task.environment,
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "PYTHONPATH": self._path,
+            contract.PROJECT_VARIABLE: str(self._project),
+        }
+        directory = str(task.run_directory)
+        with (task.run_directory / contract.LOG).open("wb") as log:
+            done = subprocess.run(
+                [
+                    sys.executable if word == "python3.11" else word
+                    for word in task.command(run_directory=directory, native=NATIVE)
+                ],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        on_poll()
+        return Exit(done.returncode, "exited")
+
+
+def parsed(program_spec, **settings):
+    return parse_spec(json.dumps({**program_spec, **settings}).encode(), "test")
+
+
+PROGRAM = {
+    "name": "program",
+    "accelerator": {"kind": "cpu", "numerics": "native"},
+    "trainer": {"command": ["python", "train.py"]},
+    "code": {"path": "."},
+}
+WATCHED = """\
+import sys
+from capsule.training.instrumentation import install
+install()
+if torch_flags := {flags}:
+    import torch
+    from capsule.training.torch_flags import TorchFlags, apply
+    apply(TorchFlags.of(torch_flags))
+import runpy
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def explained(tmp_path):
+    """Return a function that runs a program twice under instruments and explains it."""
+
+    def work(program, *, torch=False, **settings):
+        spec = parsed(PROGRAM, **settings)
+        (tmp_path / "train.py").write_text(textwrap.dedent(program))
+        flags = spec.determinism.model_dump() if torch else {}
+        folders = [tmp_path / name / "instruments" for name in ("first", "second")]
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", WATCHED.format(flags=flags)],
+                cwd=tmp_path,
+                env={
+                    **environment_variables(spec),
+                    "CAPSULE_DIAGNOSE": str(folder),
+                    "CAPSULE_SEED": "1",
+                    "PYTHONPATH": str(PACKAGE.parent),
+                },
+                stdout=subprocess.PIPE,
+            )
+            for folder in folders
+        ]
+        printed = [process.communicate()[0] for process in running]
+        reports = [read_reports(folder.parent) for folder in folders]
+        findings = operator_findings(
+            [report for run in reports for report in run],
+            failed=any(process.returncode for process in running),
+        )
+        if printed[0] != printed[1]:
+            findings += line_findings(reports[0][0], reports[1][0], spec)
+        return Explained(printed[0] == printed[1], findings)
+
+    return work
+
+
+@dataclass(frozen=True)
+class Explained:
+    equal: bool
+    findings: list[Finding]
+
+    def places(self, level="error"):
+        return [(item.code, str(item.where)) for item in self.findings if item.level == level]
+
+    def one(self, code):
+        (item,) = (item for item in self.findings if item.code == code)
+        return item
+
+
+@pytest.fixture
+def diagnosed(tmp_path):
+    """Return a function that diagnoses a spec, or a program, from beginning to end."""
+
+    def work(program=None, *, spec=PROGRAM, steps=64, **settings):
+        project = tmp_path / "project"
+        project.mkdir()
+        if program is not None:
+            (project / "train.py").write_text(textwrap.dedent(program))
+        lock = Lock.model_construct(spec=parsed(spec, **settings), project=None)
+        engine = LocalEngine(tmp_path, project)
+        return diagnose(lock, engine, tmp_path / "runs", steps=steps, reporter=SilentReporter())
+
+    return work

@@ -1,0 +1,144 @@
+"""The whole way of ``capsule diagnose``: two real runs, compared and explained."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from capsule.diagnosis.diagnose import diagnose, read_reports
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.report.diagnosis import show_diagnosis
+from capsule.report.progress import SilentReporter
+from capsule.training.instruments import InstrumentReport, Location, OperatorUse
+
+from .conftest import PROGRAM, parsed
+
+DQN = {
+    "name": "micro",
+    "accelerator": {"kind": "cpu", "numerics": "native"},
+    "environment": {"suite": "atari", "game": "breakout"},
+    "trainer": {
+        "algorithm": "dqn",
+        "total_steps": 400,
+        "replay_capacity": 400,
+        "replay_start": 200,
+        "target_interval": 200,
+    },
+    "limits": {"memory_mb": 4096},
+}
+
+
+def shown(diagnosis):
+    stream = io.StringIO()
+    show_diagnosis(diagnosis, Console(file=stream, width=100))
+    return stream.getvalue()
+
+
+def test_deep_q_learning_gives_no_finding(diagnosed):
+    diagnosis = diagnosed(spec=DQN, steps=96)
+    assert diagnosis.equal
+    assert diagnosis.findings == ()
+    assert diagnosis.exit_code == 0
+    assert diagnosis.operators.repeated > 500
+    assert diagnosis.operators.differing == 0
+    assert "96 steps: the same bits" in shown(diagnosis)
+
+
+def test_a_program_with_a_fault_is_diagnosed_to_the_line(diagnosed):
+    diagnosis = diagnosed(
+        """\
+        import pathlib
+
+        features = {"angle", "speed", "height", "mass", "drag", "lift", "torque"}
+        columns = list(features)
+        pathlib.Path("columns.txt").write_text(" ".join(columns))
+        """,
+        determinism={"hash_seed": None},
+        entropy={"mode": "system"},
+    )
+    assert not diagnosis.equal
+    assert diagnosis.exit_code == 1
+    facts = [(item.code, item.where and str(item.where)) for item in diagnosis.findings]
+    assert facts == [
+        ("CAP-D101", None),
+        ("CAP-D105", "train.py:4"),
+        ("CAP-D301", None),
+    ]
+    text = shown(diagnosis)
+    assert "columns.txt differs" in text
+    assert "CAP-D105  train.py:4" in text
+    assert "columns = list(features)" in text
+    assert "--apply sets determinism.hash_seed: 0" in text
+
+
+PUT = OperatorUse(
+    operator="aten::put_",
+    device="cpu",
+    status="raises",
+    documented="torch.Tensor.put_ when accumulate=False",
+    calls=1,
+    repeated=0,
+    differing=0,
+    first_difference=None,
+    stack=(Location(file="/run/workspace/train.py", line=3, function="<module>"),),
+)
+
+
+@pytest.fixture
+def failing(monkeypatch, tmp_path):
+    """Let the first run end with an error after its instruments have seen some operators."""
+
+    def work(*operators):
+        def execute(_lock, _engine, directory, **_options):
+            report = InstrumentReport(
+                algorithms="error",
+                threads=1,
+                operator_calls=len(operators),
+                operators=operators,
+                warnings=(),
+                sources=(),
+                variables=(),
+                truncated=False,
+                text={},
+            )
+            (directory / "instruments").mkdir(parents=True)
+            (directory / "instruments/000.json").write_text(report.model_dump_json(by_alias=True))
+            raise CapsuleError("CAP-T302", "status 1", fix="", exit_code=ExitCode.TRAINING_FAILED)
+
+        monkeypatch.setattr("capsule.execution.execute", execute)
+        lock = Lock.model_construct(spec=parsed(PROGRAM))
+        engine = SimpleNamespace(name="docker")
+        return diagnose(lock, engine, tmp_path, steps=64, reporter=SilentReporter())
+
+    return work
+
+
+def test_an_operator_that_stops_the_run_is_a_finding(failing):
+    (item,) = failing(PUT).findings
+    assert (item.code, item.level, str(item.where)) == ("CAP-D203", "error", "train.py:3")
+    assert item.operator == "aten::put_"
+
+
+def test_a_run_that_fails_for_another_reason_is_an_error(failing):
+    with pytest.raises(CapsuleError) as caught:
+        failing()
+    assert caught.value.code == "CAP-T302"
+
+
+@pytest.mark.parametrize("content", ["{}", ""])
+def test_a_missing_or_damaged_report_is_named(tmp_path, content):
+    (tmp_path / "instruments").mkdir()
+    (tmp_path / "instruments/000.json").write_text(content)
+    with pytest.raises(CapsuleError) as caught:
+        read_reports(tmp_path)
+    assert caught.value.code == "CAP-D002"
+
+
+@pytest.mark.parametrize("steps", [0, -8, 8, 97])
+def test_steps_must_fit_the_trainer(tmp_path, steps):
+    lock = Lock.model_construct(spec=parsed(DQN))
+    with pytest.raises(CapsuleError) as caught:
+        diagnose(lock, None, tmp_path, steps=steps, reporter=SilentReporter())
+    assert caught.value.code == "CAP-D001"

@@ -1,0 +1,151 @@
+"""The catalogue of findings, and writing mitigations into a spec."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.diagnosis.apply import apply_patch, patch_of, patched
+from capsule.diagnosis.entropy import entropy_findings
+from capsule.diagnosis.findings import CATALOGUE, finding, shortened
+from capsule.entropy.report import EntropyReport, ProgramReport, Tally
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec_file import parse_spec
+from capsule.training.instruments import Location
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/diagnose.md").read_text()
+SPEC = """\
+# What I try
+schema: capsule/spec/v1
+name: mine   # short
+image:
+  packages:
+    - torch==2.13.0  # with CUDA
+    - "numpy==2.4.6"
+environment: {suite: gymnasium, id: CartPole-v1}
+trainer: {algorithm: dqn, network: mlp, total_steps: 20_000_000}
+determinism:
+  # too slow otherwise
+  algorithms: off  # really?
+
+entropy: {mode: system}
+"""
+
+
+def test_the_page_lists_every_finding_with_level_cause_and_fix():
+    row = re.compile(r"^\| (CAP-D\d{3}) \| ([^|]+) \| ([^|]+) \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+    rows = row.findall(PAGE)
+    assert [code for code, _, _ in rows] == list(CATALOGUE)
+    for code, level, title in rows:
+        assert level.startswith(CATALOGUE[code].level)
+        assert title == CATALOGUE[code].title
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_every_patch_is_a_field_of_the_spec_and_is_named_in_the_fix(code):
+    for name, value in CATALOGUE[code].patch.items():
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        assert f"{name}: {shown}" in CATALOGUE[code].fix
+        assert parse_spec(patched(SPEC, {name: value}).encode(), "patched")
+
+
+def test_a_location_is_shown_without_the_folders_of_the_run():
+    for file in ("/run/workspace/train.py", "/x/workspace/train.py", "train.py"):
+        assert shortened(Location(file=file, line=1, function="f")).file == "train.py"
+    deep = Location(file="/usr/lib/python3/dist-packages/gym/core.py", line=1, function="f")
+    assert shortened(deep).file == "gym/core.py"
+
+
+def test_a_patch_holds_what_errors_and_warnings_ask_for():
+    found = [finding("CAP-D105", ""), finding("CAP-D202", ""), finding("CAP-D107", "")]
+    assert patch_of(found) == {"determinism.algorithms": "error", "determinism.hash_seed": 0}
+    assert patch_of([finding("CAP-D302", "", level="note")]) == {}
+
+
+def test_comments_order_and_notation_survive():
+    patch = {"determinism.algorithms": "error", "entropy.mode": "virtual"}
+    expected = SPEC.replace("algorithms: off  #", "algorithms: error #")
+    assert patched(SPEC, patch) == expected.replace("mode: system", "mode: virtual")
+    assert patched(SPEC, {}) == SPEC
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_shipped_spec_only_gains_lines(path):
+    before = path.read_text()
+    after = patched(before, {"entropy.clock": "fixed", "determinism.hash_seed": 0})
+    assert set(before.splitlines()) <= set(after.splitlines())
+    assert parse_spec(after.encode(), path.name).entropy.clock == "fixed"
+
+
+PATCHES = [patch for entry in CATALOGUE.values() for patch in entry.patch.items()]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from(PATCHES)))
+def test_patching_is_idempotent(patches):
+    once = patched(SPEC, dict(patches))
+    assert patched(once, dict(patches)) == once
+
+
+def test_a_file_is_patched_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    apply_patch(path, {"entropy.mode": "virtual"})
+    assert "mode: virtual" in path.read_text()
+    before = path.read_text()
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(path, {"entropy.mode": "no such mode"})
+    assert caught.value.code == "CAP-S003"
+    assert path.read_text() == before
+    monkeypatch.setattr("capsule.diagnosis.apply.write_atomic", refuse)
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(path, {"entropy.mode": "recorded"})
+    assert caught.value.code == "CAP-D004"
+    assert path.read_text() == before
+
+
+def test_a_spec_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(tmp_path / "none.yaml", {})
+    assert caught.value.code == "CAP-S001"
+
+
+def refuse(path, data):
+    raise PermissionError(13, "Permission denied")
+
+
+def make_report(mode="virtual", **program):
+    facts = {
+        "process": "0",
+        "executable": "/bin/tool",
+        "getrandom": Tally(),
+        "inside_libc": Tally(calls=1, bytes=8),
+        "devices": Tally(),
+        "unanswered": 0,
+        **program,
+    }
+    return EntropyReport.model_construct(
+        mode=mode, supervised=True, programs=(ProgramReport.model_construct(**facts),)
+    )
+
+
+STRACE = b'12 getrandom("\\x1f", 8, GRND_NONBLOCK) = 8\n'
+
+
+@pytest.mark.parametrize(
+    ("report", "strace", "expected"),
+    [
+        (make_report(), STRACE, []),
+        (make_report(), STRACE * 2, [("CAP-D303", "warning")]),
+        (make_report("system"), STRACE, [("CAP-D301", "warning")]),
+        (make_report(getrandom=Tally(calls=2)), STRACE * 3, [("CAP-D302", "note")]),
+        (make_report(unanswered=1), b"", [("CAP-D302", "warning")]),
+    ],
+)
+def test_the_accounts_of_entropy(tmp_path, report, strace, expected):
+    (tmp_path / "strace.txt").write_bytes(strace)
+    found = entropy_findings(report, tmp_path / "strace.txt")
+    assert [(item.code, item.level) for item in found] == expected

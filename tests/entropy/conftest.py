@@ -1,0 +1,107 @@
+"""Programs under the interposer, started as the launcher starts them but without it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from capsule.entropy.profile import merge
+from capsule.native import native_part
+
+HERE = Path(__file__).parent
+KEY = bytes(range(32))
+
+
+@dataclass
+class Finished:
+    status: int
+    output: str
+    errors: str
+    directory: Path  # what the interposer wrote
+
+    def __post_init__(self):
+        self.lines = self.output.splitlines()
+
+
+class Interposed:
+    """Runs programs in processes of their own; a failed replay ends the whole process group."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, *command, mode="virtual", check=True, timeout=300, cwd=None, **settings):
+        directory = Path(tempfile.mkdtemp(dir=self.folder))
+        process = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            env=self.environment(directory, mode, **settings),
+            start_new_session=True,
+            timeout=timeout,
+            cwd=cwd,
+        )
+        if check:
+            assert process.returncode == 0, process.stderr
+        return Finished(process.returncode, process.stdout, process.stderr, directory)
+
+    def environment(self, directory, mode="virtual", key=KEY, profile=None, **settings):
+        values = {
+            "PATH": os.environ["PATH"],
+            "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
+            "OMP_NUM_THREADS": "1",
+            "CAPSULE_ENTROPY": mode,
+            "CAPSULE_ENTROPY_PATH": "0",
+            "CAPSULE_ENTROPY_KEY": key.hex(),
+            "CAPSULE_ENTROPY_DIRECTORY": str(directory),
+        }
+        if profile is not None:
+            path = Path(f"{directory}.profile")
+            path.write_bytes(profile)
+            values["CAPSULE_ENTROPY_PROFILE"] = str(path)
+        return values | {f"CAPSULE_{name.upper()}": value for name, value in settings.items()}
+
+    def python(self, code, *arguments, **options):
+        return self(sys.executable, "-c", code, *arguments, **options)
+
+    def twice(self, *command, **options):
+        """Run in two processes at a time."""
+        with ThreadPoolExecutor(2) as pool:
+            runs = [pool.submit(self, *command, **options) for _ in range(2)]
+            return [run.result() for run in runs]
+
+    def record(self, *command, **options):
+        """Run once under recording; return what happened and the profile."""
+        finished = self(*command, mode="record", **options)
+        return finished, merge(finished.directory)
+
+
+@pytest.fixture
+def interposed(tmp_path):
+    return Interposed(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Compile a C program."""
+    folder = tmp_path_factory.mktemp("programs")
+    cache = Path(__file__).parents[2] / ".cache" / "zig"
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(cache))
+
+    def compile_program(source, *flags):
+        target = folder / source.stem
+        command = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.36"]
+        command += [*flags, str(source), "-o", str(target)]
+        subprocess.run(command, env={**os.environ, **caches}, check=True, capture_output=True)
+        return target
+
+    return compile_program
+
+
+@pytest.fixture(scope="session")
+def probe(compiled):
+    return compiled(HERE / "probe.c")

@@ -1,0 +1,344 @@
+"""The interposer, in real programs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from capsule.entropy.journal import Source, read_journal
+from capsule.entropy.profile import check_consumed, describe, merge, parse
+from capsule.experiment.errors import CapsuleError
+
+HERE = Path(__file__).parent
+OTHER_KEY = bytes(32)
+
+
+def replay(interposed, profile, *command, **options):
+    finished = interposed(*command, mode="replay", profile=profile, **options)
+    assert check_consumed(finished.directory, parse(profile)) == ()
+    return finished
+
+
+def refusal(finished, profile):
+    """What is said about a replay that ended early."""
+    assert finished.status == -signal.SIGKILL
+    with pytest.raises(CapsuleError) as caught:
+        check_consumed(finished.directory, parse(profile))
+    return f"{caught.value}"
+
+
+# ---- every way to ask ----
+
+
+def test_every_way_to_ask_gives_the_derived_bytes(interposed, probe):
+    runs = [interposed(probe), interposed(probe), interposed(probe, key=OTHER_KEY)]
+    assert runs[0].lines == runs[1].lines
+    assert len(set(runs[0].lines) | set(runs[2].lines)) == 2 * len(runs[0].lines)
+    uses = read_journal(runs[0].directory).uses
+    assert {use.source for use in uses} == set(Source)
+    assert {use.caller for use in uses} == {"probe"}
+
+
+def test_every_way_to_ask_is_recorded_and_replayed(interposed, probe):
+    recorded, profile = interposed.record(probe)
+    replayed = replay(interposed, profile, probe)
+    assert replayed.lines == recorded.lines
+    assert interposed.record(probe)[0].lines != recorded.lines
+    first, second = (read_journal(run.directory).uses for run in (recorded, replayed))
+    assert first == second == describe(parse(profile))
+
+
+def test_children_do_not_share_bytes(interposed, probe):
+    values = [line.rsplit(" ", 1)[1] for line in interposed(probe).lines]
+    assert len(set(values)) == len(values)
+
+
+def test_the_system_mode_leaves_a_program_alone(interposed, probe):
+    assert interposed(probe, mode="system").lines != interposed(probe, mode="system").lines
+
+
+# ---- Python ----
+
+
+def test_an_unseeded_experiment_is_repeatable_without_a_recording(interposed):
+    first, second = interposed.twice(sys.executable, HERE / "script.py")
+    assert first.lines == second.lines
+    assert len(first.lines) == 11
+
+
+def test_an_unseeded_experiment_is_recorded_and_replayed(interposed):
+    script = (sys.executable, HERE / "script.py")
+    recorded, profile = interposed.record(*script)
+    assert "libc10.so" in {use.caller for use in describe(parse(profile))}
+    for replayed in interposed.twice(*script, mode="replay", profile=profile):
+        assert check_consumed(replayed.directory, parse(profile)) == ()
+        assert replayed.lines == recorded.lines
+
+
+START_UP = (
+    "import ale_py, gymnasium, numpy, random, torch\n"
+    "gymnasium.register_envs(ale_py)\n"
+    "environment = gymnasium.make('ALE/Breakout-v5')\n"
+    "environment.reset()\n"
+    "environment.action_space.sample()\n"
+    "numpy.random.default_rng(), numpy.random.rand(), torch.rand(1), random.random()\n"
+)
+
+
+def test_a_typical_start_is_recorded_in_less_than_13_kilobytes(interposed):
+    _, profile = interposed.record(sys.executable, "-c", START_UP)
+    recorded = sum(use.bytes for use in describe(parse(profile)))
+    assert recorded > 2496  # an interpreter's own generator, at least
+    assert len(profile) < min(13_000, recorded + 300)
+
+
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def test_unseeded_workers_are_repeatable(interposed):
+    first, second = interposed.twice(sys.executable, HERE / "workers.py", *METHODS)
+    assert first.lines == second.lines
+    assert [line.split()[0] for line in first.lines] == [*METHODS, "vector"]
+
+
+def test_unseeded_workers_are_recorded_and_replayed(interposed):
+    script = (sys.executable, HERE / "workers.py", *METHODS)
+    recorded, profile = interposed.record(*script)
+    assert replay(interposed, profile, *script).lines == recorded.lines
+
+
+def test_subprocesses_stay_covered_in_a_cleaned_environment(interposed):
+    code = (
+        "import os, subprocess, sys\n"
+        "ask = [sys.executable, '-I', '-c', 'import os; print(os.urandom(8).hex())']\n"
+        "for options in ({}, {'env': {}}, {'close_fds': False}, {'start_new_session': True},\n"
+        "                {'env': {'LD_PRELOAD': 'libdl.so.2'}}, {'preexec_fn': lambda: None}):\n"
+        "    subprocess.run(ask, check=True, **options)\n"
+    )
+    first, second = interposed.python(code), interposed.python(code)
+    assert first.lines == second.lines
+    assert len(set(first.lines)) == len(first.lines) == 6
+
+
+def test_threads_are_told_apart_by_creation_not_by_who_asks_first(interposed):
+    code = (
+        "import os, random, threading, time\n"
+        "values = {}\n"
+        "def ask(number):\n"
+        "    time.sleep(time.perf_counter_ns() // 100 % 7 / 200)\n"
+        "    values[number] = os.urandom(8).hex()\n"
+        "    if os.fork() == 0: os.write(1, f'{number} {os.urandom(4).hex()}\\n'.encode());"
+        " os._exit(0)\n"
+        "    os.wait()\n"
+        "threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "print(sorted(values.items()))\n"
+    )
+    first, second = interposed.python(code), interposed.python(code)
+    assert sorted(first.lines) == sorted(second.lines)
+    assert len(first.lines) == 9
+
+
+# ---- programs that make it hard ----
+
+
+def test_a_recording_survives_sigkill_but_for_nothing(interposed):
+    code = (
+        "import os, signal\n"
+        "for size in range(1, 200): print(os.urandom(size).hex(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = interposed.python(code, mode="record", check=False)
+    assert killed.status == -signal.SIGKILL
+    (thread,) = parse(merge(killed.directory)).threads
+    assert [call.data.hex() for call in thread.calls[-199:]] == killed.lines
+
+
+HARD = (
+    "import os, sys\n"
+    "os.closerange(0, 1) or os.closerange(2, 1000); os.chdir('/')\n"
+    "if os.getuid() == 0: os.chroot('/usr'); os.setgroups([]); os.setuid(65534)\n"
+    "def show(): os.write(1, os.urandom(8).hex().encode() + b'\\n')\n"
+    "show()\n"
+    "pid = os.fork()\n"
+    "if pid == 0: show(); os._exit(0)\n"
+    "os.waitpid(pid, 0)\n"
+    "show()\n"
+)
+
+
+def test_a_program_that_gives_up_descriptors_and_privileges_is_recorded(interposed):
+    recorded, profile = interposed.record(sys.executable, "-c", HARD)
+    assert len(recorded.lines) == 3
+    assert replay(interposed, profile, sys.executable, "-c", HARD).lines == recorded.lines
+
+
+def test_an_exec_that_cannot_reach_the_journal_is_not_run_unrecorded(interposed):
+    code = (
+        "import os\n"
+        "os.rename(os.environ['CAPSULE_ENTROPY_DIRECTORY'], 'elsewhere')\n"
+        "os.execv('/bin/true', ['true'])\n"
+    )
+    finished = interposed.python(code, mode="record", check=False, cwd=interposed.folder)
+    assert finished.status == -signal.SIGKILL
+    assert "capsule-entropy: the journal in" in finished.errors
+
+
+def test_many_processes_and_threads_write_to_one_journal(interposed):
+    code = (
+        "import os, threading\n"
+        "def ask():\n"
+        "    for size in range(1, 300): os.urandom(size)\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        threads = [threading.Thread(target=ask) for _ in range(4)]\n"
+        "        for thread in threads: thread.start()\n"
+        "        for thread in threads: thread.join()\n"
+        "        os._exit(0)\n"
+        "for _ in range(6): os.wait()\n"
+    )
+    _, profile = interposed.record(sys.executable, "-c", code)
+    threads = [thread for thread in parse(profile).threads if thread.thread != "0"]
+    assert len(threads) == 24
+    for thread in threads:
+        assert [len(call.data) for call in thread.calls] == list(range(1, 300))
+
+
+# ---- replays that do not fit ----
+
+ASK = (
+    "import os, sys\n"
+    "if os.fork() == 0:\n"
+    "    for size in map(int, sys.argv[1:]): os.urandom(size)\n"
+    "    os._exit(0)\n"
+    "os.wait()\n"
+)
+
+
+@pytest.fixture
+def asked(interposed):
+    return interposed.record(sys.executable, "-c", ASK, "8", "16")[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (("8", "32"), "for 32 bytes from getrandom as its call 1, at offset 8; recorded there: 16"),
+        (("8", "16", "4"), "for 4 bytes from getrandom as its call 2, at offset 24; only 2 calls"),
+    ],
+)
+def test_other_requests_than_recorded_end_the_run_and_are_told(interposed, asked, sizes, told):
+    finished = interposed.python(ASK, *sizes, mode="replay", profile=asked, check=False)
+    said = refusal(finished, asked)
+    assert "CAP-R221 the replay asked for other randomness than was recorded" in said
+    assert f"process 0.1, thread 0 asked {told}" in said
+
+
+def test_a_thread_that_was_not_recorded_is_told(interposed, asked):
+    code = ASK.replace("if os.fork()", "if os.fork() == 0: os._exit(0)\nif os.fork()")
+    finished = interposed.python(code, "8", mode="replay", profile=asked, check=False)
+    said = refusal(finished, asked)
+    assert "process 0.2, thread 0 asked for 8 bytes" in said
+    assert "nothing was recorded for it" in said
+
+
+def test_fewer_requests_than_recorded_are_told(interposed, asked):
+    finished = interposed.python(ASK, "8", mode="replay", profile=asked)
+    with pytest.raises(
+        CapsuleError, match=r"made 1 of 2 calls; .* 16 bytes .* at offset 8"
+    ) as told:
+        check_consumed(finished.directory, parse(asked))
+    assert told.value.code == "CAP-R222"
+
+
+def test_derived_bytes_beyond_the_recording_are_declared_and_flagged(interposed, asked):
+    options = {"mode": "replay", "profile": asked, "entropy_exhaustion": "virtual"}
+    finished = interposed.python(ASK, "8", "16", "4", **options)
+    (thread,) = check_consumed(finished.directory, parse(asked))
+    assert (thread.process, thread.derived_calls, thread.derived_bytes) == ("0.1", 1, 4)
+
+
+def test_a_pool_whose_work_goes_elsewhere_ends_instead_of_respawning(interposed):
+    code = (
+        "import multiprocessing, os, sys, time\n"
+        "def task(number):\n"
+        "    time.sleep(0.5 if sys.argv[1] == str(number) else 0.01)\n"
+        "    return os.urandom(number)\n"
+        "multiprocessing.set_start_method('fork')\n"
+        "with multiprocessing.Pool(2) as pool: pool.map(task, range(1, 9), chunksize=1)\n"
+    )
+    profile = interposed.record(sys.executable, "-c", code, "1")[1]
+    started = time.monotonic()
+    finished = interposed.python(code, "2", mode="replay", profile=profile, check=False, timeout=30)
+    assert "CAP-R221" in refusal(finished, profile)
+    assert time.monotonic() - started < 30
+
+
+def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
+    directory = tmp_path / "launched"
+    directory.mkdir()
+    settings = {"profile": asked, "launcher_pid": str(os.getpid())}
+    environment = interposed.environment(directory, "replay", **settings)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        command = [sys.executable, "-c", ASK, "9"]
+        with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+            asked_by = signal.sigtimedwait({signal.SIGUSR2}, 30)
+            os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert asked_by is not None
+    assert read_journal(directory).mismatch.requested == (Source.GETRANDOM, 9)
+
+
+# ---- settings that cannot be right ----
+
+
+def refused(interposed, **options):
+    finished = interposed("/bin/true", check=False, **options)
+    assert finished.status == -signal.SIGKILL
+    return finished.errors
+
+
+def test_settings_that_cannot_be_right_stop_the_program(interposed, asked, tmp_path):
+    assert "CAPSULE_ENTROPY is 'fresh'" in refused(interposed, mode="fresh")
+    assert "CAPSULE_ENTROPY_KEY is not a key" in refused(interposed, entropy_key="12")
+    assert "CAPSULE_ENTROPY_PATH is too long" in refused(interposed, entropy_path="0" * 300)
+    assert "cannot be opened" in refused(
+        interposed, mode="record", entropy_directory=str(tmp_path / "none")
+    )
+    assert "CAPSULE_ENTROPY_PROFILE is not set" in refused(interposed, mode="replay")
+    for damaged in (asked[:-1], asked[:-40] + b"x" + asked[-39:], b"x" + asked[1:], b""):
+        said = refused(interposed, mode="replay", profile=damaged)
+        assert "not an intact profile" in said
+
+
+# ---- the clock ----
+
+CLOCK = (
+    "import datetime, threading, time\n"
+    "print([time.time_ns() for _ in range(3)], time.localtime().tm_year)\n"
+    "thread = threading.Thread(target=lambda: print(time.time_ns())); thread.start()\n"
+    "thread.join()\n"
+    "assert time.monotonic_ns() < time.monotonic_ns() + 1 and time.sleep(0.01) is None\n"
+)
+START = 946_684_800_000_000_000
+
+
+def test_a_fixed_clock_stands_still(interposed):
+    finished = interposed.python(CLOCK, clock="fixed")
+    assert finished.lines == [f"{[START] * 3} 2000", f"{START}"]
+
+
+def test_a_virtual_clock_advances_by_each_reading(interposed):
+    first, second = (interposed.python(CLOCK, clock="virtual") for _ in range(2))
+    assert first.lines == second.lines
+    readings = [int(number) for number in first.lines[0].strip("[").split("]")[0].split(",")]
+    assert [b - a for a, b in pairwise(readings)] == [1000, 1000]
+    assert 0 < readings[0] - START < 10**9

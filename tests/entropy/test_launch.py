@@ -1,0 +1,227 @@
+"""The launcher: how a spec becomes its options, what it refuses, and what it leaves to be read."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsule.entropy.launch import launch_arguments, root_key
+from capsule.entropy.report import collect, launch_failure
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import Spec
+from capsule.native import native_part
+
+SOURCES = Path(__file__).parents[2] / "capsule" / "native" / "source"
+KEY = "ab" * 32
+
+
+def spec(numerics="native", **entropy):
+    return Spec.model_validate_json(
+        json.dumps(
+            {
+                "schema": "capsule/spec/v1",
+                "name": "test",
+                "accelerator": {"kind": "cpu", "numerics": numerics},
+                "entropy": entropy,
+                "seeds": {"root": 7},
+                "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
+                "trainer": {"algorithm": "dqn", "network": "mlp"},
+            }
+        )
+    )
+
+
+@pytest.fixture
+def directory(tmp_path):
+    folder = tmp_path / "directory"
+    folder.mkdir()
+    return folder
+
+
+def launch(directory, *words, key=KEY):
+    command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", key]
+    command += ["--directory", directory, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def failure(directory, *words, **settings):
+    ended = launch(directory, *words, **settings)
+    assert ended.returncode == 87
+    assert ended.stdout == ""
+    assert re.fullmatch(r"capsule-launch: CAP-R\d{3} [^\n]+\n", ended.stderr)
+    return ended.stderr.split()[1]
+
+
+def words(*arguments, **settings):
+    return launch_arguments(spec(*arguments, **settings), native="/n", directory="/d", replay=None)
+
+
+def test_the_root_key_is_the_documented_digest():
+    expected = hashlib.sha256(b'["capsule/entropy/v1",7]').hexdigest()
+    assert root_key(7).hex() == expected
+    assert expected in words()
+    assert root_key(8).hex() in words(seed=8)
+
+
+def test_a_spec_becomes_options():
+    assert words() == [
+        *("/n/capsule-launch", "--entropy", "virtual", "--directory", "/d"),
+        *("--key", root_key(7).hex(), "--clock", "system"),
+        *("--preload", "/n/libcapsule-entropy.so", "--"),
+    ]
+    weaker = words(mode="system", supervised=False, address_randomization=True, clock="fixed")
+    assert weaker == [
+        *("/n/capsule-launch", "--entropy", "system", "--directory", "/d", "--clock", "fixed"),
+        *("--no-supervisor", "--keep-address-randomization"),
+        *("--preload", "/n/libcapsule-entropy.so", "--"),
+    ]
+    assert "--preload" not in words(mode="system")
+
+
+def test_portable_numerics_preload_the_maths_before_the_interposer():
+    preloads = [word for word in words("portable-v3") if word.endswith(".so")]
+    assert preloads == ["/n/libcapsule-math.so", "/n/libcapsule-entropy.so"]
+
+
+def test_a_recorded_run_records_and_its_repetition_replays():
+    recorded = spec(mode="recorded", on_exhaustion="virtual")
+    arguments = {"native": "/n", "directory": "/d"}
+    first = launch_arguments(recorded, **arguments, replay=None)
+    assert first[1:3] == ["--entropy", "record"]
+    again = launch_arguments(recorded, **arguments, replay="/p")
+    assert again[1:3] == ["--entropy", "replay"]
+    assert again[7:11] == ["--profile", "/p", "--on-exhaustion", "virtual"]
+    with pytest.raises(ValueError, match="replays no profile"):
+        launch_arguments(spec(), **arguments, replay="/p")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--unknown", "--", "true"),
+        ("--key", "xyz", "--", "true"),
+        ("--entropy", "other", "--", "true"),
+        ("--clock", "sundial", "--", "true"),
+        ("--entropy", "replay", "--", "true"),
+        (),
+    ],
+)
+def test_bad_options_are_refused(directory, options):
+    assert failure(directory, *options) == "CAP-R101"
+    assert launch_failure(directory).code == "CAP-R101"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"#!/bin/sh", b"\x7fELF\x01" + bytes(80)])
+def test_a_library_that_cannot_be_preloaded_is_refused(directory, tmp_path, content):
+    library = tmp_path / "library.so"
+    if content is not None:
+        library.write_bytes(content)
+    assert failure(directory, "--preload", library, "--", "true") == "CAP-R102"
+    assert str(library) in launch_failure(directory).message
+
+
+def test_a_library_that_the_loader_passes_over_is_noticed(directory, tmp_path):
+    """The dynamic loader only warns about a library that it cannot load."""
+    library = tmp_path / "library.so"
+    library.write_bytes(native_part("libcapsule-entropy.so").read_bytes()[:64] + bytes(4096))
+    ended = launch(directory, "--preload", library, "--", sys.executable, "-c", "print('ran')")
+    assert ended.returncode == 87
+    assert "ran" not in ended.stdout
+    assert launch_failure(directory).code == "CAP-R107"
+
+
+@pytest.mark.parametrize("options", [(), ("--no-supervisor",)])
+def test_a_library_that_is_loaded_is_found(directory, options):
+    library = native_part("libcapsule-entropy.so")
+    code = "import time; time.sleep(0.2)"
+    ended = launch(directory, "--preload", library, *options, "--", sys.executable, "-c", code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    (program,) = collect(directory).programs
+    assert program.preloaded
+
+
+def test_a_library_that_is_passed_over_is_noticed_without_a_supervisor(directory, tmp_path):
+    library = tmp_path / "library.so"
+    library.write_bytes(native_part("libcapsule-entropy.so").read_bytes()[:64] + bytes(4096))
+    code = "import time; time.sleep(5); print('ran')"
+    words = ("--preload", library, "--no-supervisor", "--", sys.executable, "-c", code)
+    ended = launch(directory, *words)
+    assert ended.returncode == 87
+    assert launch_failure(directory).code == "CAP-R107"
+
+
+@pytest.mark.parametrize("where", ["missing", "file"])
+def test_an_unusable_directory_is_refused(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    assert failure(tmp_path / where, "--", "true") == "CAP-R103"
+
+
+def test_a_directory_serves_one_start_only(directory):
+    assert launch(directory, "--", "true").returncode == 0
+    assert failure(directory, "--", "true") == "CAP-R103"
+    assert launch_failure(directory) is None  # the first start's files are as they were
+    assert collect(directory).status == 0
+
+
+def test_a_program_that_cannot_be_executed_is_named(directory):
+    assert failure(directory, "--", "/nonexistent/program") == "CAP-R106"
+    with pytest.raises(CapsuleError, match="/nonexistent/program") as error:
+        collect(directory)
+    assert error.value.code == "CAP-R106"
+
+
+def test_a_launcher_inside_a_launcher_cannot_supervise(directory, tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    words = (native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY)
+    ended = launch(directory, "--", *words, "--directory", inner, "--", "true")
+    assert ended.returncode == 87
+    assert launch_failure(inner).code == "CAP-R104"
+    assert launch_failure(directory) is None
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137)])
+@pytest.mark.parametrize("options", [(), ("--no-supervisor",)])
+def test_the_status_is_the_programs(directory, script, status, options):
+    assert launch(directory, *options, "--", "sh", "-c", script).returncode == status
+    assert collect(directory).status == status
+
+
+def test_programs_are_told_what_they_need(directory):
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    found = json.loads(launch(directory, "--", sys.executable, "-c", code).stdout)
+    assert found["CAPSULE_ENTROPY"] == "virtual"
+    assert found["CAPSULE_ENTROPY_DIRECTORY"] == str(directory)
+    assert len(found["CAPSULE_LAUNCHER_PID"]) == 10
+    assert found["OPENSSL_ia32cap"] == "~0x4000000000000000:~0x40000"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"schema":"capsule/launch/v1"}', '{"schema":"capsule/launch/v2"}']
+)
+def test_a_malformed_report_is_refused(directory, text):
+    (directory / "launch-report.json").write_text(text)
+    with pytest.raises(CapsuleError) as error:
+        collect(directory)
+    assert error.value.code == "CAP-R113"
+
+
+def test_a_missing_report_is_refused(directory):
+    with pytest.raises(CapsuleError) as error:
+        collect(directory)
+    assert error.value.code == "CAP-R113"
+
+
+def test_every_failure_of_the_launcher_can_be_read(directory):
+    names = ("launch", "supervisor", "tasks", "program", "proc", "account", "channel", "filter")
+    text = "".join((SOURCES / f"{name}.c").read_text() for name in names)
+    codes = set(re.findall(r'fail\(\s*"(CAP-R\d{3})"', text))
+    assert codes
+    for code in codes:
+        document = {"schema": "capsule/launch-failure/v1", "code": code, "message": "x"}
+        (directory / "launch-failure.json").write_text(json.dumps(document))
+        assert launch_failure(directory).code == code

@@ -1,0 +1,305 @@
+"""The profile's file: what goes in comes out, and whatever else is refused by name."""
+
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.entropy.profile import (
+    Call,
+    Profile,
+    Source,
+    ThreadProfile,
+    Use,
+    check_consumed,
+    describe,
+    merge,
+    parse,
+    serialize,
+)
+from capsule.experiment.errors import CapsuleError
+
+calls = st.builds(Call, st.sampled_from(Source), st.text(max_size=20), st.binary(max_size=300))
+paths = st.text("0123456789.-x", min_size=1, max_size=20)
+
+
+@st.composite
+def profiles(draw):
+    keys = draw(st.lists(st.tuples(paths, paths), unique=True, max_size=4))
+    return Profile(
+        62,
+        tuple(
+            ThreadProfile(process, thread, tuple(draw(st.lists(calls, max_size=5))))
+            for process, thread in sorted(keys)
+        ),
+    )
+
+
+SAMPLE = Profile(
+    62,
+    (
+        ThreadProfile(
+            "0",
+            "0",
+            (
+                Call(Source.GETRANDOM, "libpython3.11.so.1.0", bytes(range(24))),
+                Call(Source.GETRANDOM, "libpython3.11.so.1.0", b"x" * 300),
+            ),
+        ),
+        ThreadProfile("0.1x", "0-2", (Call(Source.DEVICE, "libc10.so", b"12345678"),)),
+    ),
+)
+DATA = serialize(SAMPLE)
+
+
+def refused(data):
+    with pytest.raises(CapsuleError) as caught:
+        parse(data)
+    return caught.value.code
+
+
+def sealed(content):
+    return content + hashlib.blake2s(content).digest()
+
+
+@given(profiles())
+def test_what_is_written_is_read(profile):
+    assert parse(serialize(profile)) == profile
+
+
+@given(position=st.integers(0, len(DATA) - 1), flip=st.integers(1, 255))
+def test_any_changed_byte_is_refused(position, flip):
+    data = bytearray(DATA)
+    data[position] ^= flip
+    assert refused(bytes(data)) in {"CAP-R211", "CAP-R212", "CAP-R214"}
+
+
+@given(size=st.integers(0, len(DATA) - 1))
+def test_a_cut_off_profile_is_refused(size):
+    assert refused(DATA[:size]) in {"CAP-R211", "CAP-R214"}
+
+
+def test_a_longer_profile_is_refused():
+    assert refused(DATA + b"\0") == "CAP-R214"
+
+
+@given(position=st.integers(12, len(DATA) - 33), flip=st.integers(1, 255))
+def test_a_forged_profile_is_another_profile_or_refused(position, flip):
+    content = bytearray(DATA[:-32])
+    content[position] ^= flip
+    data = sealed(bytes(content))
+    try:
+        assert serialize(parse(data)) == data
+    except CapsuleError as error:
+        assert error.code == "CAP-R215"
+
+
+@given(st.binary(max_size=60))
+def test_noise_under_a_right_checksum_is_refused_or_read(noise):
+    data = sealed(DATA[:12] + noise)
+    try:
+        assert serialize(parse(data)) == data
+    except CapsuleError as error:
+        assert error.code == "CAP-R215"
+
+
+def test_foreign_files_are_named_so():
+    assert refused(b"") == "CAP-R211"
+    assert refused(b"\x7fELF" + bytes(100)) == "CAP-R211"
+
+
+def test_a_newer_version_is_named_so():
+    assert refused(sealed(struct.pack("<8s2H", b"CAPSPROF", 2, 62) + b"?")) == "CAP-R212"
+    assert refused(sealed(struct.pack("<8s2H", b"CAPSPROF", 0, 62) + b"\0\0")) == "CAP-R215"
+
+
+def test_another_architecture_is_named_so():
+    assert refused(serialize(Profile(183, SAMPLE.threads))) == "CAP-R213"
+
+
+def test_threads_out_of_order_are_refused():
+    assert refused(serialize(Profile(62, SAMPLE.threads[::-1]))) == "CAP-R215"
+    assert refused(serialize(Profile(62, (SAMPLE.threads[0],) * 2))) == "CAP-R215"
+
+
+def test_description_counts_calls_and_bytes_by_library():
+    assert describe(SAMPLE) == (
+        Use("0", "0", Source.GETRANDOM, "libpython3.11.so.1.0", 2, 324),
+        Use("0.1x", "0-2", Source.DEVICE, "libc10.so", 1, 8),
+    )
+
+
+def test_a_typical_start_takes_less_than_13_kilobytes():
+    """Fifteen calls for 12,640 bytes, by two libraries."""
+    sizes = [2496] * 5 + [16] * 6 + [32, 24]
+    python = tuple(Call(Source.GETRANDOM, "libpython3.11.so.1.0", bytes(size)) for size in sizes)
+    torch = (Call(Source.DEVICE, "libc10.so", bytes(8)),)
+    assert len(serialize(Profile(62, (ThreadProfile("0", "0", python + torch),)))) < 13_000
+
+
+# ---- the journal ----
+
+
+def record(kind, body, ready=1):
+    body += bytes(-len(body) % 8)
+    return struct.pack("<3I4x", 16 + len(body), kind, ready) + body
+
+
+def thread_record(process=b"0", thread=b"0", calls=1, derived=0):
+    return record(1, struct.pack("<4Q192s192s", calls, 8, derived, 8 * derived, process, thread))
+
+
+def counter_record(thread, source=1):
+    return record(2, struct.pack("<4QI4x64s", thread, 0, 1, 8, source, b"libc.so.6"))
+
+
+def call_record(counter, data=b"12345678", ready=1):
+    return record(3, struct.pack("<2Q", counter, len(data)) + data, ready)
+
+
+THREAD, COUNTER = 64, 64 + len(thread_record())
+CALL = COUNTER + len(counter_record(THREAD))
+
+
+def write_journal(directory, *records, failed=0, version=1, used=None, magic=b"CAPSJRNL"):
+    body = b"".join(records)
+    used = 64 + len(body) if used is None else used
+    header = struct.pack("<8s2I2Q2I24x", magic, version, 62, 1 << 20, used, failed, 0)
+    (directory / FILE_NAME).write_bytes(header + body)
+    return directory
+
+
+def recorded_run(directory, **options):
+    records = thread_record(), counter_record(THREAD), call_record(COUNTER)
+    return write_journal(directory, *records, **options)
+
+
+def test_a_journal_becomes_a_profile(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    assert describe(profile) == (Use("0", "0", Source.GETRANDOM, "libc.so.6", 1, 8),)
+    assert profile.threads[0].calls[0].data == b"12345678"
+
+
+def test_a_call_under_way_when_the_process_was_killed_does_not_count(tmp_path):
+    records = thread_record(), counter_record(THREAD), call_record(COUNTER)
+    write_journal(tmp_path, *records, call_record(COUNTER, ready=0), call_record(COUNTER, b"last"))
+    assert [call.data for call in read_journal(tmp_path).threads[0].recorded] == [
+        b"12345678",
+        b"last",
+    ]
+
+
+def code_of(function, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        function(*arguments)
+    return caught.value.code
+
+
+def test_a_run_that_wrote_nothing_down_is_named_so(tmp_path):
+    assert code_of(merge, tmp_path) == "CAP-R201"
+    assert code_of(merge, recorded_run(tmp_path, magic=b"anything")) == "CAP-R201"
+    assert code_of(merge, recorded_run(tmp_path, version=2)) == "CAP-R201"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (counter_record(THREAD),),
+        (thread_record(), call_record(THREAD)),
+        (thread_record(process=b""),),
+        (thread_record(), counter_record(THREAD, source=9)),
+        (record(9, b"12345678"),),
+        (record(1, b"12345678"),),
+        (struct.pack("<3I4x", 0, 1, 1),),
+        (thread_record(), struct.pack("<3I4x", 4096, 3, 1)),
+        (
+            thread_record(),
+            counter_record(THREAD),
+            record(3, struct.pack("<2Q", COUNTER, 1 << 60)),
+        ),
+    ],
+)
+def test_a_journal_that_contradicts_itself_is_refused(tmp_path, records):
+    assert code_of(read_journal, write_journal(tmp_path, *records)) == "CAP-R202"
+
+
+def test_a_journal_of_impossible_size_is_refused(tmp_path):
+    assert code_of(read_journal, recorded_run(tmp_path, used=1 << 40)) == "CAP-R202"
+
+
+@given(position=st.integers(0, CALL + 40), value=st.integers(0, 255))
+def test_a_journal_that_was_written_to_gives_no_traceback(tmp_path_factory, position, value):
+    directory = tmp_path_factory.mktemp("journal")
+    path = recorded_run(directory) / FILE_NAME
+    data = bytearray(path.read_bytes().ljust(position + 1, b"\0"))
+    data[position] = value
+    path.write_bytes(data)
+    try:
+        parse(merge(directory))
+    except CapsuleError as error:
+        assert error.code.startswith(("CAP-R20", "CAP-R213"))
+
+
+def test_a_full_journal_is_no_profile(tmp_path):
+    assert code_of(merge, recorded_run(tmp_path, failed=2)) == "CAP-R203"
+
+
+def test_two_threads_of_one_path_are_refused(tmp_path):
+    second = CALL + len(call_record(0))
+    third = second + len(thread_record())
+    directory = write_journal(
+        tmp_path,
+        *(thread_record(), counter_record(THREAD), call_record(COUNTER)),
+        *(thread_record(), counter_record(second), call_record(third)),
+    )
+    assert code_of(merge, directory) == "CAP-R204"
+
+
+def replayed(directory, *, calls=1, derived=0):
+    return write_journal(directory, thread_record(calls=calls, derived=derived))
+
+
+def test_a_replay_that_consumed_all_is_one(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    assert check_consumed(replayed(tmp_path), profile) == ()
+
+
+def test_a_replay_that_consumed_less_is_named_so(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    write_journal(tmp_path)
+    with pytest.raises(CapsuleError, match="process 0, thread 0 made 0 of 1 calls") as caught:
+        check_consumed(tmp_path, profile)
+    assert caught.value.code == "CAP-R222"
+
+
+def test_threads_with_derived_bytes_are_told(tmp_path):
+    profile = parse(merge(recorded_run(tmp_path)))
+    (thread,) = check_consumed(replayed(tmp_path, calls=3, derived=2), profile)
+    assert (thread.process, thread.derived_calls, thread.derived_bytes) == ("0", 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("reason", "recorded", "told"),
+    [
+        (1, (0, 0), "nothing was recorded for it"),
+        (2, (0, 0), "only 3 calls were recorded"),
+        (3, (5, 4), "recorded there: 4 bytes from /dev/urandom"),
+    ],
+)
+def test_a_mismatch_is_told_exactly(tmp_path, reason, recorded, told):
+    profile = parse(merge(recorded_run(tmp_path)))
+    body = struct.pack(
+        "<3I4x4Q192s192s", reason, 1, recorded[0], 3, 24, 16, recorded[1], b"0.1", b"0-2"
+    )
+    write_journal(tmp_path, record(4, body), failed=1)
+    with pytest.raises(CapsuleError) as caught:
+        check_consumed(tmp_path, profile)
+    assert caught.value.code == "CAP-R221"
+    assert (
+        "process 0.1, thread 0-2 asked for 16 bytes from getrandom as its call 3, at offset 24"
+        in str(caught.value)
+    )
+    assert told in str(caught.value)

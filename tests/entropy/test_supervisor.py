@@ -1,0 +1,329 @@
+"""The supervisor, with programs that no preloaded library can help: linked statically."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from capsule.entropy.profile import check_consumed, merge, parse
+from capsule.entropy.report import MISMATCH_STATUS, collect
+from capsule.experiment.errors import CapsuleError
+from capsule.native import native_part
+
+HERE = Path(__file__).parent
+KEY = bytes(range(32))
+# As the launcher is compiled, so that the C library is made once for both.
+STATIC = ("-target", "x86_64-linux-musl", "-static", "-O2", "-s", "-fno-sanitize=all")
+WAYS = ("getrandom", "devices", "threads", "processes", "closed", "start", "large")
+
+
+@dataclass
+class Launched:
+    status: int
+    output: str
+    errors: str
+    directory: Path
+
+    @property
+    def report(self):
+        return collect(self.directory)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Return a function that runs a program under the launcher, each time in a new folder."""
+
+    def run(*command, mode="virtual", key=KEY, options=(), wrapper=(), check=True, within=tmp_path):
+        directory = within / f"run-{len(list(within.glob('run-*')))}"
+        directory.mkdir()
+        directory.chmod(0o777)
+        words = [*wrapper, native_part("capsule-launch"), "--entropy", mode, "--key", key.hex()]
+        words += ["--directory", directory, *options, "--", *command]
+        process = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        if check:
+            assert process.returncode == 0, process.stderr
+        return Launched(process.returncode, process.stdout, process.stderr, directory)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def asks(compiled):
+    return compiled(HERE / "asks.c", *STATIC)
+
+
+def derived(process, thread, label, size):
+    """Return a stream's first bytes, made with Python's BLAKE2s and cryptography's ChaCha20."""
+    import hashlib
+
+    data = b"\0".join(part.encode() for part in (process, thread, label))
+    key = hashlib.blake2s(data, key=KEY).digest()
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
+    return cipher.encryptor().update(bytes(size))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_drawn_depends_on_the_key_alone(launch, asks, way):
+    first, again = launch(asks, way), launch(asks, way)
+    assert first.output == again.output
+    assert first.output != launch(asks, way, key=bytes(32)).output
+
+
+def test_what_is_drawn_is_the_documented_stream(launch, asks):
+    drawn = dict(line.split() for line in launch(asks, "devices").output.splitlines())
+    for name, ordinal, size in (("open", 1, 48), ("openat", 2, 48), ("long", 4, 20000)):
+        assert drawn[name] == derived("0", "0", f"kernel:device:{ordinal}", size).hex()
+    threads = dict(line.split() for line in launch(asks, "threads").output.splitlines())
+    made = [f"0-{n}" for n in range(1, 9)]
+    expected = b"".join(derived("0", path, "kernel", 8) for path in made)
+    assert threads["threads"] == expected.hex()
+    expected = b"".join(derived("0", f"{path}-1", "kernel", 8) for path in made)
+    assert threads["their-threads"] == expected.hex()
+    expected = b"".join(derived(f"0.{path}:1", "0", "kernel", 8) for path in made)
+    assert threads["their-processes"] == expected.hex()
+    children = launch(asks, "processes").output.splitlines()
+    for line, process in zip(children, ("0.4x", "0.5x", "0.6x", "0"), strict=True):
+        assert line.split()[1] == derived(process, "0", "kernel", 8).hex()
+
+
+def test_threads_that_race_get_their_keys_by_the_order_of_their_making(launch, asks):
+    assert len({launch(asks, "threads").output for _ in range(40)}) == 1
+
+
+@pytest.mark.parametrize("way", WAYS[:-1])
+def test_a_recording_replays(launch, asks, tmp_path, way):
+    recorded, other = (launch(asks, way, mode="record") for _ in range(2))
+    assert recorded.output != other.output
+    profile = tmp_path / "profile"
+    profile.write_bytes(merge(recorded.directory))
+    for _ in range(2):
+        replayed = launch(asks, way, mode="replay", options=("--profile", profile))
+        assert replayed.output == recorded.output
+        assert check_consumed(replayed.directory, parse(profile.read_bytes())) == ()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "replayed", "reason"),
+    [
+        ("getrandom", "processes", "nothing was recorded for it"),
+        ("start", "getrandom", "nothing was recorded for it"),
+        ("getrandom", "devices", "nothing was recorded for it"),
+        ("getrandom", "vdso", "only 1 calls were recorded"),
+        ("getrandom", "large", "recorded there: 8 bytes"),
+    ],
+)
+def test_a_replay_that_asks_for_more_ends_the_run(
+    launch, asks, tmp_path, recorded, replayed, reason
+):
+    profile = tmp_path / "profile"
+    profile.write_bytes(merge(launch(asks, recorded, mode="record").directory))
+    ended = launch(asks, replayed, mode="replay", options=("--profile", profile), check=False)
+    assert ended.status == MISMATCH_STATUS
+    with pytest.raises(CapsuleError, match=reason) as error:
+        check_consumed(ended.directory, parse(profile.read_bytes()))
+    assert error.value.code == "CAP-R221"
+
+
+def test_a_device_that_is_read_further_than_recorded_ends_the_run(launch, tmp_path):
+    profile = tmp_path / "profile"
+    read = ("od", "-v", "-t", "x1", "/dev/urandom", "-N")
+    recorded = launch(*read, "5000", mode="record")
+    profile.write_bytes(merge(recorded.directory))
+    options = ("--profile", profile)
+    assert launch(*read, "5000", mode="replay", options=options).output == recorded.output
+    more = launch(*read, "5001", mode="replay", options=options, check=False)
+    assert more.status == MISMATCH_STATUS
+    options += ("--on-exhaustion", "virtual")
+    allowed = launch(*read, "5001", mode="replay", options=options)
+    (thread,) = check_consumed(allowed.directory, parse(profile.read_bytes()))
+    assert thread.thread == "0@kernel:device:1"
+
+
+def test_a_damaged_profile_is_refused(launch, asks, tmp_path):
+    profile = tmp_path / "profile"
+    data = bytearray(merge(launch(asks, "getrandom", mode="record").directory))
+    data[20] ^= 1
+    profile.write_bytes(data)
+    ended = launch(asks, "getrandom", mode="replay", options=("--profile", profile), check=False)
+    assert "CAP-R111" in ended.errors
+    assert ended.output == ""
+
+
+def test_random_bytes_are_never_made_without_a_system_call(launch, asks):
+    finished = launch(asks, "vdso")
+    assert finished.output.startswith("mapping refused\n")
+    (program,) = finished.report.programs
+    assert program.getrandom.calls == 100_001
+
+
+def test_mistakes_are_answered_like_the_kernel_does(launch, asks):
+    direct = subprocess.run([asks, "errors"], capture_output=True, text=True)
+    assert launch(asks, "errors").output == direct.stdout
+
+
+def test_the_report_says_what_bypassed_the_preloaded_library(launch, asks):
+    options = ("--preload", native_part("libcapsule-entropy.so"))
+    report = launch("sh", "-c", f"{asks} devices; {asks} uuid; head -c 9 /dev/urandom | wc -c",
+                    options=options).report  # fmt: skip
+    rows = {(Path(row.executable).name, row.linkage): row for row in report.programs}
+    static = rows["asks", "static"]
+    assert (static.preloaded, rows["head", "glibc"].preloaded) == (False, True)
+    assert report.bypassed == 4  # the four opens of `asks devices`; `head` was preloaded
+    assert report.bytes > 0
+    fates = {row.source: row.fate for row in report.coverage}
+    assert fates["start bytes of programs (AT_RANDOM)"] == "answered"
+    assert fates["RDRAND and RDSEED elsewhere"] == "unseen"
+    (uuid,) = (row for row in report.coverage if row.source.endswith("uuid"))
+    assert uuid.unanswered == 1
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+@pytest.mark.parametrize("way", ["getrandom", "threads"])
+def test_an_independent_witness_sees_no_other_request(launch, asks, tmp_path, way):
+    traced = tmp_path / "traced"
+    wrapper = ("strace", "-f", "--trace=getrandom,open,openat,execve", f"--output={traced}")
+    finished = launch(asks, way, wrapper=wrapper)
+    text = traced.read_text()
+    seen = len(re.findall(r"\bgetrandom\(", text)) + len(re.findall(r"getrandom resumed", text))
+    unfinished = text.count("getrandom(") - len(re.findall(r"getrandom\([^\n]*= ", text))
+    answered = sum(row.getrandom.calls for row in finished.report.programs)
+    assert answered == seen - unfinished > 0
+
+
+def test_a_program_of_another_abi_is_refused(launch, asks):
+    ended = launch(asks, "other-abi", check=False)
+    assert ended.status == 87
+    assert "CAP-R109" in ended.errors
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_a_program_that_hides_its_memory_is_refused(launch, asks):
+    # From root it could hide nothing; and pytest's own folders are root's alone.
+    wrapper = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        program = shutil.copy(asks, folder)
+        ended = launch(program, "undumpable", wrapper=wrapper, check=False, within=Path(folder))
+    assert ended.status == 87
+    assert "CAP-R108" in ended.errors
+
+
+def test_a_program_that_gains_privileges_elsewhere_runs_without_them(launch):
+    script = "grep -E 'NoNewPrivs|Seccomp:' /proc/self/status"
+    assert launch("sh", "-c", script).output.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
+def test_what_a_python_program_draws_is_equal_without_any_preloaded_library(launch):
+    script = (
+        "import os, random, threading, subprocess, sys, uuid\n"
+        "print(os.urandom(9), random.random(), uuid.uuid4(), hash('x'), id(object()))\n"
+        "drawn = [None] * 4\n"
+        "def draw(i): drawn[i] = os.urandom(4)\n"
+        "threads = [threading.Thread(target=draw, args=(i,)) for i in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "child = [sys.executable, '-c', 'import os; print(os.urandom(4))']\n"
+        "print(drawn, subprocess.run(child, capture_output=True).stdout)"
+    )
+    first, again = (launch(sys.executable, "-c", script).output for _ in range(2))
+    assert first == again
+    assert first != launch(sys.executable, "-c", script, key=bytes(32)).output
+
+
+def test_processes_that_are_killed_while_they_wait_stop_nobody(launch, asks):
+    script = (
+        f"for i in 1 2 3 4 5 6 7 8; do (while :; do {asks} getrandom; done) & done >/dev/null\n"
+        "sleep 0.7; kill -9 $(jobs -p) 2>/dev/null; wait 2>/dev/null\n"
+        f"{asks} getrandom; exit 5"
+    )
+    ended = launch("bash", "-c", script, check=False)
+    assert ended.status == 5, ended.errors
+    assert ended.output.startswith("getrandom ")
+
+
+def test_signals_that_interrupt_a_fork_do_not_count_it_twice(launch):
+    """A fork that a signal interrupts is made again, and asked for again."""
+    script = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "signal.siginterrupt(signal.SIGALRM, False)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)\n"
+        "for _ in range(150):\n"
+        "    child = os.fork()\n"
+        "    if child == 0: os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "os.execvp('sh', ['sh', '-c', 'head -c 8 /dev/urandom | od -x; exit 0'])"
+    )
+    finished = [launch(sys.executable, "-c", script) for _ in range(2)]
+    assert finished[0].output == finished[1].output
+    processes = [one.report.processes for one in finished]
+    assert processes[0] == processes[1]
+
+
+def test_a_program_that_outlives_the_first_one_is_ended(launch, tmp_path):
+    mark = tmp_path / "mark"
+    script = f"(trap '' TERM HUP; sleep 2; touch {mark}) & setsid sleep 60 & exit 4"
+    started = time.monotonic()
+    ended = launch("sh", "-c", script, check=False)
+    assert ended.status == 4
+    assert ended.report.outlived >= 2
+    assert time.monotonic() - started < 2
+    time.sleep(0.1)
+    assert not mark.exists()
+
+
+def test_orphans_are_reaped(launch):
+    script = (
+        "import os, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        if os.fork() == 0: os._exit(0)\n"
+        "        os._exit(0)\n"
+        "for _ in range(20): os.wait()\n"
+        "time.sleep(0.2)\n"
+        "own = os.getppid()\n"
+        "print(open(f'/proc/{own}/task/{own}/children').read().split() == [str(os.getpid())])"
+    )
+    assert launch(sys.executable, "-c", script).output == "True\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_are_forwarded(tmp_path, number):
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(9))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    words = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY.hex()]
+    words += ["--directory", directory, "--", sys.executable, "-c", script]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.wait(30) == 9
+    assert json.loads((directory / "launch-report.json").read_text())["status"] == 9
+
+
+def test_the_program_ends_with_a_launcher_that_is_killed(tmp_path):
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    words = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY.hex()]
+    words += ["--directory", directory, "--", "sh", "-c", "echo $$; exec sleep 60"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        program = Path("/proc", process.stdout.readline().strip())
+        process.kill()
+    deadline = time.monotonic() + 10
+    while program.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not program.exists()

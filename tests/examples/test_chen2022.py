@@ -1,0 +1,148 @@
+"""The statistics of the case study, against hand-made cases and scipy."""
+
+import itertools
+import statistics
+from pathlib import Path
+
+import chen2022
+import pytest
+from chen2022 import Pair, Run, cliffs_delta, differences, magnitude, rank_sum
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu
+
+from capsule.entropy.profile import check_consumed, merge, parse
+
+
+def classifier(accuracy: float, per_class: list[float], predictions: list[int]) -> Run:
+    evaluation = {
+        "accuracy": accuracy.hex(),
+        "per_class_accuracy": [value.hex() for value in per_class],
+        "predictions": predictions,
+    }
+    process = {
+        "epochs": 2,
+        "training_loss": [(0.5).hex()] * 2,
+        "validation_loss": [(0.5).hex()] * 2,
+    }
+    return Run({"evaluation": evaluation, "process": process}, b"weights", 1.0, 2.0)
+
+
+def regressor(error: float, predictions: list[float], epochs: int = 3) -> Run:
+    evaluation = {
+        "mean_absolute_error": error.hex(),
+        "predictions": [value.hex() for value in predictions],
+    }
+    return Run({"evaluation": evaluation, "process": {"epochs": epochs}}, b"weights", 1.0, 2.0)
+
+
+def test_differences_of_classifiers() -> None:
+    pairs = [
+        Pair(classifier(0.75, [0.5, 1.0], [0, 1, 1]), classifier(0.5, [0.75, 0.5], [0, 0, 0])),
+        Pair(classifier(0.5, [0.5, 0.5], [0, 1, 1]), classifier(0.5, [0.5, 0.5], [0, 1, 1])),
+    ]
+    assert differences(pairs) == {
+        "accuracy": [0.25, 0.0],
+        "per_class_accuracy": [0.25, 0.5, 0.0, 0.0],
+        "predictions": [2.0, 0.0],
+    }
+
+
+def test_differences_of_regressors_count_predictions_that_differ_in_any_bit() -> None:
+    pair = Pair(regressor(2.0, [0.1, 0.2, 0.3]), regressor(2.5, [0.1, 0.2, 0.1 + 0.2]))
+    assert differences([pair]) == {"mean_absolute_error": [0.5], "predictions": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("second", "reproduced"),
+    [
+        (regressor(2.0, [0.1]), True),
+        (Run(regressor(2.0, [0.1]).results, b"weights", 9.0, 9.0), True),  # time does not count
+        (regressor(2.0, [0.1], epochs=4), False),
+        (regressor(2.5, [0.1]), False),
+        (Run(regressor(2.0, [0.1]).results, b"other weights", 1.0, 2.0), False),
+    ],
+)
+def test_a_pair_is_reproduced_if_all_but_the_time_is_identical(
+    second: Run, reproduced: bool
+) -> None:
+    assert Pair(regressor(2.0, [0.1]), second).reproduced is reproduced
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "delta"),
+    [
+        ([3, 4], [1, 2], 1.0),
+        ([1, 2], [3, 4], -1.0),
+        ([1, 2], [1, 2], 0.0),
+        ([1, 3], [2], 0.0),
+        ([2, 3, 4], [1, 3], (4 - 1) / 6),
+    ],
+)
+def test_cliffs_delta(first: list[float], second: list[float], delta: float) -> None:
+    assert cliffs_delta(first, second) == delta
+
+
+SAMPLE = st.lists(st.integers(-3, 3), min_size=1, max_size=9)
+
+
+@given(SAMPLE, SAMPLE)
+def test_cliffs_delta_is_mann_and_whitneys_u_rescaled(first: list[int], second: list[int]) -> None:
+    u = mannwhitneyu(first, second).statistic
+    assert cliffs_delta(first, second) == pytest.approx(2 * u / (len(first) * len(second)) - 1)
+
+
+@pytest.mark.parametrize(
+    ("delta", "name"),
+    [(0.146, "negligible"), (-0.147, "small"), (0.33, "medium"), (-0.474, "large"), (1, "large")],
+)
+def test_magnitudes_of_romano_et_al(delta: float, name: str) -> None:
+    assert magnitude(delta) == name
+
+
+def exact_rank_sum(first: list[float], second: list[float]) -> float:
+    """Enumerate every way to divide the ranks: as extreme a sum, or more, on either side."""
+    ranks = {value: rank for rank, value in enumerate(sorted(first + second), start=1)}
+    middle = len(first) * (len(ranks) + 1) / 2
+    distances = [
+        abs(sum(chosen) - middle) for chosen in itertools.combinations(ranks.values(), len(first))
+    ]
+    seen = abs(sum(ranks[value] for value in first) - middle)
+    return statistics.fmean(distance >= seen for distance in distances)
+
+
+@given(st.lists(st.integers(0, 99), min_size=4, max_size=9, unique=True), st.integers(1, 3))
+def test_the_rank_sum_test_is_exact_for_small_samples(values: list[int], size: int) -> None:
+    first, second = [float(v) for v in values[:size]], [float(v) for v in values[size:]]
+    assert rank_sum(first, second) == pytest.approx(exact_rank_sum(first, second))
+
+
+def test_tables_hold_the_paired_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = [Pair(classifier(0.75, [0.5], [1]), classifier(0.75, [0.5], [1]), 4)] * 2
+    original = [
+        Pair(classifier(0.75, [0.5], [1]), classifier(0.5, [0.5], [0])),
+        Pair(classifier(0.75, [0.5], [1]), classifier(0.25, [0.5], [1])),
+    ]
+    pairs = {"lenet1": {"C1": original, "C2": ours, "C3": ours}}
+    chen2022.print_table3(pairs)
+    chen2022.print_table4(pairs)
+    chen2022.print_reproduced(pairs)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "lenet1" in line]
+    overhead = "1.000 | 1.000 | 1.000 | 1.000 | 1.000 | 1.000 | +0.00 (negligible) | 1.000"
+    assert rows == [
+        f"| lenet1 | {overhead} | 0.0 kB | 0.0 kB | 57.1% |",
+        "| Overall acc. | lenet1 | 0 | 0 | 0 | 0 | 50.00% | 17.68% |",
+        "| Per-class acc. | lenet1 | 0 | 0 | 0 | 0 | 0 | 0 |",
+        "| Predictions | lenet1 | 0 | 0 | 0 | 0 | 1 | 0.7071 |",
+        "| lenet1 | 0 of 2 | 2 of 2 | 2 of 2 | 2 | 56.25% |",
+    ]
+
+
+def test_an_unseeded_run_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    arguments = ["--model", "lstm", "--data", "series", "--epochs", "2"]
+    recording, replay, profile = tmp_path / "recording", tmp_path / "replay", tmp_path / "profile"
+    recorded = chen2022.run(arguments, tmp_path, launcher=chen2022.launch(recording))
+    profile.write_bytes(merge(recording))
+    replayed = chen2022.run(arguments, tmp_path, launcher=chen2022.launch(replay, profile))
+    assert check_consumed(replay, parse(profile.read_bytes())) == ()
+    assert Pair(recorded, replayed).reproduced

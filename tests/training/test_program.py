@@ -1,0 +1,228 @@
+"""A user's own program, run as the image runs it: outputs, flags, failures, orders to stop."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+
+from capsule.experiment import contract
+from capsule.experiment.contract import Event, Failure, Outputs, ProgramResult, Runtime
+from capsule.experiment.spec import CommandTrainer
+from capsule.training.program import UNTOUCHED_NS, collect_outputs
+
+from .conftest import finish_run, make_spec, new_run, read, start_run, start_variables
+
+SPEC = {
+    "schema": "capsule/spec/v1",
+    "name": "own",
+    "seeds": {"root": 7},
+    "image": {"packages": ["numpy"]},
+    "code": {},
+    "trainer": {"command": [sys.executable, "train.py"]},
+}
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Make a run directory for a script; return it and the variables to start it with."""
+
+    def make(script, files=None, **trainer):
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "train.py").write_text(script)
+        for name, text in (files or {}).items():
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / name).write_text(text)
+        spec = make_spec(SPEC, trainer=trainer)
+        directory = new_run(tmp_path / "run", spec)
+        project.chmod(0o555)  # as in an image
+        return directory, start_variables(spec) | {contract.PROJECT_VARIABLE: str(project)}
+
+    return make
+
+
+def outputs_of(directory):
+    return Outputs.model_validate_json((directory / contract.OUTPUTS).read_bytes())
+
+
+def failure_of(directory):
+    return Failure.model_validate_json((directory / contract.FAILURE).read_bytes())
+
+
+def test_what_a_plain_script_writes_and_prints_is_hashed(program):
+    directory, variables = program(
+        "import pathlib, sys\n"
+        "print(open('data/in.txt').read(), sys.argv[1:])\n"
+        "pathlib.Path('results').mkdir()\n"
+        "pathlib.Path('results/model.bin').write_bytes(bytes(10))\n"
+        "pathlib.Path('latest').symlink_to('results/model.bin')\n"
+        "pathlib.Path('data/table.csv').open('a').write('2\\n')\n"
+        "print('to standard error', file=sys.stderr)\n",
+        files={"data/in.txt": "input", "data/table.csv": "1\n"},
+        command=[sys.executable, "train.py", "--seed", "{seed}"],
+    )
+    status, errors = finish_run(directory, environment=variables)
+    assert status == 0, errors
+    assert "to standard error" in errors
+    outputs = outputs_of(directory)
+    printed = b"input ['--seed', '7']\n"
+    assert (directory / contract.STANDARD_OUTPUT).read_bytes() == printed
+    assert outputs.standard_output.sha256 == sha256(printed)
+    assert {path: output.sha256 for path, output in outputs.files.items()} == {
+        "data/table.csv": sha256(b"1\n2\n"),
+        "latest": sha256(b"results/model.bin"),
+        "results/model.bin": sha256(bytes(10)),
+    }
+    assert outputs.files["latest"].target == "results/model.bin"
+    document = (directory / contract.OUTPUTS).read_bytes()
+    result = ProgramResult.model_validate_json((directory / contract.RESULT).read_bytes())
+    assert result.outputs == sha256(document)
+    runtime = Runtime.model_validate_json((directory / contract.RUNTIME).read_bytes())
+    assert runtime.flags["torch.deterministic_debug_mode"] == "2"
+    assert set(runtime.libraries) == {"python", "numpy"}
+    lines = (directory / contract.EVENTS).read_bytes().splitlines()
+    assert [Event.model_validate_json(line).kind for line in lines] == ["start", "finish"]
+
+
+def test_two_processes_and_two_places_give_the_same_outputs(program, tmp_path):
+    script = (
+        "from capsule.training import run\n"
+        "import random, numpy as np\n"
+        "with run() as r:\n"
+        "    random.seed(r.seed)\n"
+        "    for step in range(5):\n"
+        "        r.log(step, loss=random.random())\n"
+        "    r.checkpoint(5, {'w': np.arange(3.0)})\n"
+    )
+    directory, variables = program(script)
+    again = tmp_path / "elsewhere" / "again"
+    again.parent.mkdir()
+    shutil.copytree(directory, again)
+    for folder in (directory, again):
+        status, errors = finish_run(folder, environment=variables)
+        assert status == 0, errors
+    assert read(directory, contract.OUTPUTS) == read(again, contract.OUTPUTS)
+    assert set(outputs_of(directory).files) == {
+        "outputs/metrics.jsonl",
+        "outputs/checkpoints/step-000000000005.safetensors",
+    }
+
+
+def test_a_failing_program_is_named_with_its_status(program):
+    directory, variables = program("raise SystemExit(3)")
+    assert finish_run(directory, environment=variables)[0] == 6
+    failure = failure_of(directory)
+    assert failure.code == "CAP-T302"
+    assert "with status 3" in failure.message
+    assert not (directory / contract.RESULT).exists()
+
+
+def test_a_command_that_is_not_there_is_named(program):
+    directory, variables = program("", command=["no-such-program"])
+    assert finish_run(directory, environment=variables)[0] == 6
+    assert failure_of(directory).code == "CAP-T301"
+    assert "no-such-program" in failure_of(directory).message
+
+
+def test_what_a_program_leaves_running_is_ended_before_anything_is_hashed(program):
+    directory, variables = program(
+        "import subprocess, sys\n"
+        'code = \'import time\\nwhile True: open("noise", "a").write("x"); time.sleep(0.01)\'\n'
+        "subprocess.Popen([sys.executable, '-c', code], start_new_session=True)\n"
+    )
+    status, errors = finish_run(directory, environment=variables)
+    assert status == 0, errors
+    noise = directory / contract.WORKSPACE / "noise"
+    assert outputs_of(directory).files["noise"].size == noise.stat().st_size
+    time.sleep(0.1)
+    assert outputs_of(directory).files["noise"].size == noise.stat().st_size
+
+
+WAITING = (
+    "import os, pathlib, signal, sys, time\n"
+    "state = pathlib.Path(os.environ['CAPSULE_STATE'], 'step')\n"
+    "resumed = os.environ['CAPSULE_RESUMED']\n"
+    "pathlib.Path('log').open('a').write(resumed)\n"
+    "if state.exists(): sys.exit()\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (state.write_text('1'), sys.exit()))\n"
+    "pathlib.Path('ready').touch()\n"
+    "time.sleep(0 if pathlib.Path(os.environ['CAPSULE_RUN'], 'go').exists() else 60)\n"
+)
+
+
+@pytest.mark.parametrize(("resumable", "expected"), [(True, b"01"), (False, b"0")])
+def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, resumable, expected):
+    directory, variables = program(WAITING, resumable=resumable, standard_output=False)
+    process = start_run(directory, environment=variables)
+    while not (directory / contract.WORKSPACE / "ready").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not (directory / contract.RESULT).exists()
+    (directory / "go").touch()
+    assert finish_run(directory, environment=variables)[0] == 0
+    assert outputs_of(directory).files["log"].sha256 == sha256(expected)
+    assert outputs_of(directory).standard_output is None
+
+
+def entry(folder, name, data, *, touched=True):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    if not touched:
+        os.utime(path, ns=(UNTOUCHED_NS, UNTOUCHED_NS))
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    entry(project, "train.py", b"")
+    monkeypatch.setenv(contract.PROJECT_VARIABLE, str(project))
+    entry(tmp_path / contract.WORKSPACE, "train.py", b"", touched=False)
+    return tmp_path / contract.WORKSPACE
+
+
+def collect(workspace, **trainer):
+    facts = {"command": ["x"], "standard_output": False} | trainer
+    trainer = CommandTrainer.model_validate_json(json.dumps(facts))
+    return collect_outputs(workspace.parent, trainer).files
+
+
+def test_the_source_tree_is_no_output_until_it_is_written_to(workspace):
+    assert collect(workspace) == {}
+    entry(workspace, "train.py", b"")
+    assert list(collect(workspace)) == ["train.py"]
+
+
+def test_a_new_file_is_an_output_whatever_its_time(workspace):
+    entry(workspace, "new", b"", touched=False)
+    assert list(collect(workspace)) == ["new"]
+
+
+def test_patterns_choose_the_outputs(workspace):
+    for name in ("a.log", "runs/events", "runs/model", "result"):
+        entry(workspace, name, b"")
+    assert list(collect(workspace, outputs=["*", "!*.log", "!runs/*", "runs/model"])) == [
+        "result",
+        "runs/model",
+    ]
+
+
+def test_pipes_are_no_outputs_and_odd_names_are_refused(workspace):
+    os.mkfifo(workspace / "pipe")
+    assert collect(workspace) == {}
+    entry(workspace, os.fsdecode(b"caf\xe9"), b"")
+    with pytest.raises(Exception, match="not UTF-8") as caught:
+        collect(workspace)
+    assert caught.value.code == "CAP-T303"
