@@ -53,13 +53,19 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Run a spec in its locked image and write the signed bundle."""
+    from rich.console import Console
+
     from capsule import execution
+    from capsule.bundle.claims import read_document
     from capsule.bundle.keys import load_private
     from capsule.bundle.run_bundle import FinishedRun, pack_run
     from capsule.engine.select import open_engine
+    from capsule.entropy.ledger import Ledger
+    from capsule.experiment.contract import LEDGER
     from capsule.image.cache import Cache
     from capsule.machine.compare import check_requirements
     from capsule.machine.fingerprint import take_fingerprint
+    from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
 
     load_private(key)  # A run of hours must not end with an unusable key.
@@ -93,6 +99,8 @@ def command(
             }
         )
         return
+    if not quiet:
+        show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
     typer.echo(f"claim id  {claims.claim_id()}")
     typer.echo(f"bundle    {bundle}")
     typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)

@@ -55,6 +55,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("expected", report.expected),
         ("image", _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")),
         ("relaxations", ", ".join(report.relaxations) or None),
+        ("not controlled", _open_sources(report)),
     ]
     if report.reexecuted_steps is not None:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
@@ -64,6 +65,13 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _open_sources(report: Report) -> str | None:
+    """Name what the ledger does not call controlled; the whole of it is in the JSON report."""
+    rows = () if report.ledger is None else report.ledger.rows
+    left = [row for row in rows if row.treatment in ("assumed", "unsupported")]
+    return ", ".join(f"{row.source} ({row.treatment})" for row in left) or None
 
 
 def _place(first: TraceDifference | OutputDifference) -> str:

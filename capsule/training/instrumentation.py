@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from capsule.training.reexecution import Reexecution
 
 VARIABLE = "CAPSULE_DIAGNOSE"  # folder for the reports; relative to the run directory at first
+TRAINER_MODULE = "capsule.training.environments"  # imported when the flags have been read back
 MAX_OPERATOR_CALLS = 100_000
 MAX_PROCESSES = 1_000
 MAX_WARNINGS = 100
@@ -46,7 +47,7 @@ def install() -> None:
     ``.pth`` files twice.
     """
     folder = os.environ.get(VARIABLE, "")
-    known = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
+    known = any(isinstance(finder, _ImportFinder) for finder in sys.meta_path)
     if folder.startswith("/") and not known and "capsule.training" not in sys.orig_argv:
         instruments = Instruments(Path(folder), lines=True)
         instruments.start()
@@ -92,10 +93,10 @@ class Instruments:
         self._operators: Reexecution | None = None
         self._warnings: list[TorchWarning] = []
         self._run_thread = threading.Thread.run
-        self._finder = _TorchFinder(self._watch_torch)
+        self._finder = _ImportFinder("torch" if lines else TRAINER_MODULE, self._watch_torch)
 
     def start(self) -> None:
-        """Begin to watch. Torch is watched from the moment that it has been imported."""
+        """Begin to watch; torch only once it is there, and a trainer has set and tested it."""
         if self._lines is not None:
             self._lines.start()
         sys.meta_path.insert(0, self._finder)
@@ -162,18 +163,19 @@ class Instruments:
         )
 
 
-class _TorchFinder:
-    """A finder that finds torch as the others do, and calls back when it has been imported."""
+class _ImportFinder:
+    """A finder that finds modules as the others do, and calls back after the import of one."""
 
-    def __init__(self, imported: Callable[[], None]) -> None:
+    def __init__(self, module: str, imported: Callable[[], None]) -> None:
+        self._module = module
         self._imported = imported
         self._searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module; None for all but torch (:class:`importlib.abc.MetaPathFinder`)."""
-        if name != "torch" or self._searching:  # another finder of this kind asks in its turn
+        """Find the module; None for all others (:class:`importlib.abc.MetaPathFinder`)."""
+        if name != self._module or self._searching:  # another finder of this kind asks in its turn
             return None
         self._searching = True
         others = [finder for finder in sys.meta_path if finder is not self]

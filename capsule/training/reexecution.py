@@ -2,7 +2,8 @@
 
 A mode between the program and torch's dispatcher. It runs each operator for the program first, and
 then again on copies of what the first run wrote, with the generator set back. What the program gets
-is what it would have got without the mode.
+is what it would have got without the mode, but for ``torch.linalg.eigvalsh`` and ``svdvals``: under
+any mode torch computes the vectors, too, which takes another algorithm.
 
 What it cannot see: work that a custom operator hides from the dispatcher, CUDA graphs, races
 between processes, and a race that does not occur in these repetitions. Operators that communicate
@@ -172,7 +173,11 @@ class _Call:
 
     @property
     def seeded(self) -> bool:
-        return torch.Tag.nondeterministic_seeded in self._func.tags
+        takes_generator = any(
+            argument.name == "generator"
+            for argument in self._func._schema.arguments  # noqa: SLF001
+        )
+        return takes_generator or torch.Tag.nondeterministic_seeded in self._func.tags
 
     def status(self) -> tuple[Status, str | None]:
         """Return what is known of the operator."""
@@ -269,7 +274,8 @@ class _Call:
     def _generator(self) -> torch.Generator | None:
         if not self.seeded:
             return None
-        given: torch.Generator | None = self._kwargs.get("generator")
+        values = {**dict(self._arguments()), **self._kwargs}
+        given: torch.Generator | None = values.get("generator")
         if given is not None:
             return given
         if self.device == "cuda":

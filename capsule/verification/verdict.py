@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from capsule.entropy.ledger import Ledger
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.spec import Model
 from capsule.machine.compare import Row
@@ -81,6 +82,7 @@ class Report(Model):
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
     relaxations: tuple[str, ...] = ()
+    ledger: Ledger | None = Field(None, description="Sources of nondeterminism, as recorded.")
     reexecuted_steps: int | None = None
     seconds: float | None = None
     error: dict[str, str] | None = Field(None, description="Coded error that ended the check.")

@@ -27,6 +27,7 @@ from capsule.bundle.claims import (
 from capsule.bundle.keys import PublicKey
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
+from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
@@ -141,6 +142,7 @@ def _verify(
             "signer": bundle.fingerprint,
             "claim_id": claims.claim_id(),
             "relaxations": claims.relaxations,
+            "ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
         _require_trust(bundle, request)
         if request.mode.name == "integrity":
