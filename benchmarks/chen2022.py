@@ -77,6 +77,11 @@ class Run:
         evaluation: dict[str, Any] = self.results["evaluation"]
         return evaluation
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs the training took."""
+        return int(self.results["process"]["epochs"])
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -231,25 +236,33 @@ def print_machine() -> None:
 def print_table3(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
     """Print the overhead in time and storage."""
     print("\nTable 3. Time(O): mean seconds of training in C1; Time(R): in C3, recording and")
-    print("replaying together. (*): p < 0.001 and a large effect. RP: random profile.\n")
+    print("replaying together, where all runs have as many epochs. (*): p < 0.001 and a large")
+    print("effect. RP: random profile.\n")
     titles = (
         "model|Time(O)|Time(R)|recording|replaying|median R/O|p|Cliff's delta|whole process R/O"
     )
     _print_header(*titles.split("|"), "model size", "RP size", "RP / model")
     for model, setups in pairs.items():
-        original, ours = _times(setups["C1"]), _times(setups["C3"])
-        whole = _ratio(_times(setups["C3"], "wall_seconds"), _times(setups["C1"], "wall_seconds"))
-        p, delta = rank_sum(ours, original), cliffs_delta(ours, original)
-        mark = " (*)" if p < 0.001 and magnitude(delta) == "large" else ""
         size = len(setups["C3"][0].first.weights)
         profile = statistics.fmean(pair.profile_bytes for pair in setups["C3"])
-        print(
-            f"| {model} | {statistics.fmean(original):.3f} | {statistics.fmean(ours):.3f}{mark} "
-            f"| {statistics.fmean(ours[::2]):.3f} | {statistics.fmean(ours[1::2]):.3f} "
-            f"| {_ratio(ours, original):.3f} | {p:.3f} | {delta:+.2f} ({magnitude(delta)}) "
-            f"| {whole:.3f} | {size / 1000:.1f} kB | {profile / 1000:.1f} kB "
-            f"| {profile / size:.1%} |"
-        )
+        cells = _overhead(setups["C1"], setups["C3"])
+        cells += [f"{size / 1000:.1f} kB", f"{profile / 1000:.1f} kB", f"{profile / size:.1%}"]
+        print(f"| {model} | {' | '.join(cells)} |")
+
+
+def _overhead(original: Sequence[Pair], ours: Sequence[Pair]) -> list[str]:
+    """Return the cells of Table 3 that compare times; dashes if not all runs are as long."""
+    if len({run.epochs for pair in (*original, *ours) for run in (pair.first, pair.second)}) > 1:
+        return ["-"] * 8
+    theirs, times = _times(original), _times(ours)
+    whole = _ratio(_times(ours, "wall_seconds"), _times(original, "wall_seconds"))
+    p, delta = rank_sum(times, theirs), cliffs_delta(times, theirs)
+    mark = " (*)" if p < 0.001 and magnitude(delta) == "large" else ""
+    means = map(statistics.fmean, (theirs, times, times[::2], times[1::2]))
+    seconds = [f"{mean:.3f}" for mean in means]
+    seconds[1] += mark
+    effect = f"{delta:+.2f} ({magnitude(delta)})"
+    return [*seconds, f"{_ratio(times, theirs):.3f}", f"{p:.3f}", effect, f"{whole:.3f}"]
 
 
 def _print_header(*titles: str) -> None:
@@ -301,7 +314,7 @@ def print_reproduced(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
     for model, setups in pairs.items():
         counts = [f"{sum(p.reproduced for p in done)} of {len(done)}" for done in setups.values()]
         runs = [run for pair in setups["C1"] for run in (pair.first, pair.second)]
-        epochs = sorted({run.results["process"]["epochs"] for run in runs})
+        epochs = sorted({run.epochs for run in runs})
         span = f"{epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else str(epochs[0])
         name = next(name for name in CRITERIA if name in runs[0].evaluation)
         quality = statistics.fmean(float.fromhex(run.evaluation[name]) for run in runs)

@@ -55,7 +55,8 @@ class Claims(Model):
     flags: dict[str, str]
     libraries: dict[str, str]
     entropy_profile: Sha256 | None = Field(
-        description="SHA-256 of the recorded randomness; null unless the spec has it recorded."
+        None,
+        description="SHA-256 of the recorded randomness; null unless the spec has it recorded.",
     )
 
     def document(self) -> bytes:

@@ -422,8 +422,7 @@ def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
     if stop_after <= 0 or stop_after % unit:
         raise CapsuleError(
             "CAP-T112",
-            f"stop_after {stop_after} is not a positive multiple of trainer.update_interval "
-            f"{unit}",
+            f"stop_after {stop_after} is not a positive multiple of trainer.update_interval {unit}",
             fix="Name such a step.",
             exit_code=ExitCode.USAGE,
         )

@@ -138,6 +138,16 @@ def test_tables_hold_the_paired_figures(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+def test_times_of_runs_that_differ_in_length_are_not_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    longer = Pair(regressor(2.0, [0.1]), regressor(2.0, [0.1], epochs=4))
+    equal = Pair(regressor(2.0, [0.1]), regressor(2.0, [0.1]), 4)
+    chen2022.print_table3({"lstm": {"C1": [equal, longer], "C2": [equal] * 2, "C3": [equal] * 2}})
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row == f"| lstm |{' - |' * 8} 0.0 kB | 0.0 kB | 57.1% |"
+
+
 def test_an_unseeded_run_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     arguments = ["--model", "lstm", "--data", "series", "--epochs", "2"]
     recording, replay, profile = tmp_path / "recording", tmp_path / "replay", tmp_path / "profile"
