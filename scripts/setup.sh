@@ -78,7 +78,7 @@ install_capsule() {
   rm -f .venv/stamp-*
   usable_venv || python3 -m venv --clear .venv
   # pip, which the machine is configured for, brings uv, which installs the rest ten times faster.
-  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check uv pydantic
+  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check uv pydantic rfc8785
   PYTHONPATH=. .venv/bin/python scripts/install.py "${parts[@]}"
   local part
   for part in host "${parts[@]}"; do stamp "$part" >".venv/stamp-$part"; done
