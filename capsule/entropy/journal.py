@@ -7,6 +7,7 @@ The program may have written anything to it, so nothing in it is believed unchec
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
+from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 FILE_NAME = "journal"
@@ -178,7 +180,7 @@ def read_journal(directory: Path) -> Journal:
     """
     path = directory / FILE_NAME
     try:
-        with path.open("rb") as stream:
+        with open_regular(path, os.O_NOFOLLOW) as stream:  # the program can write here
             header = stream.read(_HEADER.size).ljust(_HEADER.size, b"\0")
             magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)
             if magic != MAGIC or version != VERSION:

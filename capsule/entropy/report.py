@@ -7,6 +7,7 @@ coverage statement: measured on the run, and saying also what neither of them ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,6 +15,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Model, NonNegativeInt
 
@@ -315,12 +317,15 @@ def _clock(launch: _Launch) -> Coverage:
     return Coverage(source="clocks", fate="masked", remark=remark)
 
 
+_MAX_BYTES = 64 << 20
 _Document = TypeVar("_Document", bound=Model)
 
 
 def _read(path: Path, form: type[_Document]) -> _Document:
     try:
-        text = path.read_bytes().decode("utf-8", "replace")  # file names need not be UTF-8
+        with open_regular(path, os.O_NOFOLLOW) as stream:  # the program can write here
+            # File names need not be UTF-8.
+            text = stream.read(_MAX_BYTES).decode("utf-8", "replace")
         return form.model_validate_json(text)
     except OSError as error:
         raise _malformed(path, f"cannot be read: {error.strerror}") from error
