@@ -37,4 +37,4 @@ step ruff format --check
 step ruff check
 step mypy
 step lint-imports
-step pytest -m "not gpu" "$@"
+step pytest -m "not gpu and not emulated" "$@"
