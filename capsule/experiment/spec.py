@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from capsule.experiment.canonical import canonical_json
 
@@ -412,6 +420,13 @@ class Spec(Model):
     evaluation: EvaluationSpec = EvaluationSpec()
     recording: RecordingSpec = RecordingSpec()
     limits: LimitsSpec = LimitsSpec()
+
+    @field_validator("accelerator", mode="before")
+    @classmethod
+    def _cpu_unless_named(cls, accelerator: Any) -> Any:
+        if isinstance(accelerator, dict) and "kind" not in accelerator:
+            return {"kind": "cpu", **accelerator}
+        return accelerator
 
     @model_validator(mode="after")
     def _consistent(self) -> Spec:

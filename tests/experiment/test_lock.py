@@ -55,9 +55,7 @@ def test_relaxations_are_named():
 
 def test_the_variables_follow_the_numerics_profile():
     pinned = environment_variables(parse_spec(SMALL, "a"))
-    native = environment_variables(
-        parse_spec(SMALL, "a", ["accelerator={kind: cpu, numerics: native}"])
-    )
+    native = environment_variables(parse_spec(SMALL, "a", ["accelerator.numerics=native"]))
     assert pinned["ATEN_CPU_CAPABILITY"] == "avx2"
     assert "ATEN_CPU_CAPABILITY" not in native
     assert native["PYTHONHASHSEED"] == "0"
