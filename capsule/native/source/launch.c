@@ -405,7 +405,9 @@ static void take_signals(sigset_t *before) {
         sigaddset(&taken, forwarded[i]);
     sigaddset(&taken, SIGCHLD);
     sigaddset(&taken, CAPSULE_MISMATCH_SIGNAL);
-    sigprocmask(SIG_BLOCK, &taken, before);
+    sigset_t blocked = taken;
+    sigaddset(&blocked, SIGPIPE); /* a device's pipe may lose its reader while it is filled */
+    sigprocmask(SIG_BLOCK, &blocked, before);
     signal_descriptor = signalfd(-1, &taken, SFD_CLOEXEC);
     if (signal_descriptor < 0) fail("CAP-R110", "no signal descriptor: %s", strerror(errno));
     watch_descriptor(signal_descriptor, EPOLLIN, &watch);
