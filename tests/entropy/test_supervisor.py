@@ -327,3 +327,12 @@ def test_the_program_ends_with_a_launcher_that_is_killed(tmp_path):
     while program.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not program.exists()
+
+
+def test_devices_that_are_closed_while_they_are_refilled_end_nothing(launch):
+    """A reader takes the whole pipe at once and goes: nobody is left to refill it for."""
+    loop = "for i in $(seq 300); do head -c 16 /dev/urandom; done | wc -c"
+    done = launch(shutil.which("busybox"), "sh", "-c", loop)
+    assert done.output.split() == ["4800"]
+    programs = done.report.programs
+    assert sum(program.devices.calls for program in programs) == 300
