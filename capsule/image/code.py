@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.native import Part, native_part
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _ROOMS = ("experiment", "native", "entropy", "training")
@@ -17,7 +19,12 @@ def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
     Paths are relative to the folder that holds the package, e.g. ``capsule/training/dqn.py``.
     Python's compiled files and hidden ones stay out. The native parts come with their sources. A
     ``.pth`` file stands beside the package instead, where interpreters look for it.
+
+    Raises:
+        CapsuleError: CAP-N001, a native part is missing.
     """
+    for part in get_args(Part):
+        native_part(part)
     files = [package / "__init__.py", package / "py.typed"]
     for room in _ROOMS:
         files += (package / room).rglob("*")
