@@ -149,19 +149,24 @@ static void device_used(struct device *device, size_t size) {
     channel_used(&device->channel, device->chunk, size);
 }
 
-static void device_remove(struct device *device) {
+static void device_unlink(struct device *device) {
     *device->link = device->next;
     if (device->next) device->next->link = device->link;
+}
+
+static void device_free(struct device *device) {
     close(device->pipe);
     free(device);
 }
 
-/* Nobody can read it any more; what is left in the pipe was never read. */
+/* Nobody can read it any more; what is left in the pipe was never read. It is unlinked first: what
+ * was read may end the run, which closes all devices. */
 static void device_close(struct device *device) {
     int unread = CHUNK;
+    device_unlink(device);
     ioctl(device->pipe, FIONREAD, &unread);
     device_used(device, (size_t)(CHUNK - unread));
-    device_remove(device);
+    device_free(device);
 }
 
 static void device_ready(struct watch *watch, uint32_t events) {
@@ -171,7 +176,9 @@ static void device_ready(struct watch *watch, uint32_t events) {
         return;
     }
     device_used(device, CHUNK);
-    if (!device_fill(device)) device_remove(device); /* closed since it was found empty */
+    if (device_fill(device)) return;
+    device_unlink(device); /* closed since it was found empty */
+    device_free(device);
 }
 
 static struct device *device_open(struct task *caller, int *readable) {
