@@ -241,7 +241,7 @@ def test_other_requests_than_recorded_end_the_run_and_are_told(interposed, asked
 
 
 def test_a_thread_that_was_not_recorded_is_told(interposed, asked):
-    code = ASK.replace("if os.fork()", "if os.fork() == 0: os._exit(0)\nif os.fork()")
+    code = ASK.replace("if os.fork()", "if os.fork() == 0: os._exit(0)\nos.wait()\nif os.fork()")
     finished = interposed.python(code, "8", mode="replay", profile=asked, check=False)
     said = refusal(finished, asked)
     assert "process 0.2, thread 0 asked for 8 bytes" in said
