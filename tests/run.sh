@@ -4,10 +4,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Tools that are not ours verify our bundles; a static busybox is the tests' smallest image.
+# Tools that are not ours verify our bundles and count our system calls; a static busybox is the
+# tests' smallest image.
 packages=()
 for program in npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd \
-  busybox:busybox-static podman:podman; do
+  busybox:busybox-static podman:podman strace:strace; do
   command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
 done
 if [ ${#packages[@]} -gt 0 ]; then
