@@ -28,7 +28,7 @@ STATIC = ("-target", "x86_64-linux-musl", "-static")
 # File name to sources and flags. Results must not depend on how a compiler fuses operations.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libcapsule-kernels.so": (
-        ("kernels.c",),
+        ("kernels.c", "layers.c", "products.c", "processor.c"),
         (*SHARED, "-O3", "-ffp-contract=off", "-fno-math-errno"),
     ),
     "libcapsule-math.so": (("math.c",), (*SHARED, "-O3", "-fno-math-errno", "-lm")),

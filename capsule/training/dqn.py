@@ -43,6 +43,7 @@ from capsule.training.environments import Environment
 from capsule.training.gradient import ShardedGradient
 from capsule.training.networks import WIDE, Network, Parameters, initialize, make_network
 from capsule.training.optimizer import CentredRmsProp
+from capsule.training.products import products_for
 from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, exploration_rate
 from capsule.training.replay import ReplayMemory
 from capsule.training.streams import Stream
@@ -101,6 +102,7 @@ class DeepQLearning:
             frame_shape=environment.frame_shape,
             actions=environment.actions,
             hidden_units=spec.trainer.hidden_units,
+            products=products_for(spec.accelerator),
         )
         self.online = Parameters(self.network.shapes, device)
         initialize(self.online, streams["initialization"])
@@ -121,7 +123,9 @@ class DeepQLearning:
             if name != WIDE
         }
         self._shards = _Shards(spec.trainer.gradient_shards, environment, device)
-        self._gradient = ShardedGradient(len(self._shards.sizes), self.online)
+        self._gradient = ShardedGradient(
+            len(self._shards.sizes), self.online, self.network.products
+        )
         self._warm_up()
         self.step = 0
         self.episodes = 0

@@ -14,6 +14,7 @@ import torch
 
 from capsule.training.networks import WIDE, Parameters, flatten
 from capsule.training.optimizer import Piece
+from capsule.training.products import Products
 
 CACHED = 65_536  # elements of a product on the CPU: a quarter of a megabyte
 
@@ -24,7 +25,8 @@ class ShardedGradient:
     The order of every sum is fixed by the shards and the shapes, never by who computes it.
     """
 
-    def __init__(self, shards: int, parameters: Parameters) -> None:
+    def __init__(self, shards: int, parameters: Parameters, products: Products) -> None:
+        self._products = products
         self._names = list(parameters.views)
         self._shape = parameters.views[WIDE].shape
         self._small: list[dict[str, torch.Tensor]] = [{} for _ in range(shards)]
@@ -57,13 +59,13 @@ class ShardedGradient:
 
         A piece's memory is used again for the next one.
         """
-        inputs, outputs = torch.cat(self._inputs), torch.cat(self._outputs).t()
+        inputs, outputs = torch.cat(self._inputs), torch.cat(self._outputs)
         wide = self._names.index(WIDE)
         columns = self._shape[1]
         product = torch.empty((self._rows, columns), device=inputs.device)
         for start in range(part * self._rows, self._shape[0], parts * self._rows):
-            rows = outputs[start : start + self._rows]
-            values = torch.mm(rows, inputs, out=product[: len(rows)]).view(-1)
+            units = outputs[:, start : start + self._rows]
+            values = self._products.outer(units, inputs, product[: units.shape[1]]).view(-1)
             yield Piece(wide, start * columns, start * columns + len(values), [values])
         for tensor in range(part, len(self._names), parts):
             if tensor != wide:

@@ -1,18 +1,24 @@
-"""The fused loops of ``libcapsule-kernels.so``, on CPU tensors' memory.
+"""The loops of ``libcapsule-kernels.so``, on CPU tensors' memory.
 
-They give the bits of the same operations done one by one; numpy does them in the tests.
+They give the bits of the same operations done one by one; numpy does them in the tests. Unless it
+says otherwise, every tensor is contiguous float32, and images and filters are channels-last:
+``[rows, height, width, channels]`` and ``[filters, size, size, channels]``. The order of every sum
+is in :mod:`capsule.training.products`.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
 from capsule.native import native_part
 
+ALIGNMENT = 64  # bytes: a vector of AVX-512, a cache line
+INSTRUCTION_SETS = ("none", "AVX2", "AVX-512")
 _library = ctypes.CDLL(str(native_part("libcapsule-kernels.so")))  # calls release the GIL
 
 
@@ -62,8 +68,7 @@ def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
         float32 ``[batch, height, width, channels]``.
     """
     batch, channels, height, width = images.shape
-    # Not torch.empty, which fills new memory when algorithms must be deterministic.
-    result = torch.from_numpy(np.empty((batch, height, width, channels), np.float32))
+    result = _empty(batch, height, width, channels)
     _library.capsule_interleave(
         ctypes.c_void_p(images.data_ptr()),
         ctypes.c_int64(batch),
@@ -74,3 +79,167 @@ def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
         ctypes.c_void_p(result.data_ptr()),
     )
     return result
+
+
+def limit_instruction_set(name: str) -> str:
+    """Use no wider vector instructions than those of ``name`` from here on, in any thread.
+
+    Changes the time that products take, never a result. For tests and benchmarks.
+
+    Args:
+        name: One of :data:`INSTRUCTION_SETS`.
+
+    Returns:
+        What is used: less where the processor has less.
+    """
+    return INSTRUCTION_SETS[_library.capsule_limit_instruction_set(INSTRUCTION_SETS.index(name))]
+
+
+def instruction_set() -> str:
+    """Return which of :data:`INSTRUCTION_SETS` products use."""
+    return INSTRUCTION_SETS[_library.capsule_instruction_set()]
+
+
+def has_products() -> bool:
+    """Tell whether this processor has what the functions below need: AVX2 and FMA."""
+    return instruction_set() != "none"
+
+
+def rectified_convolution(
+    images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+) -> torch.Tensor:
+    """Return ``max(images * filters + bias, 0)``, ``[rows, down, across, filters]``."""
+    shape = _convolution(images.shape, filters.shape, stride)
+    result = _empty(shape.rows, shape.down, shape.across, shape.filters)
+    scratch = _empty(filters.numel())
+    _library.capsule_rectified_convolution(
+        ctypes.byref(shape), *map(_pointer, (images, filters, bias, result, scratch))
+    )
+    return result
+
+
+def rectified_back(
+    gradient: torch.Tensor, outputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Go back through a rectifier and the bias before it.
+
+    Args:
+        gradient: ``[rows, down, across, filters]``, for the rectifier's ``outputs``.
+        outputs: What came out.
+
+    Returns:
+        The gradient for what went in, and the bias's ``[filters]``.
+    """
+    through, bias = _empty(*outputs.shape), _empty(outputs.shape[-1])
+    _library.capsule_rectified_back(
+        *map(_pointer, (gradient, outputs, through, bias)), *_sizes(*outputs.flatten(0, -2).shape)
+    )
+    return through, bias
+
+
+def filters_back(
+    images: torch.Tensor, gradient: torch.Tensor, filters: torch.Size, stride: int
+) -> torch.Tensor:
+    """Return the gradient for the filters of a convolution, of shape ``filters``."""
+    result = _empty(*filters)
+    shape = _convolution(images.shape, filters, stride)
+    _library.capsule_filters_back(ctypes.byref(shape), *map(_pointer, (images, gradient, result)))
+    return result
+
+
+def images_back(
+    gradient: torch.Tensor, filters: torch.Tensor, images: torch.Size, stride: int
+) -> torch.Tensor:
+    """Return the gradient for the images of a convolution, of shape ``images``."""
+    result, scratch = _empty(*images), _empty(filters.numel())
+    shape = _convolution(images, filters.shape, stride)
+    _library.capsule_images_back(
+        ctypes.byref(shape), *map(_pointer, (gradient, filters, result, scratch))
+    )
+    return result
+
+
+def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return ``inputs weight^T + bias``, ``[rows, units]``, of ``[rows, in]``, ``[units, in]``."""
+    (rows, fan_in), units = inputs.shape, weight.shape[0]
+    lanes = _lanes(rows)
+    result, scratch = _empty(rows, units), _empty((fan_in + units) * lanes)
+    _library.capsule_dense(
+        *map(_pointer, (inputs, weight, bias, result, scratch)), *_sizes(rows, fan_in, units, lanes)
+    )
+    return result
+
+
+def matrix_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ``left right``, ``[rows, columns]``, of ``[rows, steps]`` and ``[steps, columns]``."""
+    (rows, steps), columns = left.shape, right.shape[1]
+    result = _empty(rows, columns)
+    _library.capsule_matrix_product(
+        *map(_pointer, (left, right, result)), *_sizes(rows, columns, steps)
+    )
+    return result
+
+
+def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``left^T right``, ``[rows, columns]``.
+
+    Args:
+        left: ``[steps, rows]``; its rows may be apart in memory.
+        right: ``[steps, columns]``.
+        out: Where to; new memory by default.
+    """
+    (steps, rows), columns = left.shape, right.shape[1]
+    result = _empty(rows, columns) if out is None else out
+    _library.capsule_outer(
+        _pointer(left),
+        ctypes.c_int64(left.stride(0)),
+        *map(_pointer, (right, result)),
+        *_sizes(rows, columns, steps),
+    )
+    return result
+
+
+def column_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the rows of ``[rows, columns]``, first to last: ``[columns]``."""
+    result = _empty(matrix.shape[1])
+    _library.capsule_column_sums(_pointer(matrix), _pointer(result), *_sizes(*matrix.shape))
+    return result
+
+
+def _lanes(rows: int) -> int:
+    """Return the number of rows that fills the vectors in which ``rows`` find room."""
+    return next((lanes for lanes in (1, 4, 8) if rows <= lanes), -(-rows // 16) * 16)
+
+
+class _Convolution(ctypes.Structure):
+    """``Convolution`` of ``layers.c``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("rows", "height", "width", "channels"),
+            *("filters", "size", "stride", "down", "across"),
+        )
+    )
+
+
+def _convolution(images: torch.Size, filters: torch.Size, stride: int) -> _Convolution:
+    size = filters[1]
+    down, across = (1 + (side - size) // stride for side in images[1:3])
+    return _Convolution(*images, filters[0], size, stride, down, across)
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    """Return fresh memory, unlike ``torch.empty`` never filled: who calls writes all of it."""
+    padding = ALIGNMENT // 4
+    memory = np.empty(math.prod(shape) + padding, np.float32)
+    start = -memory.ctypes.data % ALIGNMENT // 4
+    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
+
+
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _sizes(*sizes: int) -> Iterator[ctypes.c_int64]:
+    return map(ctypes.c_int64, sizes)

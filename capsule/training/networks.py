@@ -23,9 +23,9 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from capsule.training import kernels
+from capsule.training.products import Products
 from capsule.training.streams import Stream
 
 Shape = tuple[int, ...]
@@ -46,12 +46,14 @@ class Network:
         strides: Strides of the convolutions.
         dense: Number of dense layers.
         scale: Factor that brings observations to the range the network expects.
+        products: How its layers are computed.
     """
 
     shapes: dict[str, Shape]
     strides: tuple[int, ...]
     dense: int
     scale: float
+    products: Products
 
     def inputs(self, observations: torch.Tensor) -> torch.Tensor:
         """Bring observations into the network's layout and range.
@@ -82,18 +84,24 @@ class Network:
         hidden = inputs
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
-            hidden = functional.conv2d(hidden, weight, bias, stride).relu_()
+            hidden = self.products.rectified_convolution(hidden, weight, bias, stride)
         return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
 
     def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Return the first dense layer's outputs, float32 ``[batch, units]``, not rectified."""
-        return _dense(parameters, 1, features)
+        return self._dense(parameters, 1, features)
 
     def head(self, parameters: Mapping[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, from the outputs of :meth:`wide`."""
         for layer in range(2, self.dense + 1):
-            outputs = _dense(parameters, layer, outputs.relu())
+            outputs = self._dense(parameters, layer, outputs.relu())
         return outputs
+
+    def _dense(
+        self, parameters: Mapping[str, torch.Tensor], layer: int, inputs: torch.Tensor
+    ) -> torch.Tensor:
+        weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
+        return self.products.dense(inputs, weight, bias)
 
 
 class Parameters:
@@ -142,6 +150,7 @@ def make_network(
     frame_shape: Shape,
     actions: int,
     hidden_units: int,
+    products: Products,
 ) -> Network:
     """Describe the network called ``name`` for one kind of observation."""
     shapes: dict[str, Shape] = {}
@@ -161,7 +170,7 @@ def make_network(
         shapes[f"dense{layer}.weight"] = (fan_out, fan_in)
         shapes[f"dense{layer}.bias"] = (fan_out,)
     strides = tuple(stride for _, _, stride in convolutions)
-    return Network(shapes, strides, len(widths) - 1, 1 / 255 if name == "nature" else 1.0)
+    return Network(shapes, strides, len(widths) - 1, 1 / 255 if name == "nature" else 1.0, products)
 
 
 def initialize(parameters: Parameters, stream: Stream) -> None:
@@ -190,11 +199,3 @@ def _unflattened(segment: torch.Tensor, shape: Shape) -> torch.Tensor:
         filters, channels, height, width = shape
         return segment.view(filters, height, width, channels).permute(0, 3, 1, 2)
     return segment.view(shape)
-
-
-def _dense(
-    parameters: Mapping[str, torch.Tensor], layer: int, inputs: torch.Tensor
-) -> torch.Tensor:
-    """Apply one dense layer, as W x^T: at these batch sizes a third faster than x W^T."""
-    weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
-    return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()

@@ -5,17 +5,18 @@ import torch
 
 from capsule.training.gradient import ShardedGradient
 from capsule.training.networks import WIDE, Parameters, flatten
+from capsule.training.products import CHAINED, LIBRARY
 
 SHAPES = {"conv1.weight": (4, 3, 2, 2), WIDE: (37, 9_000), "dense1.bias": (37,)}
 SIZES = (5, 3)
 
 
-@pytest.fixture
-def gradient():
+@pytest.fixture(params=[CHAINED, LIBRARY])
+def gradient(request):
     """A gradient in two shards, and what autograd makes of the same layer."""
     generator = torch.Generator().manual_seed(0)
     parameters = Parameters(SHAPES, torch.device("cpu"))
-    sharded = ShardedGradient(len(SIZES), parameters)
+    sharded = ShardedGradient(len(SIZES), parameters, request.param)
     expected = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     for shard, size in enumerate(SIZES):
         weight = torch.zeros(SHAPES[WIDE], requires_grad=True)

@@ -27,6 +27,7 @@ from capsule.training.inference import (
     sample_categorical,
 )
 from capsule.training.networks import Parameters, initialize, make_network
+from capsule.training.products import LIBRARY
 from capsule.training.streams import Stream
 
 from .conftest import CARTPOLE, ROOT, make_spec, start_variables
@@ -66,7 +67,12 @@ def policy_of(name):
         )
     shape, stack = ((84, 84), 4) if name == "nature" else ((FEATURES,), 1)
     network = make_network(
-        name, frame_stack=stack, frame_shape=shape, actions=ACTIONS, hidden_units=64
+        name,
+        frame_stack=stack,
+        frame_shape=shape,
+        actions=ACTIONS,
+        hidden_units=64,
+        products=LIBRARY,
     )
     parameters = Parameters(network.shapes, torch.device("cpu"))
     initialize(parameters, Stream("initialization", 5))

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from capsule.training.networks import Parameters, flatten, initialize, make_network
+from capsule.training.products import CHAINED
 from capsule.training.streams import Stream
 
 CPU = torch.device("cpu")
@@ -13,7 +14,12 @@ CPU = torch.device("cpu")
 
 def nature(actions=4, hidden=512):
     return make_network(
-        "nature", frame_stack=4, frame_shape=(84, 84), actions=actions, hidden_units=hidden
+        "nature",
+        frame_stack=4,
+        frame_shape=(84, 84),
+        actions=actions,
+        hidden_units=hidden,
+        products=CHAINED,
     )
 
 
@@ -42,11 +48,18 @@ def test_nature_has_the_papers_sizes():
 
 def test_small_networks_have_their_sizes():
     conv = make_network(
-        "small-conv", frame_stack=1, frame_shape=(7, 10, 10), actions=6, hidden_units=128
+        "small-conv",
+        frame_stack=1,
+        frame_shape=(7, 10, 10),
+        actions=6,
+        hidden_units=128,
+        products=CHAINED,
     )
     assert conv.shapes["conv1.weight"] == (16, 7, 3, 3)
     assert conv.shapes["dense1.weight"] == (128, 8 * 8 * 16)
-    mlp = make_network("mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=64)
+    mlp = make_network(
+        "mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=64, products=CHAINED
+    )
     shapes = [mlp.shapes[f"dense{layer}.weight"] for layer in (1, 2, 3)]
     assert shapes == [(64, 4), (64, 64), (2, 64)]
 
@@ -73,7 +86,9 @@ def test_nature_values_equal_torchs_layers():
 
 
 def test_mlp_values_equal_torchs_layers():
-    network = make_network("mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=8)
+    network = make_network(
+        "mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=8, products=CHAINED
+    )
     parameters = initialized(network)
     reference = nn.Sequential(
         nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
@@ -96,7 +111,12 @@ def test_inputs_are_scaled_and_channels_last():
 
 def test_a_batch_of_minatar_frames_keeps_its_channels():
     network = make_network(
-        "small-conv", frame_stack=1, frame_shape=(4, 10, 10), actions=6, hidden_units=16
+        "small-conv",
+        frame_stack=1,
+        frame_shape=(4, 10, 10),
+        actions=6,
+        hidden_units=16,
+        products=CHAINED,
     )
     frames = (torch.rand(3, 1, 4, 10, 10) < 0.5).to(torch.uint8)
     assert torch.equal(network.inputs(frames), frames.squeeze(1).float())

@@ -3,32 +3,11 @@
 // Every result is one IEEE 754 operation on binary32 after another, in the order written, never
 // contracted: the same bits at every vector width, and the same as numpy's one by one.
 
-#include <cpuid.h>
 #include <stdint.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#define AVX2 __attribute__((target("avx2")))
+#include "processor.h"
 
 enum { BLOCK = 1024 };  // elements that stay in the first-level cache
-
-// Whether the processor has AVX2 and the system keeps its registers (Intel SDM 1, section 14.7.1).
-static int has_avx2(void) {
-  unsigned a, b, c, d, low, high;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  if ((low & 6) != 6) return 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
-}
-
-// Defines `name` as `body` for the widest instructions that this CPU has.
-#define DISPATCH(name, body, parameters, arguments)                                         \
-  AVX2 static void body##_avx2 parameters { body arguments; }                               \
-  static void body##_plain parameters { body arguments; }                                   \
-  EXPORT void name parameters {                                                             \
-    if (has_avx2()) body##_avx2 arguments;                              \
-    else body##_plain arguments;                                                            \
-  }
 
 INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,
                     const float *const *parts, int64_t shards, int64_t size, float decay,

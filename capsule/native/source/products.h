@@ -1,0 +1,28 @@
+// Sums of products, the arithmetic of every convolution and dense layer.
+//
+// Each element of a result is one chain of fused multiply-adds (IEEE 754 binary32), in the order of
+// (segment, step). Nothing else has a say: not the width of the CPU's vectors, not the number of
+// rows or columns computed beside it, not their place. So the bits are those of the loop
+//
+//   for row, column: sum = continues ? c[row][column] : 0
+//     for segment, step: sum = fma(a[row][segment][step], b[segment][step][column], sum)
+//
+// on every CPU, for every batch size and every split of a batch.
+
+#pragma once
+
+#include <stdint.h>
+
+// Strides are in elements; the columns of b and c are contiguous.
+typedef struct {
+  const float *a;
+  int64_t a_row, a_segment, a_step;
+  const float *b;
+  int64_t b_segment, b_step;
+  float *c;
+  int64_t c_row;
+  int64_t rows, columns, segments, steps;
+  int continues;
+} Product;
+
+void multiply(const Product *product);

@@ -1,0 +1,173 @@
+"""Convolutions and dense layers: as chains of our own, or as torch's libraries compute them.
+
+A library chooses the order of a sum by the processor, the size of the batch and the row's place in
+it. Under :data:`CHAINED` every element of every result is one chain of fused multiply-adds in an
+order of its own (``capsule/native/source/products.h``). Its bits depend on nothing but its inputs:
+AVX2 and AVX-512 give the same, a batch gives a row what the row alone gets, and the widest
+instructions of a processor may be used without a thought. That is also the faster way: AVX-512
+need not be switched off.
+
+Order of the sums, from first to last; each sum begins with zero:
+
+* convolution: filter row, filter column, channel; then the bias is added;
+* its gradient for the filters: image, output row, output column;
+* for its inputs: output row, filter row, filter column, filter;
+* dense layer: input, then the bias; its gradient for the weights: row; for the inputs: unit;
+* gradients of biases: image, output row, output column; or row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
+from capsule.training import kernels
+
+
+class Products(Protocol):
+    """The arithmetic of layers; differentiable, but for :meth:`outer`."""
+
+    def rectified_convolution(
+        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    ) -> torch.Tensor:
+        """Convolve without padding, add the bias, and rectify.
+
+        Args:
+            images: float32 ``[batch, channels, height, width]``, channels-last in memory.
+            filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
+            bias: float32 ``[filters]``.
+            stride: In both directions.
+
+        Returns:
+            float32 ``[batch, filters, down, across]``, channels-last in memory.
+        """
+
+    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Return ``inputs weight^T + bias``.
+
+        Args:
+            inputs: float32 ``[batch, in]``.
+            weight: float32 ``[out, in]``.
+            bias: float32 ``[out]``.
+
+        Returns:
+            float32 ``[batch, out]``.
+        """
+
+    def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Set ``out`` to ``left^T right`` and return it.
+
+        Args:
+            left: float32 ``[batch, rows]``; its rows may be apart in memory.
+            right: float32 ``[batch, columns]``.
+            out: float32 ``[rows, columns]``.
+        """
+
+
+class _Library:
+    """As torch's libraries compute them, on any device."""
+
+    def rectified_convolution(
+        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    ) -> torch.Tensor:
+        return functional.conv2d(images, filters, bias, stride).relu_()
+
+    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        # W x^T: at small batch sizes a third faster than x W^T.
+        return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
+
+    def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.mm(left.t(), right, out=out)
+
+
+class _Chained:
+    """As chains, on a CPU with AVX2 and FMA."""
+
+    def rectified_convolution(
+        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    ) -> torch.Tensor:
+        return _apply(_RectifiedConvolution, images, filters, bias, stride)
+
+    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return _apply(_Dense, inputs, weight, bias)
+
+    def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        kernels.outer(left, right, out)
+        return out
+
+
+LIBRARY: Products = _Library()
+CHAINED: Products = _Chained()
+
+
+def products_for(accelerator: CpuAccelerator | CudaAccelerator) -> Products:
+    """Return how a trainer computes its layers.
+
+    Chains need AVX2 and FMA. ``portable-v2`` is for processors without, and so does not use them
+    on those that have them either.
+    """
+    on_cpu = isinstance(accelerator, CpuAccelerator) and accelerator.numerics != "portable-v2"
+    return CHAINED if on_cpu and kernels.has_products() else LIBRARY
+
+
+class _RectifiedConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    ) -> torch.Tensor:
+        inputs, weights = _last(images), _last(filters)
+        outputs = kernels.rectified_convolution(inputs, weights, bias, stride)
+        context.stride = stride
+        context.save_for_backward(inputs, weights, outputs)
+        return _first(outputs)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weights, outputs = context.saved_tensors
+        wants_images, wants_filters, wants_bias, _ = context.needs_input_grad
+        through, bias = kernels.rectified_back(_last(gradient), outputs)
+        filters = images = None
+        if wants_filters:
+            filters = _first(kernels.filters_back(inputs, through, weights.shape, context.stride))
+        if wants_images:
+            images = _first(kernels.images_back(through, weights, inputs.shape, context.stride))
+        return images, filters, bias if wants_bias else None, None
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        inputs = inputs.contiguous()
+        context.save_for_backward(inputs, weight)
+        return kernels.dense(inputs, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight = context.saved_tensors
+        gradient = gradient.contiguous()
+        wants_inputs, wants_weight, wants_bias = context.needs_input_grad
+        return (
+            kernels.matrix_product(gradient, weight) if wants_inputs else None,
+            kernels.outer(gradient, inputs) if wants_weight else None,
+            kernels.column_sums(gradient) if wants_bias else None,
+        )
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    apply: Callable[..., torch.Tensor] = function.apply
+    return apply(*arguments)
+
+
+def _last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``[n, channels, height, width]`` as contiguous ``[n, height, width, channels]``."""
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def _first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.permute(0, 3, 1, 2)
