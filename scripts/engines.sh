@@ -42,19 +42,21 @@ start_dockerd() {
   return 1
 }
 
-# Start Podman's service, which answers as Docker does, and wait until its socket is there.
+# Start Podman's service, which answers as Docker does, and wait until it answers.
 start_podman() {
-  local tries
   mount_cgroups
   mkdir -p /run/podman
+  rm -f /run/podman/podman.sock
   # Its monitors leave a file called "oom" where they were started.
   start_daemon podman env --chdir=/run/podman podman system service --time 0 unix:///run/podman/podman.sock
-  for ((tries = 0; tries < 50; tries++)); do
-    if [ -S /run/podman/podman.sock ]; then return; fi
-    sleep 0.2
-  done
+  podman_answers 30 && return
+  printf 'Podman does not start; see .cache/podman.log:\n' >&2
+  tail -n 3 .cache/podman.log >&2
   return 1
 }
+
+# Wait up to $1 seconds for Podman's service to answer, or for ours to end.
+podman_answers() { answers /run/podman/podman.sock podman "$1"; }
 
 # Start a program that goes on by itself: $1 is its name in .cache, the rest its command.
 start_daemon() {
@@ -67,17 +69,21 @@ start_daemon() {
 }
 
 # Wait up to $1 seconds for Docker to answer, or for our dockerd to end.
-docker_answers() {
+docker_answers() { answers /var/run/docker.sock dockerd "$1"; }
+
+# Wait up to $3 seconds for an engine to answer at the socket $1, or for our daemon $2 to end. A
+# socket may outlive the daemon that made it.
+answers() {
   local tries
-  for ((tries = 0; tries < $1 * 5; tries++)); do
+  for ((tries = 0; tries <= $3 * 5; tries++)); do
     python3 -c '
-import socket
-with socket.socket(socket.AF_UNIX) as docker:
-    docker.connect("/var/run/docker.sock")
-    docker.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-    assert b" 200 " in docker.recv(64)' 2>/dev/null && return
-    if [ -e .cache/dockerd.pid ]; then
-      kill -0 "$(cat .cache/dockerd.pid)" 2>/dev/null || return 1
+import socket, sys
+with socket.socket(socket.AF_UNIX) as engine:
+    engine.connect(sys.argv[1])
+    engine.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+    assert b" 200 " in engine.recv(64)' "$1" 2>/dev/null && return
+    if [ -e ".cache/$2.pid" ]; then
+      kill -0 "$(cat ".cache/$2.pid")" 2>/dev/null || return 1
     fi
     sleep 0.2
   done
