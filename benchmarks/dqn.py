@@ -4,9 +4,8 @@ Both play Breakout with the hyper-parameters of CleanRL's ``dqn_atari.py`` that 
 (batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always learning. The
 optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
 
-Every contender is one process that waits while another runs. They take turns in short segments, so
-that a machine's changing mood meets all alike; ratios are medians over the rounds, of segments that
-ran next to each other.
+Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
+rounds.
 
 The baseline has an environment of its own, and its thread count is the better of 1 and 2::
 
@@ -23,12 +22,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from turns import median_ratio, serve, start, take_turns
 
 WARM_UP_STEPS = 1_200
 REPLAY = 10_000
@@ -85,17 +85,8 @@ def compare(options: argparse.Namespace) -> None:
     ours = (*CONTENDERS, ON_GPU) if options.gpu else CONTENDERS
     baselines = (*BASELINES, BASELINE_ON_GPU) if options.gpu else BASELINES
     contenders = [*ours, *(baselines if options.baseline else ())]
-    processes = {contender.name: start(contender, options) for contender in contenders}
-    speeds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    try:
-        for process in processes.values():
-            segment(process)  # warm up, one at a time
-        for _ in range(options.rounds):
-            for name, process in processes.items():
-                speeds[name].append(segment(process))
-    finally:
-        for process in processes.values():
-            process.kill()
+    processes = {contender.name: start_contender(contender, options) for contender in contenders}
+    speeds = take_turns(processes, options.rounds)
     baseline = max(
         (speeds[b.name] for b in baselines if b.name in speeds),
         key=statistics.median,
@@ -105,12 +96,11 @@ def compare(options: argparse.Namespace) -> None:
     for name, values in speeds.items():
         line = f"{name:32} {statistics.median(values):8.1f} {max(values):8.1f}"
         if baseline:
-            pairs = zip(values, baseline, strict=True)
-            line += f"   {statistics.median(ours / theirs for ours, theirs in pairs):6.2f}"
+            line += f"   {median_ratio(values, baseline):6.2f}"
         print(line)
 
 
-def start(
+def start_contender(
     contender: Contender, options: argparse.Namespace, launcher: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """Start a contender, which then waits for its turn; ``launcher`` goes before its command."""
@@ -119,37 +109,24 @@ def start(
     command += ["--segment", str(options.segment), "--shards", options.shards]
     environment = dict(os.environ)
     if contender.role != "baseline":
-        from capsule.experiment.spec import environment_variables
+        from capsule.experiment.variables import environment_variables
         from capsule.native import native_part
 
         environment |= environment_variables(spec_of(contender, options))
         environment["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
-    return subprocess.Popen(
-        [*launcher, *command],
-        env=environment,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-
-def segment(process: subprocess.Popen[str]) -> float:
-    """Let one process run its next segment and return its steps per second."""
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise ValueError("the process was started without pipes")
-    stdin.write("go\n")
-    stdin.flush()
-    return float(stdout.readline())
+    return start([*launcher, *command], environment)
 
 
 def work(contender: Contender, options: argparse.Namespace) -> None:
-    """Run segments as they are asked for; print the speed of each."""
+    """Run segments as they are asked for; tell the speed of each, in agent steps per second."""
     run = _baseline if contender.role == "baseline" else _capsule
     steps = run(contender, options)
-    for _ in sys.stdin:
+
+    def measure() -> float:
         started, taken = time.perf_counter(), next(steps)
-        print(taken / (time.perf_counter() - started), flush=True)
+        return taken / (time.perf_counter() - started)
+
+    serve(measure)
 
 
 def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
@@ -159,35 +136,10 @@ def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]
     spec = spec_of(contender, options)
     determinism.prepare(spec)
     determinism.apply(spec)
-    from capsule.training.dqn import DeepQLearning
-    from capsule.training.environments import make_environment
-    from capsule.training.replay import ReplayMemory
-    from capsule.training.streams import make_streams
-    from capsule.training.trace import Trace
+    from learners import make_learner
 
-    directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
-    trace = Trace(directory / "trace.jsonl")
-    if contender.role == "untraced":
-        trace.add = trace.record = lambda *_a, **_k: None  # type: ignore[assignment,method-assign]
-    streams = make_streams(spec.seeds)
-    environment = make_environment(spec.environment, streams, training=True)
-    replay = ReplayMemory(
-        directory,
-        capacity=REPLAY,
-        slack=1_000,
-        frame_shape=environment.frame_shape,
-        frame_dtype=environment.frame_dtype,
-        frame_stack=environment.frame_stack,
-    )
-    learner = DeepQLearning(
-        spec,
-        streams,
-        environment,
-        replay,
-        trace,
-        device=determinism.device_of(spec),
-        workers=contender.threads,
-    )
+    traced = contender.role != "untraced"
+    learner = make_learner(spec, workers=contender.threads, traced=traced)
     until = WARM_UP_STEPS
     while True:
         before = learner.step

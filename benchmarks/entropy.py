@@ -1,6 +1,6 @@
 """What random profiles cost: DQN under the launcher in each mode, beside the same without it.
 
-Training speed is compared in short segments that take turns (``benchmarks/dqn.py``), start-up by
+Training speed is compared in short segments that take turns (``turns.py``), start-up by
 whole processes that import torch and end. Ratios are medians over rounds::
 
     python benchmarks/entropy.py
@@ -17,11 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from dqn import Contender, segment, spec_of, start
+from dqn import Contender, spec_of, start_contender
+from turns import end, median_ratio, segment, take_turns
 
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.profile import merge
-from capsule.experiment.spec import EntropySpec, Spec, environment_variables
+from capsule.experiment.spec import EntropySpec, Spec
+from capsule.experiment.variables import environment_variables
 from capsule.native import FOLDER, native_part
 
 PLAIN = "without the launcher"
@@ -44,24 +46,18 @@ def compare_training(options: argparse.Namespace, scratch: Path) -> None:
     spec = spec_of(contender, options)
     # A replay needs a profile of exactly this program: of its warm-up, in which all draws are made.
     recorded = scratch / "training-recorded"
-    process = start(contender, options, launcher(spec, "record", recorded, None))
+    process = start_contender(contender, options, launcher(spec, "record", recorded, None))
     segment(process)
-    process.communicate()
+    end(process)
     profile = scratch / "training.profile"
     profile.write_bytes(merge(recorded))
     commands = {PLAIN: []} | {
         mode: launcher(spec, mode, scratch / f"training-{mode}", profile) for mode in MODES
     }
-    processes = {name: start(contender, options, words) for name, words in commands.items()}
-    for process in processes.values():
-        segment(process)
-    speeds: dict[str, list[float]] = {name: [] for name in processes}
-    for _ in range(options.rounds):
-        for name, process in processes.items():
-            speeds[name].append(segment(process))
-    for process in processes.values():
-        process.communicate()
-    report("agent steps/s", speeds)
+    processes = {
+        name: start_contender(contender, options, words) for name, words in commands.items()
+    }
+    report("agent steps/s", take_turns(processes, options.rounds))
 
 
 def compare_start_up(options: argparse.Namespace, scratch: Path) -> None:
@@ -103,8 +99,7 @@ def launcher(spec: Spec, mode: str, folder: Path, profile: Path | None) -> list[
 def report(unit: str, values: dict[str, list[float]]) -> None:
     print(f"{unit:28} {'median':>9}   ratio to the same without the launcher")
     for name, found in values.items():
-        pairs = zip(found, values[PLAIN], strict=True)
-        ratio = statistics.median(ours / plain for ours, plain in pairs)
+        ratio = median_ratio(found, values[PLAIN])
         print(f"{name:28} {statistics.median(found):9.3f}   {ratio:6.4f}")
 
 

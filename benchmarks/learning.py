@@ -22,7 +22,8 @@ from typing import Any
 
 from capsule.experiment import contract
 from capsule.experiment.contract import Event, Job
-from capsule.experiment.spec import Spec, environment_variables
+from capsule.experiment.spec import Spec
+from capsule.experiment.variables import environment_variables
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ Adam); and sqrt, log and exp of a million numbers, vector functions of oneMKL by
 "native, AVX2" is ``native`` on a processor without AVX-512, as nearly as this one can play it: what
 remains beside it is the price of the profile, and not of the shorter vectors.
 
-Every contender is a process per task that waits while another runs. They take turns in short
-segments; a ratio is the median over the rounds, of segments that ran next to each other. All use
-one thread, and what is measured is processor time, which others on the machine disturb least::
+Every contender is a process per task. They take turns (``turns.py``), and ratios are medians over
+the rounds. All use one thread, and what is measured is processor time, which others on the machine
+disturb least::
 
     python benchmarks/numerics.py                    # about ten minutes
     python benchmarks/numerics.py lstm --rounds 20
@@ -23,13 +23,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from capsule.experiment.spec import Spec, environment_variables
+from turns import median_ratio, serve, start, take_turns
+
+from capsule.experiment.spec import Spec
+from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
 
 CONTENDERS = ("native", "native, AVX2", "portable-v3", "portable-v3-strict", "portable-v2")
@@ -63,20 +64,10 @@ def main() -> None:
 def compare(task: str, rounds: int) -> None:
     """Time a task under every profile in turn, and print a line."""
     processes = {contender: _start(contender, task) for contender in CONTENDERS}
-    times: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
-    try:
-        for process in processes.values():
-            _segment(process)  # warm up, one at a time
-        for _ in range(rounds):
-            for contender, process in processes.items():
-                times[contender].append(_segment(process))
-    finally:
-        for process in processes.values():
-            process.kill()
+    times = take_turns(processes, rounds)
     line = f"{task:18}"
     for values in times.values():
-        pairs = zip(values, times["native"], strict=True)
-        ratio = statistics.median(own / native for own, native in pairs)
+        ratio = median_ratio(values, times["native"])
         line += f"{statistics.median(values):10.3f} best {min(values):7.3f} {ratio:4.2f}x"
     print(line, flush=True)
 
@@ -86,38 +77,26 @@ def _start(contender: str, task: str) -> subprocess.Popen[str]:
     variables = environment_variables(_spec(profile)) | (AVX2_ONLY if restricted else {})
     if profile != "native":
         variables["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
-    return subprocess.Popen(
-        [sys.executable, __file__, "--worker", profile, task],
-        env={**os.environ, **variables},
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-
-def _segment(process: subprocess.Popen[str]) -> float:
-    """Let one process run its next segment; return its milliseconds per repetition."""
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise ValueError("the process was started without pipes")
-    stdin.write("go\n")
-    stdin.flush()
-    return float(stdout.readline())
+    command = [sys.executable, __file__, "--worker", profile, task]
+    return start(command, {**os.environ, **variables})
 
 
 def work(spec: Any, task: Callable[[Any], Callable[[], None]]) -> None:
-    """Run segments as they are asked for; print what a repetition took in each."""
+    """Run segments as they are asked for; tell what a repetition took in each, in ms."""
     from capsule.training import determinism
 
     determinism.prepare(spec)
     determinism.apply(spec)
     repeat = task(spec)
-    for _ in sys.stdin:
+
+    def measure() -> float:
         started, repetitions = time.process_time(), 0
         while (seconds := time.process_time() - started) < SECONDS:
             repeat()
             repetitions += 1
-        print(1000 * seconds / repetitions, flush=True)
+        return 1000 * seconds / repetitions
+
+    serve(measure)
 
 
 def _spec(profile: str) -> Any:
@@ -139,28 +118,9 @@ def _spec(profile: str) -> Any:
 
 def dqn(spec: Any) -> Callable[[], None]:
     """An interval of our trainer, on one core."""
-    from capsule.training.determinism import device_of
-    from capsule.training.dqn import DeepQLearning
-    from capsule.training.environments import make_environment
-    from capsule.training.replay import ReplayMemory
-    from capsule.training.streams import make_streams
-    from capsule.training.trace import Trace
+    from learners import make_learner
 
-    directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
-    streams = make_streams(spec.seeds)
-    environment = make_environment(spec.environment, streams, training=True)
-    replay = ReplayMemory(
-        directory,
-        capacity=spec.trainer.replay_capacity,
-        slack=1_000,
-        frame_shape=environment.frame_shape,
-        frame_dtype=environment.frame_dtype,
-        frame_stack=environment.frame_stack,
-    )
-    trace = Trace(directory / "trace.jsonl")
-    learner = DeepQLearning(
-        spec, streams, environment, replay, trace, device=device_of(spec), workers=1
-    )
+    learner = make_learner(spec, workers=1)
     while learner.step < spec.trainer.replay_start:
         learner.interval()
     return learner.interval

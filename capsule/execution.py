@@ -29,8 +29,8 @@ from capsule.experiment.spec import (
     Model,
     SourcesSpec,
     Spec,
-    environment_variables,
 )
+from capsule.experiment.variables import environment_variables
 from capsule.image.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.fetch import fetch

@@ -23,9 +23,11 @@ from capsule.bundle.claims import (
     collect_claims,
     read_document,
 )
+from capsule.bundle.licences import collect_licences
 from capsule.bundle.manifest import Role
 from capsule.bundle.reproducing import reproducing_guide
-from capsule.bundle.sbom import collect_licences, image_sbom, machine_sbom, validate_sbom
+from capsule.bundle.sbom import image_sbom, machine_sbom
+from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.lock import Lock
@@ -228,7 +230,10 @@ def _image_files(
 ) -> dict[str, Content]:
     """Describe the image, and carry the layers that a verifier could not rebuild for ever."""
     config_digest = run.image.config_digest if run.image else f"sha256:{run.lock.digest()}"
-    licences = collect_licences(run.lock, lambda wheel: cache.path(wheel.sha256))
+    layers = {layer.name: layer.path for layer in run.image.layers} if run.image else {}
+    licences = collect_licences(
+        run.lock, lambda wheel: cache.path(wheel.sha256), layers.get("base")
+    )
     sbom = image_sbom(run.lock, config_digest, licences)
     validate_sbom(sbom)
     members = {IMAGE_SBOM: Content(sbom, "sbom", "application/vnd.cyclonedx+json")}

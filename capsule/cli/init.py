@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from capsule.cli.common import DEFAULT_SPEC, JsonOption, guarded, print_json
+
+TEMPLATES = {"dqn": "dqn-breakout-small.yaml", "own-program": "own-program.yaml"}
 
 
 @guarded
 def command(
     path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_SPEC,
     *,
+    template: Annotated[
+        Literal["dqn", "own-program"],
+        typer.Option(
+            "--template",
+            help="'dqn': deterministic DQN on Breakout, small enough for two CPU cores; "
+            "'own-program': a program of your own, beside the spec.",
+        ),
+    ] = "dqn",
     as_json: JsonOption = False,
 ) -> None:
-    """Write an annotated spec: deterministic DQN on Breakout, small enough for two CPU cores."""
+    """Write an annotated spec to start from."""
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.image.recipe import data_file
 
-    text = data_file("specs", "dqn-breakout-small.yaml").read_text(encoding="utf-8")
+    text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -42,4 +52,5 @@ def command(
         print_json({"schema": "capsule/init/v1", "spec": str(path)})
         return
     typer.echo(f"wrote {path}")
-    typer.echo(f"next: capsule build {path}", err=True)
+    first = "put your command into it, then " if template == "own-program" else ""
+    typer.echo(f"next: {first}capsule build {path}", err=True)

@@ -19,8 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from capsule.experiment.canonical import canonical_json
-
 StreamName = Literal[
     "environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"
 ]
@@ -56,7 +54,9 @@ class SourcesSpec(Model):
         (), description="Further package indexes, beside the machine's own."
     )
     find_links: tuple[str, ...] = Field(
-        (), description="Folders or pages with wheels, beside the machine's own."
+        (),
+        description="Folders or pages with wheels, beside the machine's own. A path is relative to "
+        "the spec file.",
     )
     debian: tuple[str, ...] = Field(
         (), description="Debian mirrors to use instead of the machine's own apt configuration."
@@ -529,78 +529,3 @@ def _unclaimed(trainer: DqnTrainer | CommandTrainer) -> list[str]:
         return []
     outputs = [f"trainer.outputs={pattern}" for pattern in trainer.outputs if pattern != "*"]
     return outputs + ["trainer.standard_output=False"] * (not trainer.standard_output)
-
-
-# Which code the maths libraries may choose, by profile; docs/numerics.md says why.
-_AVX2_PINS = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_CBWR": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
-}
-_SSE_PINS = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "MKL_CBWR": "SSE4_2",
-    "OPENBLAS_CORETYPE": "Nehalem",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,"
-    "-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
-}
-_NUMERICS_PINS: dict[Numerics, dict[str, str]] = {
-    "portable-v3": _AVX2_PINS,
-    "portable-v3-strict": _AVX2_PINS,
-    "portable-v2": _SSE_PINS,
-    "native": {},
-}
-
-
-def maths_variables(numerics: Numerics, threads: int | None) -> dict[str, str]:
-    """Return the variables that settle what the CPU's maths libraries do.
-
-    Args:
-        numerics: The profile. Portable ones need ``libcapsule-math.so`` preloaded, too.
-        threads: Threads of each library call; None leaves the number to the libraries.
-    """
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    counts = {} if threads is None else dict.fromkeys(names, str(threads))
-    fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
-    return fixed | counts | _NUMERICS_PINS[numerics]
-
-
-def environment_variables(spec: Spec) -> dict[str, str]:
-    """Variables that must be set before the interpreter starts, and reach every child process.
-
-    They are part of the image's configuration and of the plain-process engine alike, so that
-    nothing that matters is set by a call in ``main``.
-    """
-    settings = spec.determinism
-    variables = {
-        "PYTHONHASHSEED": "random" if settings.hash_seed is None else str(settings.hash_seed),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONUTF8": "1",
-        "TZ": "UTC",
-        "LANG": "C.UTF-8",
-        "LC_ALL": "C.UTF-8",
-    }
-    numerics = spec.accelerator.numerics if isinstance(spec.accelerator, CpuAccelerator) else None
-    variables |= maths_variables(numerics or "native", settings.threads)
-    if spec.accelerator.kind == "cuda":
-        variables |= {
-            "NVIDIA_TF32_OVERRIDE": "1" if settings.tf32 else "0",
-            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        }
-        if settings.cublas_workspace is not None:
-            variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
-    if settings.propagation:  # see capsule/training/propagation.py
-        document = {
-            "determinism": settings.model_dump(),
-            "numerics": numerics,
-            "environment": variables,
-        }
-        variables["CAPSULE_DETERMINISM"] = canonical_json(document).decode()
-    return variables

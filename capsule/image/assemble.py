@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Literal
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock, LockedDebianPackage, LockedProject, LockedWheel
-from capsule.experiment.spec import environment_variables
+from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.deb import deb_entries

@@ -125,6 +125,17 @@ def machine_sources(spec: SourcesSpec) -> MachineSources:
     return merge_sources(parse_pip_configuration(process.stdout), spec)
 
 
+def sources_beside(sources: SourcesSpec, folder: Path) -> SourcesSpec:
+    """Return a spec's sources with its own folders named by absolute paths.
+
+    Args:
+        sources: The spec's section.
+        folder: The spec file's folder, which a path in ``find_links`` is relative to.
+    """
+    links = (_absolute(link, folder) for link in sources.find_links)
+    return sources.model_copy(update={"find_links": tuple(links)})
+
+
 def parse_pip_configuration(listing: str) -> dict[str, str]:
     """Parse ``pip config list``: the value of each option as ``pip download`` would see it.
 
@@ -198,6 +209,12 @@ def _local(link: str) -> Path | None:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return None if parts.scheme else Path(link).expanduser()
+
+
+def _absolute(link: str, folder: Path) -> str:
+    """Return a find-links entry as it stands if it is a URL, else as an absolute path."""
+    path = None if urlsplit(link).scheme else _local(link)
+    return link if path is None else str((folder / path).absolute())
 
 
 def _one_word(link: str) -> str:

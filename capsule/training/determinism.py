@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.contract import Runtime
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec, environment_variables
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.experiment.variables import environment_variables
 from capsule.training import known_answers, numerics, torch_flags
 from capsule.training.propagation import check_start, environment_of
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from capsule.training.dqn import DeepQLearning
     from capsule.training.environments import Environment
-    from capsule.training.evaluation import QValues, Starts
+    from capsule.training.evaluation import MakeEnvironment, QValues, Starts
     from capsule.training.networks import Parameters
     from capsule.training.replay import ReplayMemory
     from capsule.training.trace import Trace
@@ -271,14 +271,29 @@ class Attempt:
         self._seconds_before = state.seconds
 
     def _evaluate(self) -> None:
-        """Evaluate the kept networks in order, as many at a time as there are threads."""
-        progress = self._load_evaluation() or self._choose_starts()
+        """Evaluate the kept networks in order, as many at a time as there are threads.
+
+        Each thread plays in environments of its own, which are made once: loading games takes
+        longer than playing them.
+        """
+        from capsule.training.evaluation import evaluation_environments
+
+        spec = self._spec
+        makers = [
+            evaluation_environments(spec.environment, self._seeds, spec.evaluation.starts)
+            for _ in range(self._workers)
+        ]
+        progress = self._load_evaluation() or self._choose_starts(makers[0])
         self._streams["evaluation"].restore(progress.stream)
         starts, points = progress.evaluation.starts, list(progress.evaluation.points)
-        waiting = iter(_evaluated_steps(self._spec)[len(points) :])
+        waiting = iter(_evaluated_steps(spec)[len(points) :])
+
+        def point(make_env: MakeEnvironment, step: int) -> EvaluationPoint:
+            return self._evaluate_network(make_env, starts, step)
+
         with ThreadPoolExecutor(self._workers) as pool:
             while steps := list(islice(waiting, self._workers)):
-                points += pool.map(lambda step: self._evaluate_network(step, starts), steps)
+                points += pool.map(point, makers, steps)  # fewer steps leave makers idle
                 evaluation = Evaluation(starts=starts, points=tuple(points))
                 progress = EvaluationProgress(stream=progress.stream, evaluation=evaluation)
                 self._write(f"{contract.STATE}/{_EVALUATION_PROGRESS}", progress)
@@ -299,12 +314,12 @@ class Attempt:
                 exit_code=ExitCode.TRAINING_FAILED,
             ) from error
 
-    def _choose_starts(self) -> EvaluationProgress:
-        from capsule.training.evaluation import evaluation_environments, generate_starts
+    def _choose_starts(self, make_env: MakeEnvironment) -> EvaluationProgress:
+        from capsule.training.evaluation import generate_starts
 
         spec, stream = self._spec, self._streams["evaluation"]
         starts = generate_starts(
-            evaluation_environments(spec.environment, self._seeds, spec.evaluation.starts),
+            make_env,
             self._environment.actions,
             spec.evaluation,
             stream,
@@ -313,17 +328,17 @@ class Attempt:
         evaluation = Evaluation(starts=starts, points=())
         return EvaluationProgress(stream=stream.state(), evaluation=evaluation)
 
-    def _evaluate_network(self, step: int, starts: Starts) -> EvaluationPoint:
+    def _evaluate_network(
+        self, make_env: MakeEnvironment, starts: Starts, step: int
+    ) -> EvaluationPoint:
         from safetensors.numpy import load_file
 
-        from capsule.training.evaluation import evaluate, evaluation_environments
+        from capsule.training.evaluation import evaluate
 
-        spec = self._spec
         parameters = self.learner.online.zeros_like()
         parameters.load(load_file(self._network_path(step)))
-        environments = evaluation_environments(spec.environment, self._seeds, len(starts))
         return evaluate(
-            environments, starts, spec.evaluation, self._interruptible(parameters), step
+            make_env, starts, self._spec.evaluation, self._interruptible(parameters), step
         )
 
     def _interruptible(self, parameters: Parameters) -> QValues:

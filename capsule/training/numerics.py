@@ -1,7 +1,7 @@
 """CPU numerics: which code each maths library runs, settled, and read back.
 
 A profile has three parts. Environment variables hold every library to one instruction set
-(:func:`capsule.experiment.spec.environment_variables`); the preloaded ``libcapsule-math.so``
+(:func:`capsule.experiment.variables.environment_variables`); the preloaded ``libcapsule-math.so``
 settles what no variable reaches in oneMKL; :func:`settle` switches off the libraries of torch that
 choose their blocks by the size of the caches. ``docs/numerics.md`` has the reasons and the proof.
 """

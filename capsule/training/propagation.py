@@ -1,11 +1,12 @@
 """Determinism in every Python process of a run, whoever started it.
 
 A run's settings travel in the environment variable ``CAPSULE_DETERMINISM``, made by
-:func:`capsule.experiment.spec.environment_variables`: JSON with the spec's ``determinism`` section,
-its ``numerics`` profile and the ``environment`` that goes with them. Beside this package, in the
-same site-packages, lies ``capsule-determinism.pth``. The interpreter reads it at every start, under
-``-I``, ``-E`` and ``-P``, too, and so calls :func:`install`, which leaves a hook behind: when torch
-is imported, the start of the interpreter is checked, torch's flags are set, and read back.
+:func:`capsule.experiment.variables.environment_variables`: JSON with the spec's ``determinism``
+section, its ``numerics`` profile and the ``environment`` that goes with them. Beside this package,
+in the same site-packages, lies ``capsule-determinism.pth``. The interpreter reads it at every
+start, under ``-I``, ``-E`` and ``-P``, too, and so calls :func:`install`, which leaves a hook
+behind: when torch is imported, the start of the interpreter is checked, torch's flags are set, and
+read back.
 
 A child started with a cleaned environment has lost the variable, and others with it. It finds them
 in its nearest ancestor that has them, and restarts itself once with what was missing: hash seed,

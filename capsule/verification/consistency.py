@@ -10,7 +10,7 @@ from typing import Any
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import CheckpointClaim, Claims, ProgramClaims, TrainingClaims
-from capsule.bundle.sbom import sbom_matches_lock, validate_sbom
+from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.entropy.profile import parse
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_file

@@ -5,82 +5,30 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.spdx import is_expression
 from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packageurl import PackageURL
 
-from capsule.bundle.sbom import (
-    collect_licences,
-    image_sbom,
-    is_spdx,
-    machine_sbom,
-    sbom_matches_lock,
-    validate_sbom,
-    wheel_purl,
-)
+from capsule.bundle.licences import debian_choice, expression_choice
+from capsule.bundle.package_urls import debian_purl, wheel_purl
+from capsule.bundle.sbom import image_sbom, machine_sbom
+from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import (
-    Lock,
-    LockedCode,
-    LockedDebianPackage,
-    LockedImage,
-    LockedWheel,
-)
-from capsule.experiment.spec import CudaAccelerator, DqnTrainer, GymnasiumEnvironment, Spec
+from capsule.experiment.lock import LockedGit, LockedProject
+from capsule.experiment.spec import CudaAccelerator
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.machine.gpu import Driver, Gpu, RemappedRows
 
+from .locks import debian, digest_of, make_lock, wheel
+
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 DIGEST = "sha256:" + sha256_hex(b"image")
-
-
-def digest_of(name: str) -> str:
-    return sha256_hex(name.encode())
-
-
-def wheel(name, version="1.0", tag="py3-none-any"):
-    filename = f"{name.replace('-', '_')}-{version}-{tag}.whl"
-    return LockedWheel(name=name, version=version, filename=filename, sha256=digest_of(filename))
-
-
-def debian(name, version, architecture="amd64"):
-    pool = f"pool/main/{name[0]}/{name}/{name}_{version.replace(':', '%3a')}_{architecture}.deb"
-    return LockedDebianPackage(
-        name=name,
-        version=version,
-        architecture=architecture,
-        pool=pool,
-        size=1,
-        sha256=digest_of(pool),
-        requested=False,
-    )
-
-
-def make_lock(recipe="cpu", wheels=(), packages=(), **spec):
-    return Lock(
-        spec=Spec(
-            name="test",
-            environment=GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1"),
-            trainer=DqnTrainer(algorithm="dqn", network="mlp"),
-            **spec,
-        ),
-        image=LockedImage(
-            assembler=1,
-            recipe=recipe,
-            recipe_sha256=digest_of(recipe),
-            debian=packages,
-            wheels=wheels,
-            code=LockedCode(version="0.1.0", sha256=digest_of("code")),
-        ),
-    )
 
 
 PACKAGES = (debian("libstdc++6", "12.2.0-14+deb12u1"), debian("tzdata", "1:2026a~1-0", "all"))
@@ -100,11 +48,23 @@ CUDA = make_lock(
     packages=PACKAGES,
     accelerator=CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65"),
 )
+PROGRAM = CPU.model_copy(
+    update={
+        "project": LockedProject(
+            sha256=digest_of("tree"),
+            size=10_240,
+            files={"train.py": f"file 0644 {digest_of('train')}", "link": "symlink train.py"},
+            git=LockedGit(commit="1" * 40, dirty=True, diff=None, untracked=("train.py",)),
+        )
+    }
+)
 TORCH_PURL = wheel_purl(CPU.image.wheels[0])
 LICENCES = {
-    TORCH_PURL: "BSD-3-Clause",
-    wheel_purl(CPU.image.wheels[1]): "GPL-2.0-only OR LicenseRef-Other",
+    TORCH_PURL: expression_choice("BSD-3-Clause"),
+    wheel_purl(CPU.image.wheels[1]): expression_choice("GPL-2.0-only OR LicenseRef-Other"),
+    debian_purl(PACKAGES[1], "debian-12"): debian_choice(("Expat", "public-domain")),
 }
+NO_LICENCE = {"capsule:licence": "no assertion"}
 GOOD = image_sbom(CPU, DIGEST, LICENCES)
 BARE = image_sbom(CPU, DIGEST)  # licences are their author's word: no lock contradicts them
 
@@ -132,6 +92,7 @@ GPU_MACHINE = Fingerprint(
 DOCUMENTS = {
     "cpu image": GOOD,
     "cuda image": image_sbom(CUDA, DIGEST),
+    "image of a program": image_sbom(PROGRAM, DIGEST),
     "empty image": image_sbom(make_lock(), DIGEST),
     "this machine": machine_sbom(HERE),
     "gpu machine": machine_sbom(GPU_MACHINE),
@@ -150,7 +111,7 @@ def named(data, name):
 
 
 def properties(part):
-    return {each["name"]: each["value"] for each in part["properties"]}
+    return {each["name"]: each["value"] for each in part.get("properties", [])}
 
 
 def refusal(data):
@@ -189,7 +150,7 @@ def test_every_package_of_the_lock_is_in_the_document(lock):
         purl = PackageURL("deb", "debian", each.name, each.version, qualifiers)
         part = purls.pop(purl.to_string())
         assert part["hashes"] == [{"alg": "SHA-256", "content": each.sha256}]
-        assert properties(part) == {"capsule:debian:pool": each.pool}
+        assert properties(part) == {"capsule:debian:pool": each.pool} | NO_LICENCE
     (image,) = purls
     assert PackageURL.from_string(image).version == DIGEST
     assert named(image_sbom(lock, DIGEST), "capsule-rl")["version"] == "0.1.0"
@@ -222,7 +183,7 @@ def test_cuda_libraries_are_visible():
         ("cuDNN", "library", "9.15.1.9", "NVIDIA"),
         ("cuBLAS", "library", "13.1.0.3", "NVIDIA"),
     }
-    assert "properties" not in named(data, "torch")
+    assert properties(named(data, "torch")) == NO_LICENCE
 
 
 def test_licences_are_written_where_they_are_known():
@@ -235,14 +196,35 @@ def test_licences_are_written_where_they_are_known():
             {"expression": "GPL-2.0-only OR LicenseRef-Other", "acknowledgement": "declared"}
         ],
         "capsule-rl": [{"license": {"id": "Apache-2.0", "acknowledgement": "declared"}}],
+        "tzdata": [
+            {"license": {"id": "MIT", "acknowledgement": "declared"}},
+            {"license": {"name": "public-domain", "acknowledgement": "declared"}},
+        ],
     }
 
 
-def test_a_licence_that_is_none_is_refused():
-    with pytest.raises(CapsuleError) as caught:
-        image_sbom(CPU, DIGEST, {TORCH_PURL: "BSD License"})
-    assert (caught.value.code, caught.value.exit_code) == ("CAP-B060", ExitCode.USAGE)
-    assert "'BSD License'" in caught.value.message
+def test_what_has_no_licence_says_so():
+    asserted = {part["name"] for part in components(GOOD).values() if "licenses" in part}
+    silent = {
+        part["name"]
+        for part in components(GOOD).values()
+        if NO_LICENCE.items() <= properties(part).items()
+    }
+    assert (asserted, silent) == ({"torch", "ale-py", "capsule-rl", "tzdata"}, {"libstdc++6"})
+
+
+def test_a_source_tree_is_named_by_its_digest_alone():
+    part = named(image_sbom(PROGRAM, DIGEST), "source-tree")
+    assert part["type"] == "application"
+    assert part["hashes"] == [{"alg": "SHA-256", "content": PROGRAM.project.sha256}]
+    facts = {"capsule:source-tree:bytes": "10240", "capsule:source-tree:files": "2"}
+    assert properties(part) == facts | NO_LICENCE
+    assert part.keys() == {"type", "bom-ref", "name", "hashes", "properties"}
+    assert "source-tree" not in components(GOOD)
+    moved = PROGRAM.project.model_copy(update={"git": None})
+    assert image_sbom(PROGRAM.model_copy(update={"project": moved}), DIGEST) == image_sbom(
+        PROGRAM, DIGEST
+    )
 
 
 def test_equal_images_give_equal_bytes_in_any_process():
@@ -277,7 +259,7 @@ def test_the_document_is_a_function_of_the_image_alone():
 
 def test_the_form_is_pinned():
     # A verifier derives these bytes again, with a Capsule and libraries of another year.
-    assert sha256_hex(GOOD) == "ff3c3e618eeed652207b7ec0b02e3c4cbeaa233931ab834f1c5e3edda03a1302"
+    assert sha256_hex(GOOD) == "3679615972981549fe13e14334b3b32682a3797668d278c6dc7adcb54c8fce55"
     assert json.loads(GOOD)["serialNumber"] == "urn:uuid:300d5341-c811-5b02-9e4e-12b9fc72fef4"
 
 
@@ -341,88 +323,6 @@ def test_a_machine_that_tells_little():
     data = machine_sbom(silent)
     validate_sbom(data)
     assert components(data).keys() == {"machine", "cpu", "kernel", "gpu:0"}
-
-
-# --- licences -----------------------------------------------------------------------------------
-
-MIT = "License :: OSI Approved :: MIT License"
-BSD = "License :: OSI Approved :: BSD License"
-
-
-@pytest.mark.parametrize(
-    ("headers", "licence"),
-    [
-        (["License-Expression: Apache-2.0 OR MIT"], "Apache-2.0 OR MIT"),
-        (["License-Expression: LicenseRef-NVIDIA-Proprietary"], "LicenseRef-NVIDIA-Proprietary"),
-        (["License-Expression: MIT", "License: GPL-3.0-only"], "MIT"),
-        (["License: BSD-3-Clause", f"Classifier: {BSD}"], "BSD-3-Clause"),
-        (["License: GPL"], None),
-        (["License: UNKNOWN", f"Classifier: {MIT}"], "MIT"),
-        ([f"Classifier: {MIT}", "Classifier: Programming Language :: Python :: 3"], "MIT"),
-        ([f"Classifier: {BSD}"], None),
-        ([f"Classifier: {MIT}", f"Classifier: {BSD}"], None),
-        (["Classifier: License :: OSI Approved :: Apache Software License"], None),
-        ([], None),
-    ],
-)
-def test_licences_are_read_and_never_guessed(tmp_path, headers, licence):
-    path = tmp_path / "wheel"
-    metadata = "\n".join(["Metadata-Version: 2.4", "Name: ale-py", "Version: 0.12.1", *headers])
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("vendored/MIT-1.0.dist-info/METADATA", "License-Expression: ISC\n")
-        archive.writestr("ALE.Py-0.12.1.dist-info/METADATA", metadata + "\n\nA description.\n")
-    lock = make_lock(wheels=(wheel("ale-py", "0.12.1"),))
-    found = collect_licences(lock, {wheel("ale-py", "0.12.1"): path}.__getitem__)
-    assert found == ({} if licence is None else {wheel_purl(wheel("ale-py", "0.12.1")): licence})
-    validate_sbom(image_sbom(lock, DIGEST, found))
-
-
-@pytest.mark.parametrize("content", [b"not a zip", None])
-def test_an_unreadable_wheel_is_refused(tmp_path, content):
-    path = tmp_path / "wheel"
-    if content is None:
-        zipfile.ZipFile(path, "w").close()
-    else:
-        path.write_bytes(content)
-    for place in (path, tmp_path / "missing"):
-        with pytest.raises(CapsuleError) as caught:
-            collect_licences(make_lock(wheels=(wheel("ale-py"),)), lambda _, place=place: place)
-        assert (caught.value.code, caught.value.exit_code) == ("CAP-B061", ExitCode.BUILD_FAILED)
-        assert "ale_py-1.0-py3-none-any.whl" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("text", "sound"),
-    [
-        ("MIT", True),
-        ("Apache-2.0 WITH LLVM-exception", True),
-        ("(MIT OR Apache-2.0) AND BSD-3-Clause", True),
-        ("MIT AND LicenseRef-Own-1", True),
-        ("mit", False),
-        ("GPL", False),
-        ("", False),
-        ("()", False),
-        ("AND", False),
-        ("MIT OR", False),
-        ("MIT MIT", False),
-        ("MIT AND ", False),
-        ("BSD License", False),
-        ("LicenseRef-", False),
-    ],
-)
-def test_spdx_expressions(text, sound):
-    assert is_spdx(text) is sound
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    text=st.lists(
-        st.sampled_from(["MIT", "ISC", "AND", "OR", "WITH", "(", ")", "LicenseRef-x", "GPL", "é"])
-    ).map(" ".join)
-)
-def test_no_text_breaks_the_check_of_expressions(text):
-    if is_spdx(text):
-        assert is_expression(text.replace("LicenseRef-x", "MIT"))
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -582,8 +482,29 @@ def licence_in_words(document):
     torch["licenses"] = [{"license": {"name": "whatever you like"}}]
 
 
+def licence_with_an_address(document):
+    (tzdata,) = (part for part in document["components"] if part["name"] == "tzdata")
+    tzdata["licenses"][0]["license"]["bom-ref"] = "extra"
+
+
+def licence_and_none(document):
+    (tzdata,) = (part for part in document["components"] if part["name"] == "tzdata")
+    tzdata["licenses"] = []
+
+
 def other_order(document):
     document["components"].reverse()
+
+
+def no_source_tree(document):
+    (tree,) = (part for part in document["components"] if part["name"] == "source-tree")
+    document["components"].remove(tree)
+    document["dependencies"][0]["dependsOn"].remove("source-tree")
+
+
+def other_source_tree(document):
+    (tree,) = (part for part in document["components"] if part["name"] == "source-tree")
+    tree["hashes"][0]["content"] = "0" * 64
 
 
 def no_dependencies(document):
@@ -608,6 +529,8 @@ def other_root(document):
         (unnamed_package, "(unnamed 7) is not in the lock"),
         (hidden_package, "capsule-code: components is"),
         (licence_in_words, f"{TORCH_PURL}: licenses is"),
+        (licence_with_an_address, "tzdata@1:2026a~1-0?arch=all&distro=debian-12: licenses is"),
+        (licence_and_none, "tzdata@1:2026a~1-0?arch=all&distro=debian-12: properties is"),
         (other_order, "arranged differently"),
         (no_dependencies, "dependencies differs"),
         (other_serial, "serialNumber differs"),
@@ -618,6 +541,21 @@ def test_a_sound_document_that_lies_is_named(change, difference):
     lie = changed(GOOD, change)
     assert VALIDATOR.validate_str(lie.decode()) is None
     assert any(difference in found for found in sbom_matches_lock(lie, CPU))
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (no_source_tree, "source-tree is missing"),
+        (other_source_tree, "source-tree: hashes"),
+    ],
+)
+def test_another_source_tree_is_named(change, difference):
+    data = image_sbom(PROGRAM, DIGEST)
+    assert sbom_matches_lock(data, PROGRAM) == []
+    lie = changed(data, change)
+    assert VALIDATOR.validate_str(lie.decode()) is None
+    assert any(difference in found for found in sbom_matches_lock(lie, PROGRAM))
 
 
 def test_the_document_of_another_image_is_named():

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from capsule.experiment.spec import CodeSpec, CommandTrainer
+from capsule.experiment.spec_file import load_spec
+
 SMALL = Path(__file__).parents[2] / "specs" / "dqn-breakout-small.yaml"
 
 
@@ -56,6 +59,26 @@ def test_init_writes_a_spec_that_is_valid_and_never_overwrites(tmp_path):
     assert again.returncode == 2
     assert "CAP-S005" in again.stderr
     assert (tmp_path / "capsule.yaml").read_bytes() == written == SMALL.read_bytes()
+
+
+def test_init_writes_a_spec_for_an_own_program(tmp_path):
+    done = capsule("init", "--template", "own-program", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"schema": "capsule/init/v1", "spec": "capsule.yaml"}
+    spec = load_spec(tmp_path / "capsule.yaml")
+    assert isinstance(spec.trainer, CommandTrainer)
+    assert "{seed}" in spec.trainer.command
+    assert spec.code == CodeSpec(path=".")
+    plain = capsule("init", "other.yaml", "--template", "own-program", cwd=tmp_path)
+    assert "put your command into it" in plain.stderr
+
+
+def test_an_unknown_template_is_refused_and_the_known_ones_are_named(tmp_path):
+    done = capsule("init", "--template", "ppo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "own-program" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert "own-program" in capsule("init", "--help").stdout
 
 
 def test_schema_is_json_schema():

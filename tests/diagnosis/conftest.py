@@ -19,8 +19,8 @@ from capsule.diagnosis.findings import Finding
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import environment_variables
 from capsule.experiment.spec_file import parse_spec
+from capsule.experiment.variables import environment_variables
 from capsule.report.progress import SilentReporter
 
 PACKAGE = Path(capsule.__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.spec import maths_variables
+from capsule.experiment.variables import maths_variables
 from capsule.native import native_part
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.contract import Job
-from capsule.experiment.spec import Spec, environment_variables
+from capsule.experiment.spec import Spec
+from capsule.experiment.variables import environment_variables
 from capsule.training.known_answers import GOLDEN
 
 pytestmark = pytest.mark.emulated

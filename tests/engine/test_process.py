@@ -16,7 +16,7 @@ from capsule.engine.interface import RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine, environment_key
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import environment_variables
+from capsule.experiment.variables import environment_variables
 
 LEAKY = (
     "LD_LIBRARY_PATH",

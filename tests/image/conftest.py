@@ -34,6 +34,28 @@ trainer: {algorithm: dqn}
 CODE = {"capsule/__init__.py": b'"""Tiny."""\n', "capsule/training/__init__.py": b""}
 
 
+PIP_VARIABLES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CERT", "TRUSTED_HOST")
+
+
+def forget_pip_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what this machine's environment tells pip."""
+    for name in PIP_VARIABLES:
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+
+
+def only_these_sources(monkeypatch: pytest.MonkeyPatch, index: Path, folder: Path) -> None:
+    """Make an index and a folder of wheels the only sources that pip is configured for."""
+    forget_pip_variables(monkeypatch)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    # Whatever is not in these sources cannot be reached, and says so at once.
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
 @dataclass(frozen=True)
 class Member:
     """One member of a data archive."""

@@ -12,7 +12,7 @@ import pytest
 
 from capsule.experiment.canonical import parse_canonical_json, sha256_file, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import environment_variables
+from capsule.experiment.variables import environment_variables
 from capsule.image import assemble as module
 from capsule.image.assemble import archive_chunks, assemble, write_archive
 from capsule.image.code import training_code_digest

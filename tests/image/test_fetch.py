@@ -20,7 +20,7 @@ from capsule.image.cache import Cache
 from capsule.image.debian import shipped_base
 from capsule.image.fetch import fetch
 
-PIP_VARIABLES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CERT", "TRUSTED_HOST")
+from .conftest import only_these_sources
 
 
 def make_wheel(name: str, version: str, remark: str = "") -> bytes:
@@ -83,16 +83,8 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    for name in PIP_VARIABLES:
-        monkeypatch.delenv(f"PIP_{name}", raising=False)
     machine = Machine(tmp_path)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", machine.index.as_uri())
-    monkeypatch.setenv("PIP_FIND_LINKS", str(machine.folder))
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    only_these_sources(monkeypatch, machine.index, machine.folder)
     return machine
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
     CudaAccelerator,
@@ -37,8 +38,9 @@ from capsule.image.resolve import (
 )
 from capsule.image.sources import MachineSources, machine_sources
 
+from .conftest import only_these_sources
+
 CUDA = CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65")
-PIP_VARIABLES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CERT", "TRUSTED_HOST")
 NVIDIA = {
     "nvidia-cuda-runtime": "13.0.96",
     "nvidia-cudnn-cu13": "9.20.0.48",
@@ -105,17 +107,8 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    for name in PIP_VARIABLES:
-        monkeypatch.delenv(f"PIP_{name}", raising=False)
     machine = Machine(tmp_path)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", machine.index.as_uri())
-    monkeypatch.setenv("PIP_FIND_LINKS", str(machine.folder))
-    # Whatever is not in this machine's own sources cannot be reached, and says so at once.
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    only_these_sources(monkeypatch, machine.index, machine.folder)
     return machine
 
 
@@ -162,6 +155,34 @@ def test_the_specs_own_folder_is_added(machine, tmp_path):
     make_wheel(tmp_path / "more", "beta", "2.1")
     spec = make_spec("beta", find_links=[str(tmp_path / "more")])
     assert machine.wheels(spec) == {"beta": "2.1"}
+
+
+@pytest.mark.parametrize("set_by", ["the file", "an override"])
+def test_the_specs_own_folder_is_relative_to_the_spec(machine, tmp_path, monkeypatch, set_by):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for name in ("beta", "pydantic", "rfc8785", "xxhash"):
+        make_wheel(home / "more", name, "9.0")
+    sources = ", sources: {find_links: [more]}" if set_by == "the file" else ""
+    (home / "tiny.yaml").write_text(
+        "schema: capsule/spec/v1\n"
+        "name: tiny\n"
+        f"image: {{packages: [beta]{sources}}}\n"
+        "environment: {suite: gymnasium, id: CartPole-v1}\n"
+        "trainer: {algorithm: dqn, network: mlp}\n"
+    )
+    overrides = [] if sources else ["image.sources.find_links=[more]"]
+    monkeypatch.chdir(elsewhere)
+    lock, found = locked(
+        Path("../home/tiny.yaml"), overrides, machine.cache, progress=lambda _: None
+    )
+    assert [wheel.name for wheel in lock.image.wheels] == ["beta", "pydantic", "rfc8785", "xxhash"]
+    assert [Path(link).resolve() for link in found.find_links] == [home / "more"]
+    assert all(Path(link).is_absolute() for link in found.find_links)
+    written = (home / "tiny.lock.json").read_text()
+    assert "more" not in written
+    assert str(tmp_path) not in written
 
 
 def test_highest_version_of_all_indexes_wins_as_with_pip(machine, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from capsule.experiment import contract
-from capsule.experiment.spec import environment_variables
+from capsule.experiment.variables import environment_variables
 from capsule.training.determinism import _satisfies
 
 from .conftest import (

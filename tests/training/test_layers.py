@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.spec import environment_variables, relaxations
+from capsule.experiment.spec import relaxations
+from capsule.experiment.variables import environment_variables
 from capsule.training import torch_flags
 
 from .conftest import CARTPOLE, ROOT, make_spec, start_variables

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec import maths_variables
+from capsule.experiment.variables import maths_variables
 from capsule.native import native_part
 from capsule.training import numerics
 
