@@ -21,15 +21,10 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import (
-    CommandTrainer,
-    CpuAccelerator,
-    CudaAccelerator,
-    Model,
-    SourcesSpec,
-    Spec,
-)
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, SourcesSpec, Spec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.image.assemble import Image, assemble
 from capsule.image.cache import Cache

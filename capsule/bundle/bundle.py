@@ -34,7 +34,7 @@ from capsule.bundle.manifest import (
 )
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 
 _M = TypeVar("_M", bound=Model)
 

@@ -17,8 +17,10 @@ from capsule.experiment.canonical import (
     sha256_hex,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, Sha256
-from capsule.experiment.spec import CommandTrainer, Model, relaxations
+from capsule.experiment.spec import relaxations
+from capsule.experiment.trainers import CommandTrainer
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)

@@ -21,8 +21,8 @@ from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.bundle.manifest import CHECKSUMS, MANIFEST, Manifest, parse_document
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.experiment.spec import Model
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

@@ -15,8 +15,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from capsule.bundle.archive import MAX_NAME, MAX_SIZE, NAME_PATTERN, tampered
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.experiment.spec import Model
 
 ENVELOPE = "signatures/run.sigstore.json"
 MANIFEST = "manifest.json"

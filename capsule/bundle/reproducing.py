@@ -8,7 +8,8 @@ from capsule.bundle.claims import Claims
 from capsule.entropy.launch import launch_arguments
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import CommandTrainer, Spec
+from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import Image
 from capsule.image.wheel import INTERPRETER, SITE
 

@@ -23,8 +23,10 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import CommandTrainer, Model, Spec
+from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.training.instruments import InstrumentReport, OperatorUse
@@ -258,7 +260,7 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
     spec, trainer = lock.spec, lock.spec.trainer
     if isinstance(trainer, CommandTrainer):
         return lock, None
-    unit = trainer.update_interval
+    unit = trainer.interval_steps
     least = 2 * (-(-trainer.batch_size // unit) * unit)
     if steps < least or steps % (2 * unit):
         raise CapsuleError(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 from capsule.training.instruments import Location
 
 Level = Literal["error", "warning", "note"]

@@ -20,7 +20,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 
 FILE_NAME = "journal"
 MAGIC = b"CAPSJRNL"
-VERSION = 1
+VERSION = 2
 
 _HEADER = struct.Struct("<8s2I2Q2I24x")
 _RECORD = struct.Struct("<3I4x")
@@ -30,6 +30,7 @@ _CALL = struct.Struct("<16x2Q")
 _MISMATCH = struct.Struct("<16x3I4x4Q192s192s")
 
 _MAX_BYTES = 1 << 30  # what a process makes the file
+_KEPT_SIZE = 32  # bytes at most that are kept of a call
 _IS_FULL = 2
 
 
@@ -82,11 +83,20 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One recorded call: how, by which library, and what it was given."""
+    """One recorded call: how, by which library, and what its bytes are made from.
+
+    Attributes:
+        source: How it asked.
+        caller: File name of the library that called.
+        size: Number of bytes that it was given.
+        kept: These bytes, of a call for 32 or fewer; otherwise the 32 bytes from which they are
+            expanded, as ``docs/random-profiles.md`` says.
+    """
 
     source: Source
     caller: str
-    data: bytes
+    size: int
+    kept: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,11 @@ def read_journal(directory: Path) -> Journal:
     return _Reader(path, header + body, machine).journal(full=failed == _IS_FULL)
 
 
+def kept_size(size: int) -> int:
+    """Return how many bytes are kept of a recorded call for ``size``."""
+    return min(size, _KEPT_SIZE)
+
+
 def totals(uses: Iterable[Use]) -> tuple[Use, ...]:
     """Add up what has the same thread, source and caller; sorted by these."""
     sums: dict[tuple[str, str, Source, str], tuple[int, int]] = {}
@@ -295,10 +310,11 @@ class _Reader:
     def _call(self, offset: int) -> None:
         counter, size = self._unpack(_CALL, offset)
         start = offset + _CALL.size
-        if counter not in self._counters or start + size > len(self._data):
+        end = start + kept_size(size)
+        if counter not in self._counters or end > len(self._data):
             _contradiction(self._path, f"has a call of nobody at {offset}")
         owner, use = self._counters[counter]
-        call = Call(use.source, use.caller, self._data[start : start + size])
+        call = Call(use.source, use.caller, size, self._data[start:end])
         self._recorded.setdefault(owner, []).append(call)
 
     def _mismatched(self, offset: int) -> None:

@@ -16,7 +16,9 @@ from pydantic import Field
 from capsule.entropy.report import EntropyReport
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Runtime, StreamProfiles
-from capsule.experiment.spec import CommandTrainer, CpuAccelerator, Model, Spec
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import CpuAccelerator, Spec
+from capsule.experiment.trainers import CommandTrainer
 
 Treatment = Literal[
     "eliminated",  # cannot occur in this run
@@ -26,6 +28,7 @@ Treatment = Literal[
     "assumed",  # not controlled, or not read back; believed to be the same elsewhere
     "unsupported",  # not controlled, and able to change the result
 ]
+_Judgement = tuple[Treatment, str]  # and the evidence
 
 
 class Row(Model):
@@ -97,7 +100,7 @@ def compute_ledger(
 @dataclass(frozen=True)
 class _Source:
     name: str
-    judge: Callable[[_Facts], tuple[Treatment, str]]
+    judge: Callable[[_Facts], _Judgement]
     weakened_by: str
 
 
@@ -113,7 +116,7 @@ def _row(source: _Source, facts: _Facts) -> Row:
 
 def _shown(
     facts: _Facts, wanted: Mapping[str, str], treatment: Treatment, otherwise: Treatment
-) -> tuple[Treatment, str]:
+) -> _Judgement:
     """Judge by flags: a treatment if all read back as wanted, another if they do not."""
     evidence = facts.read_back(*wanted)
     if evidence is None:
@@ -122,7 +125,7 @@ def _shown(
     return (treatment if matches else otherwise), f"read back: {evidence}"
 
 
-def _hash_seed(facts: _Facts) -> tuple[Treatment, str]:
+def _hash_seed(facts: _Facts) -> _Judgement:
     seed = facts.spec.determinism.hash_seed
     if seed is None:  # the interpreter takes one from the system's entropy
         return _system_entropy(facts)
@@ -130,7 +133,7 @@ def _hash_seed(facts: _Facts) -> tuple[Treatment, str]:
     return _shown(facts, wanted, "seeded" if seed else "eliminated", "unsupported")
 
 
-def _system_entropy(facts: _Facts) -> tuple[Treatment, str]:
+def _system_entropy(facts: _Facts) -> _Judgement:
     report = facts.report
     if facts.spec.entropy.mode == "system":
         return "unsupported", "entropy.mode is system: it was left alone"
@@ -142,7 +145,7 @@ def _system_entropy(facts: _Facts) -> tuple[Treatment, str]:
     return treatment, f"{report.calls:,} requests for {report.bytes:,} bytes were answered"
 
 
-def _raw_calls(facts: _Facts) -> tuple[Treatment, str]:
+def _raw_calls(facts: _Facts) -> _Judgement:
     treatment, evidence = _system_entropy(facts)
     report = facts.report
     if report is None or report.mode == "system":
@@ -155,12 +158,12 @@ def _raw_calls(facts: _Facts) -> tuple[Treatment, str]:
     return treatment, f"{report.bypassed:,} requests bypassed the preloaded library, all answered"
 
 
-def _instructions(facts: _Facts) -> tuple[Treatment, str]:
+def _instructions(facts: _Facts) -> _Judgement:
     masked = "libraries known to use them are told not to" if facts.report else "nothing masks them"
     return "assumed", f"RDRAND and RDSEED cannot be intercepted; {masked}"
 
 
-def _start_bytes(facts: _Facts) -> tuple[Treatment, str]:
+def _start_bytes(facts: _Facts) -> _Judgement:
     treatment, evidence = _raw_calls(facts)
     if facts.report is None or treatment in {"assumed", "unsupported"}:
         return "assumed", evidence
@@ -170,7 +173,7 @@ def _start_bytes(facts: _Facts) -> tuple[Treatment, str]:
     return (treatment if derived == len(programs) else "assumed"), shown
 
 
-def _addresses(facts: _Facts) -> tuple[Treatment, str]:
+def _addresses(facts: _Facts) -> _Judgement:
     if facts.spec.entropy.address_randomization:
         return "unsupported", "entropy.address_randomization is on"
     if facts.report is None:
@@ -180,14 +183,14 @@ def _addresses(facts: _Facts) -> tuple[Treatment, str]:
     return "eliminated", "the launcher read back that it is off"
 
 
-def _clock(facts: _Facts) -> tuple[Treatment, str]:
+def _clock(facts: _Facts) -> _Judgement:
     if facts.report is None or facts.report.clock == "system":
         return "assumed", "the calendar clock was left alone"
     treatment: Treatment = "eliminated" if facts.report.clock == "fixed" else "ordered"
     return treatment, f"the calendar clock was {facts.report.clock}; others were left alone"
 
 
-def _streams(facts: _Facts) -> tuple[Treatment, str]:
+def _streams(facts: _Facts) -> _Judgement:
     if facts.streams is None:
         treatment, _ = _system_entropy(facts)
         return treatment, "the program seeds its own generators, or takes the system's entropy"
@@ -196,24 +199,24 @@ def _streams(facts: _Facts) -> tuple[Treatment, str]:
     return "seeded", f"{count} counter-based streams gave {drawn:,} words; each draw is digested"
 
 
-def _scheduling(facts: _Facts) -> tuple[Treatment, str]:
+def _scheduling(facts: _Facts) -> _Judgement:
     if facts.is_program:
         return "assumed", "Capsule does not order the program's threads and processes"
     return "ordered", "one fixed schedule; the trace covers every step"
 
 
-def _algorithms(facts: _Facts) -> tuple[Treatment, str]:
+def _algorithms(facts: _Facts) -> _Judgement:
     name = "torch.deterministic_debug_mode"
     if facts.flags.get(name) == "1":
         return "assumed", f"read back: {facts.read_back(name)}, which only warns"
     return _shown(facts, {name: "2"}, "eliminated", "unsupported")
 
 
-def _fresh_memory(facts: _Facts) -> tuple[Treatment, str]:
+def _fresh_memory(facts: _Facts) -> _Judgement:
     return _shown(facts, {"torch.fill_uninitialized_memory": "True"}, "eliminated", "assumed")
 
 
-def _threads(facts: _Facts) -> tuple[Treatment, str]:
+def _threads(facts: _Facts) -> _Judgement:
     threads = str(facts.spec.determinism.threads)
     wanted = {"environment.OMP_NUM_THREADS": threads, "torch.num_threads": threads}
     if facts.spec.determinism.threads is None:
@@ -221,7 +224,7 @@ def _threads(facts: _Facts) -> tuple[Treatment, str]:
     return _shown(facts, wanted, "ordered", "unsupported")
 
 
-def _dispatch(facts: _Facts) -> tuple[Treatment, str]:
+def _dispatch(facts: _Facts) -> _Judgement:
     if facts.on_gpu:
         return "assumed", "the CPU's part of a GPU run is not held to one instruction set"
     names = ("torch.cpu_capability", "onednn.isa", "mkl.branch")
@@ -232,17 +235,17 @@ def _dispatch(facts: _Facts) -> tuple[Treatment, str]:
     return ("eliminated" if portable else "assumed"), f"read back: {evidence}"
 
 
-def _device(facts: _Facts) -> tuple[Treatment, str]:
+def _device(facts: _Facts) -> _Judgement:
     if facts.on_gpu:
         return "assumed", "equal bits need the same GPU model and the same libraries"
     return "eliminated", "computed on the CPU"
 
 
-def _autotuning(facts: _Facts) -> tuple[Treatment, str]:
+def _autotuning(facts: _Facts) -> _Judgement:
     return _shown(facts, {"torch.cudnn.benchmark": "False"}, "eliminated", "unsupported")
 
 
-def _workspace(facts: _Facts) -> tuple[Treatment, str]:
+def _workspace(facts: _Facts) -> _Judgement:
     workspace = facts.spec.determinism.cublas_workspace
     if workspace is None:
         return "unsupported", "determinism.cublas_workspace is null"
@@ -251,12 +254,12 @@ def _workspace(facts: _Facts) -> tuple[Treatment, str]:
     return _shown(facts, {"environment.CUBLAS_WORKSPACE_CONFIG": workspace}, "ordered", "assumed")
 
 
-def _reduced_precision(facts: _Facts) -> tuple[Treatment, str]:
+def _reduced_precision(facts: _Facts) -> _Judgement:
     wanted = {"torch.cuda.matmul.allow_tf32": "False", "torch.cudnn.allow_tf32": "False"}
     return _shown(facts, wanted, "eliminated", "assumed")
 
 
-def _propagation(facts: _Facts) -> tuple[Treatment, str]:
+def _propagation(facts: _Facts) -> _Judgement:
     if not facts.spec.determinism.propagation:
         return "assumed", "determinism.propagation is off"
     if facts.read_back("environment.CAPSULE_DETERMINISM") is None:
@@ -264,25 +267,18 @@ def _propagation(facts: _Facts) -> tuple[Treatment, str]:
     return "eliminated", "every Python process that imports torch checks and sets its flags"
 
 
-def _batching(facts: _Facts) -> tuple[Treatment, str]:
-    if facts.spec.determinism.batch_invariance:
-        return "ordered", "determinism.batch_invariance: one fixed shape"
-    return "unsupported", "determinism.batch_invariance is off"
+def _switch(name: str, treatment: Treatment, effect: str) -> Callable[[_Facts], _Judgement]:
+    """Judge by a switch of the spec's ``determinism``."""
+
+    def judge(facts: _Facts) -> _Judgement:
+        if getattr(facts.spec.determinism, name):
+            return treatment, f"determinism.{name}: {effect}"
+        return "unsupported", f"determinism.{name} is off"
+
+    return judge
 
 
-def _request_seeds(facts: _Facts) -> tuple[Treatment, str]:
-    if facts.spec.determinism.request_seeds:
-        return "seeded", "determinism.request_seeds: one stream per actor and request"
-    return "unsupported", "determinism.request_seeds is off"
-
-
-def _routing(facts: _Facts) -> tuple[Treatment, str]:
-    if facts.spec.determinism.deterministic_routing:
-        return "ordered", "determinism.deterministic_routing: by actor"
-    return "unsupported", "determinism.deterministic_routing is off"
-
-
-def _software(facts: _Facts) -> tuple[Treatment, str]:
+def _software(facts: _Facts) -> _Judgement:
     versions = ", ".join(
         f"{name} {facts.libraries[name]}" for name in ("python", "torch") if name in facts.libraries
     )
@@ -291,7 +287,7 @@ def _software(facts: _Facts) -> tuple[Treatment, str]:
     return "eliminated", f"loaded from the locked image: {versions}"
 
 
-def _network(facts: _Facts) -> tuple[Treatment, str]:
+def _network(facts: _Facts) -> _Judgement:
     if facts.engine == "process":
         return "assumed", "the plain-process engine does not cut it off"
     return "eliminated", f"{facts.engine} ran it without a network"
@@ -324,9 +320,21 @@ SOURCES: tuple[_Source, ...] = (
     _Source(
         "Child processes", _propagation, "a Python of the program's own, without these packages"
     ),
-    _Source("Batching of inference", _batching, "a server of the program's own"),
-    _Source("Seeds of requests", _request_seeds, "a server of the program's own"),
-    _Source("Routing of requests", _routing, "a load balancer of the program's own"),
+    _Source(
+        "Batching of inference",
+        _switch("batch_invariance", "ordered", "one fixed shape"),
+        "a server of the program's own",
+    ),
+    _Source(
+        "Seeds of requests",
+        _switch("request_seeds", "seeded", "one stream per actor and request"),
+        "a server of the program's own",
+    ),
+    _Source(
+        "Routing of requests",
+        _switch("deterministic_routing", "ordered", "by actor"),
+        "a load balancer of the program's own",
+    ),
     _Source("Software", _software, "code that is downloaded at run time"),
     _Source("Network", _network, "nothing that the engine permits"),
 )

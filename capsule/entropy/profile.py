@@ -1,9 +1,10 @@
 """Random profiles: the operating-system randomness that a run consumed, in one file.
 
 A profile holds, for every thread of every process, the calls that asked for randomness, in order,
-with what they were given. It is made from the journal of a recorded run; a replay serves from it.
-``docs/random-profiles.md`` specifies the format. One run has one profile: equal contents are equal
-bytes, and bytes that are not exactly what this module would write are refused.
+with the bytes from which what they were given is made again. It is made from the journal of a
+recorded run; a replay serves from it. ``docs/random-profiles.md`` specifies the format. One run has
+one profile: equal contents are equal bytes, and bytes that are not exactly what this module would
+write are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from capsule.entropy.journal import (
     Source,
     Thread,
     Use,
+    kept_size,
     read_journal,
     totals,
 )
@@ -44,11 +46,12 @@ __all__ = [
 ]
 
 MAGIC = b"CAPSPROF"
-VERSION = 1
+VERSION = 2
 X86_64 = 62  # e_machine of ELF
 
 _HEADER = struct.Struct("<8s2H")
 _CHECKSUM_SIZE = 32
+_NUMBER_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class ThreadProfile:
     Attributes:
         process: Process path, such as ``0.1x``.
         thread: Thread path within the process, such as ``0-2``.
-        calls: The calls, each with the bytes that it was given.
+        calls: The calls.
     """
 
     process: str
@@ -68,7 +71,7 @@ class ThreadProfile:
     @property
     def bytes(self) -> int:
         """How many bytes the thread was given."""
-        return sum(len(call.data) for call in self.calls)
+        return sum(call.size for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +127,13 @@ def serialize(profile: Profile) -> bytes:
     parts.append(_number(len(profile.threads)))
     for thread in profile.threads:
         listed = b"".join(
-            _number(call.source) + _number(number[call.caller]) + _number(len(call.data))
+            _number(call.source) + _number(number[call.caller]) + _number(call.size)
             for call in thread.calls
         )
+        kept = b"".join(call.kept for call in thread.calls)
         parts += [_text(thread.process), _text(thread.thread)]
-        parts += [_number(len(thread.calls)), _number(len(listed)), _number(thread.bytes)]
-        parts += [listed, *(call.data for call in thread.calls)]
+        parts += [_number(len(thread.calls)), _number(len(listed)), _number(len(kept))]
+        parts += [listed, kept]
     content = b"".join(parts)
     return content + _checksum(content)
 
@@ -138,18 +142,19 @@ def parse(data: bytes) -> Profile:
     """Read a profile.
 
     Raises:
-        CapsuleError: CAP-R211, it is not a profile; CAP-R212, it is of a newer version; CAP-R213,
+        CapsuleError: CAP-R211, it is not a profile; CAP-R212, it is of another version; CAP-R213,
             of another architecture; CAP-R214, it is cut off or was edited; CAP-R215, its checksum
             is right but it is not what Capsule writes.
     """
     if not data.startswith(MAGIC):
         _refuse("CAP-R211", "this is not a random profile", "Name a profile that Capsule wrote.")
     _, version, machine = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
-    if version > VERSION:  # before the checksum, which may be another one there
+    complete = len(data) >= _HEADER.size
+    if complete and version != VERSION:  # before the checksum, which may be another one there
         _refuse(
             "CAP-R212",
             f"the profile has version {version}; this Capsule reads version {VERSION}",
-            "Use the Capsule that made it, or a newer one.",
+            "Use the Capsule that made it, or record the run again.",
         )
     content, checksum = data[:-_CHECKSUM_SIZE], data[-_CHECKSUM_SIZE:]
     if not hmac.compare_digest(_checksum(content), checksum):
@@ -162,7 +167,7 @@ def parse(data: bytes) -> Profile:
         )
     profile = _Reader(content).profile(machine)
     paths = [(thread.process, thread.thread) for thread in profile.threads]
-    if version != VERSION or paths != sorted(set(paths)) or serialize(profile) != data:
+    if paths != sorted(set(paths)) or serialize(profile) != data:
         _malformed()
     return profile
 
@@ -170,7 +175,7 @@ def parse(data: bytes) -> Profile:
 def describe(profile: Profile) -> tuple[Use, ...]:
     """Add up a profile's calls and bytes by process, thread, source and calling library."""
     return totals(
-        Use(thread.process, thread.thread, call.source, call.caller, 1, len(call.data))
+        Use(thread.process, thread.thread, call.source, call.caller, 1, call.size)
         for thread in profile.threads
         for call in thread.calls
     )
@@ -211,16 +216,23 @@ def check_consumed(
 
 
 def _check_thread(recorded: ThreadProfile, consumed: Thread | None) -> None:
-    calls = consumed.calls if consumed else 0
-    if calls >= len(recorded.calls) or (consumed and consumed.derived_calls):
+    calls, given = (consumed.calls, consumed.bytes) if consumed else (0, 0)
+    finished = calls >= len(recorded.calls) and given >= recorded.bytes
+    if finished or (consumed and consumed.derived_calls):
         return
-    missing = recorded.calls[calls]
+    offset = sum(call.size for call in recorded.calls[:calls])
+    if given < offset:  # of a device, where the last call is as long as what was read of it
+        lack = f"was given {given} of {recorded.bytes} bytes"
+    else:
+        missing = recorded.calls[calls]
+        lack = (
+            f"made {calls} of {len(recorded.calls)} calls; the next one would have been for "
+            f"{missing.size} bytes from {missing.source.label} at offset {offset}"
+        )
     raise CapsuleError(
         "CAP-R222",
         f"the replay asked for less randomness than was recorded: process {recorded.process}, "
-        f"thread {recorded.thread} made {calls} of {len(recorded.calls)} calls; the next one would "
-        f"have been for {len(missing.data)} bytes from {missing.source.label} at offset "
-        f"{sum(len(call.data) for call in recorded.calls[:calls])}",
+        f"thread {recorded.thread} {lack}",
         fix="Record and replay with the same code and inputs, and let the replay finish.",
         exit_code=ExitCode.DIFFERS,
     )
@@ -252,21 +264,24 @@ class _Reader:
     def _thread(self, callers: list[str]) -> ThreadProfile:
         process, thread = self._text(), self._text()
         calls_listed, _, _ = self._count(), self._count(), self._count()
-        heads = [(self._number(), self._number(), self._count()) for _ in range(calls_listed)]
+        heads = [(self._number(), self._number(), self._number()) for _ in range(calls_listed)]
         calls = []
         for source, caller, size in heads:
             if source not in set(Source) or caller >= len(callers):
                 _malformed()
-            calls.append(Call(Source(source), callers[caller], self._bytes(size)))
+            kept = self._bytes(kept_size(size))
+            calls.append(Call(Source(source), callers[caller], size, kept))
         return ThreadProfile(process, thread, tuple(calls))
 
     def _number(self) -> int:
         number = 0
-        for shift in count(0, 7):
+        for shift in range(0, _NUMBER_BITS, 7):
             (byte,) = self._bytes(1)
             number |= (byte & 127) << shift
             if byte < 128:
                 break
+        if byte > 127 or number >> _NUMBER_BITS:
+            _malformed()
         return number
 
     def _count(self) -> int:

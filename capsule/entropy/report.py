@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from capsule.entropy.journal import FILE_NAME, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model, NonNegativeInt
+from capsule.experiment.fields import Model, NonNegativeInt
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
@@ -247,24 +247,25 @@ def _coverage(launch: _Launch, uses: tuple[LibraryUse, ...]) -> Iterator[Coverag
 
 
 def _system_calls(programs: tuple[ProgramReport, ...]) -> Iterator[Coverage]:
-    yield Coverage(
-        source="system call getrandom",
-        fate="answered",
-        by_supervisor=_sum(program.getrandom for program in programs),
-        remark="past the preloaded library: static programs, raw system calls",
-    )
-    yield Coverage(
-        source="getrandom inside the C library",
-        fate="answered",
-        by_supervisor=_sum(program.inside_libc for program in programs),
-        remark="the allocator's key and names of temporary files, which no library can intercept",
-    )
-    yield Coverage(
-        source="random devices, opened by system call",
-        fate="answered",
-        by_supervisor=_sum(program.devices for program in programs),
-        remark="past the preloaded library; opened as /dev/random or /dev/urandom",
-    )
+    for source, tallies, remark in (
+        (
+            "system call getrandom",
+            [program.getrandom for program in programs],
+            "past the preloaded library: static programs, raw system calls",
+        ),
+        (
+            "getrandom inside the C library",
+            [program.inside_libc for program in programs],
+            "the allocator's key and names of temporary files, which no library can intercept",
+        ),
+        (
+            "random devices, opened by system call",
+            [program.devices for program in programs],
+            "past the preloaded library; opened as /dev/random or /dev/urandom",
+        ),
+    ):
+        answered = _sum(tallies)
+        yield Coverage(source=source, fate="answered", by_supervisor=answered, remark=remark)
     yield Coverage(
         source="/proc/sys/kernel/random/uuid",
         fate="unseen",

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.experiment.spec import Model, Spec
+from capsule.experiment.spec import Spec
 
 JOB = "job.json"  # Job; written by the host
 RUNTIME = "runtime.json"  # Runtime; flags read back, libraries really loaded

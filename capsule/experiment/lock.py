@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.spec import CodeSpec, DebianName, ImageSpec, Model, SourcesSpec, Spec
+from capsule.experiment.fields import DebianName, Model
+from capsule.experiment.spec import CodeSpec, ImageSpec, SourcesSpec, Spec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -9,39 +9,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
+from pydantic import Field, field_validator, model_validator
+
+from capsule.experiment.fields import (
+    DebianName,
+    Model,
+    Name,
+    NonNegativeInt,
+    Patterns,
+    PositiveInt,
+    Probability,
+    Requirement,
+    Seed,
+    VersionConstraint,
 )
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
 
 StreamName = Literal[
     "environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"
 ]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
 Numerics = Literal["portable-v3", "portable-v3-strict", "portable-v2", "native"]
-Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
-Requirement = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$")
-]
-Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
-DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-_CONSTRAINT = r"(==|!=|>=|<=|>|<|~=)?[0-9]+(\.[0-9]+)*(\.\*)?"
-VersionConstraint = Annotated[str, Field(pattern=rf"^{_CONSTRAINT}(, ?{_CONSTRAINT})*$")]
-
-
-class Model(BaseModel):
-    """Base of every document model: frozen, strict, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class SourcesSpec(Model):
@@ -228,118 +215,6 @@ EnvironmentSpec = Annotated[
 ]
 
 
-class DqnTrainer(Model):
-    """Deep Q-learning; the defaults are Mnih et al. 2015, Extended Data Table 1."""
-
-    algorithm: Literal["dqn"]
-    total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
-    network: Literal["nature", "small-conv", "mlp"] = "nature"
-    hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
-    batch_size: PositiveInt = 32
-    replay_capacity: PositiveInt = Field(1_000_000, description="Transitions kept.")
-    replay_start: PositiveInt = Field(
-        50_000, description="Steps of uniformly random play before learning starts."
-    )
-    discount: Probability = 0.99
-    update_interval: PositiveInt = Field(4, description="Steps between parameter updates.")
-    target_interval: PositiveInt = Field(
-        10_000, description="Steps between copies into the target network."
-    )
-    learning_rate: Annotated[float, Field(gt=0)] = 0.00025
-    gradient_momentum: Probability = Field(0.95, description="Decay of the mean gradient.")
-    squared_gradient_momentum: Probability = 0.95
-    min_squared_gradient: Annotated[float, Field(gt=0)] = 0.01
-    exploration_initial: Probability = 1.0
-    exploration_final: Probability = 0.1
-    exploration_final_step: PositiveInt = Field(
-        250_000, description="Step at which exploration_final is reached (1M Atari frames)."
-    )
-    gradient_shards: tuple[PositiveInt, ...] = Field(
-        (20, 12),
-        description="Batch split whose gradients are summed in this order. Part of the result; how "
-        "many threads compute them is not.",
-    )
-    concurrent: bool = Field(
-        True,
-        description="Draw the minibatch before the steps it follows, so that acting and learning "
-        "overlap under a fixed schedule.",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DqnTrainer:
-        if sum(self.gradient_shards) != self.batch_size:
-            raise ValueError(
-                f"gradient_shards {list(self.gradient_shards)} add up to "
-                f"{sum(self.gradient_shards)}, not to batch_size {self.batch_size}"
-            )
-        for name in ("total_steps", "replay_start", "target_interval"):
-            if getattr(self, name) % self.update_interval:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is not a multiple of update_interval "
-                    f"{self.update_interval}"
-                )
-        if self.replay_start > self.replay_capacity:
-            raise ValueError(
-                f"replay_start {self.replay_start} exceeds replay_capacity {self.replay_capacity}"
-            )
-        if self.replay_start < self.batch_size:
-            raise ValueError(
-                f"replay_start {self.replay_start} is smaller than batch_size {self.batch_size}"
-            )
-        if self.exploration_final > self.exploration_initial:
-            raise ValueError(
-                f"exploration_final {self.exploration_final} exceeds exploration_initial "
-                f"{self.exploration_initial}"
-            )
-        return self
-
-
-class CommandTrainer(Model):
-    """Any program: it runs as it is, in a copy of its source tree, and its outputs are claimed.
-
-    An output is a file that the program wrote into its working folder, by the patterns below.
-    """
-
-    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
-        description="Program and arguments, e.g. [python, train.py]. '{seed}' stands for "
-        "seeds.root."
-    )
-    outputs: Patterns = Field(
-        ("*",),
-        description="Which of the written files are claimed. '*' matches any characters, '/' too; "
-        "'!' leaves out; the last match wins. E.g. ['*', '!*.log'].",
-    )
-    standard_output: bool = Field(
-        True, description="Claim what the program prints. Standard error is only kept."
-    )
-    resumable: bool = Field(
-        False,
-        description="After an interruption the program goes on from what it saved in its state "
-        "folder. Otherwise it starts over.",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> CommandTrainer:
-        if self.resumable and self.standard_output:
-            raise ValueError(
-                "resumable needs standard_output: false, because a resumed program prints only "
-                "the rest"
-            )
-        return self
-
-
-def _trainer_kind(trainer: Any) -> str:
-    """Tell the trainers apart: one names an algorithm, the other a command."""
-    named = trainer if isinstance(trainer, dict) else vars(trainer)
-    return "of a command" if "command" in named else "of an algorithm"
-
-
-TrainerSpec = Annotated[
-    Annotated[DqnTrainer, Tag("of an algorithm")] | Annotated[CommandTrainer, Tag("of a command")],
-    Discriminator(_trainer_kind),
-]
-
-
 class CodeSpec(Model):
     """The source tree of a program. In a git work tree: what git tracks or would not ignore."""
 
@@ -451,7 +326,7 @@ class TrainingSpec(Spec):
     """A spec that trains with one of Capsule's own algorithms (:meth:`Spec.training`)."""
 
     environment: EnvironmentSpec
-    trainer: DqnTrainer
+    trainer: AlgorithmTrainer
 
 
 def _check_program(spec: Spec) -> None:
@@ -466,12 +341,19 @@ def _check_program(spec: Spec) -> None:
         )
 
 
-def _check_training(spec: Spec, trainer: DqnTrainer) -> None:
+_FITTING_NETWORKS = {
+    "atari": ("nature", "residual"),
+    "gymnasium": ("mlp",),
+    "minatar": ("small-conv",),
+}
+
+
+def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
     if spec.environment is None:
         raise ValueError("environment is missing: trainer.algorithm needs one")
     if spec.code is not None:
         raise ValueError("code does not apply to trainer.algorithm: only to trainer.command")
-    unit = trainer.update_interval
+    unit = trainer.interval_steps
     for section, name in (
         ("recording", "trace_interval"),
         ("recording", "tensor_interval"),
@@ -481,18 +363,19 @@ def _check_training(spec: Spec, trainer: DqnTrainer) -> None:
         value = getattr(getattr(spec, section), name)
         if value % unit:
             raise ValueError(
-                f"{section}.{name} {value} is not a multiple of trainer.update_interval {unit}"
+                f"{section}.{name} {value} is not a multiple of the {unit} steps between parameter "
+                "updates"
             )
     if spec.recording.tensor_interval % spec.recording.trace_interval:
         raise ValueError(
             f"recording.tensor_interval {spec.recording.tensor_interval} is not a multiple of "
             f"recording.trace_interval {spec.recording.trace_interval}"
         )
-    expected = {"atari": "nature", "gymnasium": "mlp", "minatar": "small-conv"}
-    if trainer.network != expected[spec.environment.suite]:
+    fitting = _FITTING_NETWORKS[spec.environment.suite]
+    if trainer.network not in fitting:
         raise ValueError(
             f"trainer.network {trainer.network!r} does not fit environment.suite "
-            f"{spec.environment.suite!r}; use {expected[spec.environment.suite]!r}"
+            f"{spec.environment.suite!r}; use {fitting[0]!r}"
         )
 
 
@@ -523,7 +406,7 @@ def _left_random(entropy: EntropySpec) -> list[str]:
     return [f"entropy.{name}={getattr(entropy, name)}" for name, weak in weaker.items() if weak]
 
 
-def _unclaimed(trainer: DqnTrainer | CommandTrainer) -> list[str]:
+def _unclaimed(trainer: AlgorithmTrainer | CommandTrainer) -> list[str]:
     """Name what a program writes and does not claim."""
     if not isinstance(trainer, CommandTrainer):
         return []

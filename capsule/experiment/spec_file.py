@@ -161,13 +161,20 @@ def _explain(
     """Turn pydantic's findings into one message and one fix, all findings listed."""
     lines, fixes = [], []
     for finding in error.errors():
-        path = _path_in_document(finding["loc"], tree, missing=finding["type"] == "missing")
+        untold = finding["type"] == "union_tag_not_found"  # which of several models it is
+        loc = (
+            (*finding["loc"], finding["ctx"]["discriminator"].strip("'"))
+            if untold
+            else finding["loc"]
+        )
+        missing = untold or finding["type"] == "missing"
+        path = _path_in_document(loc, tree, missing=missing)
         where = marks.get(path) or marks.get(path[:-1]) or "1:1"
         field = _dotted(path) or "the spec"
         if finding["type"] == "extra_forbidden":
             lines.append(f"{name}:{where}: {field} is not a known key")
             fixes.append(_suggest(path))
-        elif finding["type"] == "missing":
+        elif missing:
             lines.append(f"{name}:{where}: {field} is missing")
             fixes.append(f"Add {field}.")
         else:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import DebianName, Model, Requirement
+from capsule.experiment.fields import DebianName, Model, Requirement
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Model, Numerics, Spec
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, Spec
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
 

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
 
 CPUINFO = Path("/proc/cpuinfo")

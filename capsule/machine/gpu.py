@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 
 # A fixed salt. It keeps the identifier itself out of what is published; it does not hide the card
 # from somebody who knows the identifier already, and one card gives the same hash in every bundle.

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model, Numerics
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import Numerics
 from capsule.experiment.variables import maths_variables
 from capsule.native import native_part
 

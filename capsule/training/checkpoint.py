@@ -21,8 +21,8 @@ from safetensors.numpy import load, save
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Checkpoint, tensor_digest
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
-from capsule.experiment.spec import Model
 from capsule.training.job import write_file
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -39,10 +39,10 @@ class ResumeState(Model):
     seconds: float = Field(description="Wall-clock time of all attempts so far.")
     tensors: dict[str, Sha256]
     streams: dict[str, dict[str, Any]]
-    environment: dict[str, Any]
-    replay: dict[str, Any]
+    trainer: dict[str, Any] = Field(
+        description="Episodes, their returns, the last loss; environments; replay memory."
+    )
     trace: dict[str, Any]
-    progress: dict[str, Any] = Field(description="Episodes, their returns, the last loss.")
     checkpoints: tuple[Checkpoint, ...]
 
 

@@ -37,9 +37,12 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import StreamName, TrainingSpec
-from capsule.training.environments import Environment
+from capsule.experiment.trainers import DqnTrainer
+from capsule.training.environments import Environment, make_environment
+from capsule.training.evaluation import Policy, Reactive
 from capsule.training.gradient import ShardedGradient
 from capsule.training.networks import WIDE, Network, Parameters, initialize, make_network
 from capsule.training.optimizer import CentredRmsProp
@@ -48,6 +51,7 @@ from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, e
 from capsule.training.replay import ReplayMemory
 from capsule.training.streams import Stream
 from capsule.training.trace import Trace, leaf_digest
+from capsule.training.trainer import Setting, state_interval
 
 RETURNS_KEPT = 100
 WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
@@ -60,6 +64,7 @@ class DeepQLearning:
         step: Agent steps taken.
         episodes: Episodes finished.
         returns: Game returns of the last 100 episodes.
+        actions: Number of actions.
         loss: Mean loss of the last minibatch, None before the first.
         network: Architecture.
         online: Parameters theta.
@@ -70,6 +75,7 @@ class DeepQLearning:
     def __init__(
         self,
         spec: TrainingSpec,
+        trainer: DqnTrainer,
         streams: Mapping[StreamName, Stream],
         environment: Environment,
         replay: ReplayMemory,
@@ -82,6 +88,7 @@ class DeepQLearning:
 
         Args:
             spec: The experiment.
+            trainer: Its section ``trainer``.
             streams: Every stream.
             environment: The training environment.
             replay: An empty memory.
@@ -90,18 +97,19 @@ class DeepQLearning:
             workers: Threads to use, 1 or 2; changes no result. A GPU has one.
         """
         self._spec = spec
-        self._trainer = spec.trainer
+        self._trainer = trainer
         self._streams = streams
         self._environment = environment
         self._replay = replay
         self._trace = trace
         self._device = device
+        self.actions = environment.actions
         self.network: Network = make_network(
-            spec.trainer.network,
+            trainer.network,
             frame_stack=environment.frame_stack,
             frame_shape=environment.frame_shape,
             actions=environment.actions,
-            hidden_units=spec.trainer.hidden_units,
+            hidden_units=trainer.hidden_units,
             products=products_for(spec.accelerator),
         )
         self.online = Parameters(self.network.shapes, device)
@@ -110,10 +118,10 @@ class DeepQLearning:
         self.target.copy_from(self.online)
         self.optimizer = CentredRmsProp(
             self.online,
-            learning_rate=spec.trainer.learning_rate,
-            gradient_momentum=spec.trainer.gradient_momentum,
-            squared_gradient_momentum=spec.trainer.squared_gradient_momentum,
-            min_squared_gradient=spec.trainer.min_squared_gradient,
+            learning_rate=trainer.learning_rate,
+            gradient_momentum=trainer.gradient_momentum,
+            squared_gradient_momentum=trainer.squared_gradient_momentum,
+            min_squared_gradient=trainer.min_squared_gradient,
         )
         overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
         self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
@@ -122,7 +130,7 @@ class DeepQLearning:
             for name, view in self.online.views.items()
             if name != WIDE
         }
-        self._shards = _Shards(spec.trainer.gradient_shards, environment, device)
+        self._shards = _Shards(trainer.gradient_shards, environment, device)
         self._gradient = ShardedGradient(
             len(self._shards.sizes), self.online, self.network.products
         )
@@ -133,6 +141,11 @@ class DeepQLearning:
         self.loss: float | None = None
         self._return = 0.0
         self._frame = environment.reset()
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean game return of the last 100 episodes, None before the first."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
 
     # The algorithm
 
@@ -184,6 +197,10 @@ class DeepQLearning:
                 self.network.values((parameters or self.online).views, inputs).cpu().numpy()
             )
         return values
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the greedy policy of ``parameters``, for evaluations."""
+        return Reactive(lambda observations: self.q_values(observations, parameters))
 
     def _act(self) -> None:
         for _ in range(self._trainer.update_interval):
@@ -328,37 +345,45 @@ class DeepQLearning:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot of progress; tensors and environment have their own."""
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
         return {
             "episodes": self.episodes,
             "returns": list(self.returns),
             "return": self._return,
             "loss": None if self.loss is None else self.loss.hex(),
+            "environment": self._environment.state(),
+            "replay": self._replay.state(),
         }
 
     def restore(
-        self,
-        step: int,
-        progress: Mapping[str, Any],
-        tensors: Mapping[str, NDArray[Any]],
-        frame: NDArray[Any],
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Continue from a snapshot; streams, environment, memory and trace are restored already.
+        """Continue from a snapshot; streams and trace are restored already.
 
         Args:
             step: Agent steps taken.
-            progress: What :meth:`state` returned.
+            state: What :meth:`state` returned.
             tensors: What :meth:`tensors` returned.
-            frame: The restored environment's newest frame.
+
+        Raises:
+            CapsuleError: The environment or the replay memory does not return to it.
         """
-        self.step = step
-        self.episodes = progress["episodes"]
-        self.returns = deque(progress["returns"], RETURNS_KEPT)
-        self.loss = None if progress["loss"] is None else float.fromhex(progress["loss"])
-        self._return = progress["return"]
+        frame = self._environment.restore(state["environment"])
+        if frame is None:
+            raise AssertionError("a saved environment always has an episode")
         self._frame = frame
+        self._replay.restore(state["replay"])
+        self.step = step
+        self.episodes = state["episodes"]
+        self.returns = deque(state["returns"], RETURNS_KEPT)
+        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        self._return = state["return"]
         for group, parameters in self._groups().items():
             parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return nothing: every stream is the run's."""
+        return []
 
     def close(self) -> None:
         """End the helper thread."""
@@ -390,6 +415,32 @@ class DeepQLearning:
             "target": _digests(names, self.target.segments),
             "optimizer": optimizer,
         }
+
+
+def make_dqn(setting: Setting, trainer: DqnTrainer) -> DeepQLearning:
+    """Make the trainer with its environment and its replay memory."""
+    spec = setting.spec
+    environment = make_environment(spec.environment, setting.streams, training=True)
+    # A step adds one entry, and a second one where it truncates an episode. The interval in
+    # progress is added because the minibatch is gathered beside the steps that overwrite.
+    replay = ReplayMemory(
+        setting.directory / "replay",
+        capacity=trainer.replay_capacity,
+        slack=2 * (state_interval(spec) + trainer.update_interval),
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        frame_stack=environment.frame_stack,
+    )
+    return DeepQLearning(
+        spec,
+        trainer,
+        setting.streams,
+        environment,
+        replay,
+        setting.trace,
+        device=setting.device,
+        workers=setting.workers,
+    )
 
 
 class _Shards:

@@ -12,8 +12,9 @@ sticky actions.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,50 @@ FRAMES_PER_MINUTE = 60 * 60
 MakeEnvironment = Callable[[int], Environment]
 QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
 Starts = tuple[tuple[int, ...], ...]
+
+
+class Seen(NamedTuple):
+    """What the agents of a batch see, a row each; rows that are not active are zero.
+
+    Attributes:
+        observations: ``[rows, frame_stack, *frame_shape]``.
+        previous_actions: int64 ``[rows]``; -1 at the beginning of an episode.
+        previous_rewards: float32 ``[rows]``, as the game gave them; 0 there.
+        begins: bool ``[rows]``: the first step of an episode.
+        active: bool ``[rows]``: the others wait, and what a policy remembers of them with them.
+    """
+
+    observations: NDArray[Any]
+    previous_actions: NDArray[np.int64]
+    previous_rewards: NDArray[np.float32]
+    begins: NDArray[np.bool_]
+    active: NDArray[np.bool_]
+
+
+class Policy(Protocol):
+    """Gives Q-values, float32 ``[rows, actions]``, for what it sees.
+
+    Attributes:
+        recurrent: It remembers what it saw, and so has to see the starts, too.
+    """
+
+    recurrent: bool
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the Q-values of each row; those of rows that are not active do not matter."""
+
+
+class Reactive:
+    """The policy of a network without memory."""
+
+    recurrent = False
+
+    def __init__(self, q_values: QValues) -> None:
+        self._q_values = q_values
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the Q-values of the observations."""
+        return self._q_values(seen.observations)
 
 
 def evaluation_environments(
@@ -58,11 +103,7 @@ def evaluation_environments(
 
 
 def generate_starts(
-    make_env: MakeEnvironment,
-    actions: int,
-    spec: EvaluationSpec,
-    stream: Stream,
-    q_values: QValues,
+    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
 ) -> Starts:
     """Choose the start sequences of a run.
 
@@ -73,24 +114,24 @@ def generate_starts(
     environment a start meets other chances in the evaluation than when it was ranked.
 
     Args:
-        make_env: Makes the environment of an index; used for one index at a time.
+        make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.
         actions: Number of actions.
         spec: The spec's ``evaluation`` section.
         stream: The ``evaluation`` stream.
-        q_values: Maps observations ``[starts, frame_stack, *frame_shape]`` to Q-values, float32
-            ``[starts, actions]``; always called with that batch size, as a float result depends on
-            it. Rows without a state are zero.
+        policy: Whose Q-values rank; always called with ``starts`` rows.
 
     Raises:
         CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
     """
     candidates = [_draw_sequence(actions, spec, stream) for _ in range(spec.candidates)]
-    players = (_Player(make_env(index), start) for index, start in enumerate(candidates))
-    reached = [
-        (start, player.observation)
-        for start, player in zip(candidates, players, strict=True)
-        if not player.ended
-    ]
+    reached: list[tuple[float, Sequence[int]]] = []
+    for first in range(0, len(candidates), spec.starts):
+        chunk = candidates[first : first + spec.starts]
+        players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
+        _rehearse(players, policy, spec.starts)
+        alive = [row for row, player in enumerate(players) if not player.ended]
+        values = policy(_seen(players, alive, spec.starts)).max(axis=1)
+        reached += [(float(values[row]), chunk[row]) for row in alive]
     if len(reached) < spec.starts:
         raise CapsuleError(
             "CAP-T231",
@@ -100,21 +141,13 @@ def generate_starts(
             fix="lower evaluation.min_actions and max_actions, or raise evaluation.candidates",
             exit_code=ExitCode.TRAINING_FAILED,
         )
-    values: list[float] = []
-    for first in range(0, len(reached), spec.starts):
-        chunk = [observation for _, observation in reached[first : first + spec.starts]]
-        values += q_values(_padded(chunk, spec.starts)).max(axis=1)[: len(chunk)].tolist()
-    ranking = np.argsort(-np.array(values), kind="stable")
-    shortlist = [reached[rank][0] for rank in ranking[: spec.shortlist]]
+    ranking = np.argsort([-value for value, _ in reached], kind="stable")
+    shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
     return tuple(shortlist.pop(stream.below(len(shortlist))) for _ in range(spec.starts))
 
 
 def evaluate(
-    make_env: MakeEnvironment,
-    starts: Starts,
-    spec: EvaluationSpec,
-    q_values: QValues,
-    step: int,
+    make_env: MakeEnvironment, starts: Starts, spec: EvaluationSpec, policy: Policy, step: int
 ) -> EvaluationPoint:
     """Play one greedy episode per start and return the scores.
 
@@ -127,56 +160,57 @@ def evaluate(
         make_env: Makes the environment of an index; all ``len(starts)`` are used at once.
         starts: Start sequences, as ``generate_starts`` chose them.
         spec: The spec's ``evaluation`` section.
-        q_values: As for ``generate_starts``, with a fixed batch of ``len(starts)``: row ``k`` is
-            start ``k``, zero once its episode is over. Ties go to the lowest action index.
+        policy: Who plays: row ``k`` is start ``k``, inactive once its episode is over. Ties go to
+            the lowest action index.
         step: Training step of the network, for the record.
 
     Returns:
         Per start, in order, the score as an exact hexadecimal float and the agent's steps.
     """
+    rows = len(starts)
     players = [_Player(make_env(index), start) for index, start in enumerate(starts)]
     caps = [
         int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip - len(start)
         for player, start in zip(players, starts, strict=True)
     ]
-    scores = [0.0] * len(starts)
-    lengths = [0] * len(starts)
+    scores, lengths = [0.0] * rows, [0] * rows
+    _rehearse(players, policy, rows)
     playing = [row for row, player in enumerate(players) if caps[row] > 0 and not player.ended]
-    observations = np.zeros_like(_padded([player.observation for player in players], len(starts)))
     while playing:
-        for row in playing:
-            observations[row] = players[row].observation
-        greedy = q_values(observations).argmax(axis=1)
+        greedy = policy(_seen(players, playing, rows)).argmax(axis=1)
         for row in playing:
             scores[row] += players[row].play(int(greedy[row]))
             lengths[row] += 1
-        finished = [row for row in playing if players[row].ended or lengths[row] == caps[row]]
-        observations[finished] = 0
-        playing = [row for row in playing if row not in finished]
+        playing = [row for row in playing if not players[row].ended and lengths[row] < caps[row]]
     return EvaluationPoint(
         step=step, returns=tuple(score.hex() for score in scores), lengths=tuple(lengths)
     )
 
 
 class _Player:
-    """An environment played through a start, with the observation an agent sees next."""
+    """An environment, with what an agent sees of it next.
+
+    Attributes:
+        script: Actions of the start that are still to be taken.
+    """
 
     def __init__(self, environment: Environment, start: Sequence[int]) -> None:
         self._environment = environment
         self.frame_skip = environment.frame_skip
+        self.script = deque(start)
         self.ended = False
+        self.begins = True
+        self.previous_action = -1
+        self.previous_reward = 0.0
         first = environment.reset()
         self.observation = np.zeros((environment.frame_stack, *first.shape), first.dtype)
         self._see(first)
-        for action in start:
-            if self.ended:
-                break
-            self.play(action)
 
     def play(self, action: int) -> float:
         """Take one step and return the game's reward."""
         transition = self._environment.step(action)
-        self.ended = transition.ended
+        self.ended, self.begins = transition.ended, False
+        self.previous_action, self.previous_reward = action, transition.game_reward
         self._see(transition.frame)
         return transition.game_reward
 
@@ -184,13 +218,36 @@ class _Player:
         self.observation = np.concatenate([self.observation[1:], frame[None]])
 
 
+def _rehearse(players: Sequence[_Player], policy: Policy, rows: int) -> None:
+    """Play every start to its end, or to that of the game."""
+    while acting := [row for row, player in enumerate(players) if player.script]:
+        if policy.recurrent:
+            policy(_seen(players, acting, rows))
+        for row in acting:
+            players[row].play(players[row].script.popleft())
+            if players[row].ended:
+                players[row].script.clear()
+
+
+def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
+    """Return what the active players see, in ``rows`` rows."""
+    observation = players[0].observation
+    seen = Seen(
+        observations=np.zeros((rows, *observation.shape), observation.dtype),
+        previous_actions=np.full(rows, -1),
+        previous_rewards=np.zeros(rows, np.float32),
+        begins=np.zeros(rows, np.bool_),
+        active=np.zeros(rows, np.bool_),
+    )
+    for row in active:
+        seen.observations[row] = players[row].observation
+        seen.previous_actions[row] = players[row].previous_action
+        seen.previous_rewards[row] = players[row].previous_reward
+        seen.begins[row] = players[row].begins
+        seen.active[row] = True
+    return seen
+
+
 def _draw_sequence(actions: int, spec: EvaluationSpec, stream: Stream) -> tuple[int, ...]:
     length = spec.min_actions + stream.below(spec.max_actions - spec.min_actions + 1)
     return tuple(stream.below_many(actions, length).tolist())
-
-
-def _padded(observations: Sequence[NDArray[Any]], batch: int) -> NDArray[Any]:
-    """Stack observations into ``[batch, ...]``, zero beyond the last."""
-    padded = np.zeros((batch, *observations[0].shape), observations[0].dtype)
-    padded[: len(observations)] = observations
-    return padded

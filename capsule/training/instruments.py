@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 from capsule.training.operators import Status
 
 STACK_FRAMES = 8

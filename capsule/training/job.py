@@ -16,7 +16,7 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.contract import Event, Failure, Job, Runtime
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

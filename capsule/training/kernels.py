@@ -20,6 +20,7 @@ from capsule.native import native_part
 ALIGNMENT = 64  # bytes: a vector of AVX-512, a cache line
 INSTRUCTION_SETS = ("none", "AVX2", "AVX-512")
 _library = ctypes.CDLL(str(native_part("libcapsule-kernels.so")))  # calls release the GIL
+_library.capsule_sum_of_squares.restype = ctypes.c_double
 
 
 def centred_rmsprop(
@@ -45,16 +46,105 @@ def centred_rmsprop(
         floor: Minimum squared gradient.
         rate: Learning rate.
     """
-    pointers = (ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts))
     _library.capsule_centred_rmsprop(
-        ctypes.c_void_p(weights.data_ptr()),
-        ctypes.c_void_p(mean.data_ptr()),
-        ctypes.c_void_p(square.data_ptr()),
-        pointers,
-        ctypes.c_int64(len(parts)),
-        ctypes.c_int64(weights.numel()),
+        *map(_pointer, (weights, mean, square)),
+        (ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)),
+        *_sizes(len(parts), weights.numel()),
         *map(ctypes.c_float, (decay, 1 - decay, square_decay, 1 - square_decay, floor, rate)),
     )
+
+
+def adam(
+    weights: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    factor: float,
+    decay: float,
+    square_decay: float,
+    correction: float,
+    square_correction: float,
+    epsilon: float,
+    rate: float,
+) -> None:
+    """Update in place as ``capsule.training.adam`` has it.
+
+    Args:
+        weights: float32 ``[size]``, contiguous, as are the others.
+        mean: Running mean of the gradient.
+        square: Running mean of its square.
+        gradient: To be multiplied by ``factor``.
+        factor: What clipping leaves of the gradient.
+        decay: Of the mean.
+        square_decay: Of the mean square.
+        correction: Divides the mean.
+        square_correction: Divides the mean square.
+        epsilon: Added to the root.
+        rate: Learning rate.
+    """
+    decays = decay, 1 - decay, square_decay, 1 - square_decay
+    _library.capsule_adam(
+        *map(_pointer, (weights, mean, square, gradient)),
+        ctypes.c_int64(weights.numel()),
+        *map(ctypes.c_float, (factor, *decays, correction, square_correction, epsilon, rate)),
+    )
+
+
+def sum_of_squares(values: torch.Tensor) -> float:
+    """Return the sum of the squares, first to last in float64, of float32 ``[size]``."""
+    total: float = _library.capsule_sum_of_squares(_pointer(values), *_sizes(values.numel()))
+    return total
+
+
+def lstm(
+    inputs: torch.Tensor,
+    recurrent: torch.Tensor,
+    before: torch.Tensor,
+    *,
+    gates: torch.Tensor,
+    cell: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden: torch.Tensor,
+) -> None:
+    """Take one step of an LSTM as ``capsule.training.recurrent_networks`` has it.
+
+    Args:
+        inputs: ``[rows, 4 units]``: what the inputs contribute to the gates.
+        recurrent: ``[rows, 4 units]``: what the hidden state contributes.
+        before: ``[rows, units]``: the cell before.
+        gates: Takes the gates, ``[rows, 4 units]``.
+        cell: Takes the cell after, ``[rows, units]``.
+        squashed: Takes its tanh.
+        hidden: Takes the hidden state.
+    """
+    rows, units = before.shape
+    pointers = map(_pointer, (inputs, recurrent, before, gates, cell, squashed, hidden))
+    _library.capsule_lstm(*pointers, *_sizes(rows, units))
+
+
+def lstm_back(
+    gates: torch.Tensor,
+    before: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden_gradient: torch.Tensor,
+    *,
+    cell_gradient: torch.Tensor,
+    gate_gradients: torch.Tensor,
+) -> None:
+    """Go back through :func:`lstm`.
+
+    Args:
+        gates: As it gave them, ``[rows, 4 units]``.
+        before: The cell before the step, ``[rows, units]``.
+        squashed: As it gave it.
+        hidden_gradient: For the hidden state after.
+        cell_gradient: For the cell after; becomes that for the cell before.
+        gate_gradients: Takes the gradient for ``inputs`` and ``recurrent``, ``[rows, 4 units]``.
+    """
+    rows, units = before.shape
+    tensors = gates, before, squashed, hidden_gradient, cell_gradient, gate_gradients
+    _library.capsule_lstm_back(*map(_pointer, tensors), *_sizes(rows, units))
 
 
 def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
@@ -105,15 +195,17 @@ def has_products() -> bool:
     return instruction_set() != "none"
 
 
-def rectified_convolution(
-    images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+def convolution(
+    images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int, *, rectified: bool
 ) -> torch.Tensor:
-    """Return ``max(images * filters + bias, 0)``, ``[rows, down, across, filters]``."""
+    """Return ``images * filters + bias``, ``[rows, down, across, filters]``, or at least zero."""
     shape = _convolution(images.shape, filters.shape, stride)
     result = _empty(shape.rows, shape.down, shape.across, shape.filters)
     scratch = _empty(filters.numel())
-    _library.capsule_rectified_convolution(
-        ctypes.byref(shape), *map(_pointer, (images, filters, bias, result, scratch))
+    _library.capsule_convolution(
+        ctypes.byref(shape),
+        *map(_pointer, (images, filters, bias, result, scratch)),
+        ctypes.c_int64(rectified),
     )
     return result
 
@@ -159,7 +251,7 @@ def images_back(
     return result
 
 
-def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``inputs weight^T + bias``, ``[rows, units]``, of ``[rows, in]``, ``[units, in]``."""
     (rows, fan_in), units = inputs.shape, weight.shape[0]
     lanes = _lanes(rows)
@@ -237,8 +329,8 @@ def _empty(*shape: int) -> torch.Tensor:
     return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
 
 
-def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 def _sizes(*sizes: int) -> Iterator[ctypes.c_int64]:

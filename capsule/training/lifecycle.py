@@ -30,7 +30,9 @@ from capsule.experiment.contract import (
     StreamProfiles,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CommandTrainer, Model, SeedsSpec, Spec, TrainingSpec
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import SeedsSpec, Spec, TrainingSpec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
 from capsule.training.job import (
     Interrupted,
@@ -48,14 +50,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from capsule.training.dqn import DeepQLearning
-    from capsule.training.environments import Environment
-    from capsule.training.evaluation import MakeEnvironment, QValues, Starts
+    from capsule.training.evaluation import MakeEnvironment, Policy, Seen, Starts
     from capsule.training.networks import Parameters
-    from capsule.training.replay import ReplayMemory
     from capsule.training.trace import Trace
+    from capsule.training.trainer import Trainer
 
-STATE_STEPS = 50_000  # most steps between resume states: bounds the replay memory's slack
 _EVALUATION_PROGRESS = "evaluation.json"
 _NETWORKS = "networks"
 _DRAWN_SEED = "seed.json"
@@ -128,10 +127,9 @@ class Attempt:
                 :class:`Interrupted` raised.
             workers: Threads to use.
         """
-        from capsule.training.dqn import DeepQLearning
-        from capsule.training.environments import make_environment
         from capsule.training.streams import make_streams
         from capsule.training.trace import Trace
+        from capsule.training.trainer import Setting, make_trainer
 
         self._directory = directory
         self._spec = spec = job.spec.training()
@@ -142,22 +140,13 @@ class Attempt:
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._checkpoints: list[Checkpoint] = []
-        (directory / contract.STATE).mkdir(parents=True, exist_ok=True)
+        state = directory / contract.STATE
+        state.mkdir(parents=True, exist_ok=True)
         self._seeds = _drawn(directory, spec.seeds)
         self._streams = make_streams(self._seeds)
-        self._environment: Environment = make_environment(
-            spec.environment, self._streams, training=True
-        )
         self._trace: Trace = Trace(directory / contract.TRACE)
-        self._replay: ReplayMemory = _make_replay(directory, spec, self._environment)
-        self.learner: DeepQLearning = DeepQLearning(
-            spec,
-            self._streams,
-            self._environment,
-            self._replay,
-            self._trace,
-            device=device,
-            workers=self._workers,
+        self.learner: Trainer = make_trainer(
+            Setting(state, spec, self._seeds, self._streams, self._trace, device, self._workers)
         )
         self._events = _Events(directory / contract.EVENTS, self.learner, spec)
         self._restore()
@@ -189,7 +178,7 @@ class Attempt:
             self._events.progress()
             if self._stop.is_set() and learner.step < self._end:
                 self._save_state()
-                self._interrupt()
+                raise Interrupted
 
     def _record_rest(self) -> None:
         """Close the trace with a record of the steps since the last one."""
@@ -207,12 +196,13 @@ class Attempt:
     def _checkpoint(self) -> None:
         """Claim a checkpoint, and save a state to resume from, where one is due."""
         from capsule.training.checkpoint import save_tensors, tensor_digests
+        from capsule.training.trainer import state_interval
 
         step, final = self.learner.step, self.learner.step == self._end
         claimed = step % self._spec.recording.checkpoint_interval == 0 or (
             step == self._spec.trainer.total_steps
         )
-        if not (claimed or final or step % _state_interval(self._spec) == 0):
+        if not (claimed or final or step % state_interval(self._spec) == 0):
             return
         tensors = self.learner.tensors()
         digests = tensor_digests(tensors)
@@ -242,10 +232,8 @@ class Attempt:
             seconds=self._seconds(),
             tensors=digests or tensor_digests(tensors),
             streams={name: stream.state() for name, stream in self._streams.items()},
-            environment=self._environment.state(),
-            replay=self._replay.state(),
+            trainer=self.learner.state(),
             trace=self._trace.state(),
-            progress=self.learner.state(),
             checkpoints=tuple(self._checkpoints),
         )
         save_resume_state(self._directory / contract.STATE, state, tensors)
@@ -261,12 +249,8 @@ class Attempt:
         state, tensors = saved
         for name, stream in self._streams.items():
             stream.restore(state.streams[name])
-        frame = self._environment.restore(state.environment)
-        if frame is None:
-            raise AssertionError("a saved environment always has an episode")
-        self._replay.restore(state.replay)
         self._trace.restore(state.trace)
-        self.learner.restore(state.step, state.progress, tensors, frame)
+        self.learner.restore(state.step, state.trainer, tensors)
         self._checkpoints = list(state.checkpoints)
         self._seconds_before = state.seconds
 
@@ -278,6 +262,7 @@ class Attempt:
         """
         from capsule.training.evaluation import evaluation_environments
 
+        self._trace.flush()
         spec = self._spec
         makers = [
             evaluation_environments(spec.environment, self._seeds, spec.evaluation.starts)
@@ -320,7 +305,7 @@ class Attempt:
         spec, stream = self._spec, self._streams["evaluation"]
         starts = generate_starts(
             make_env,
-            self._environment.actions,
+            self.learner.actions,
             spec.evaluation,
             stream,
             self._interruptible(self.learner.online),
@@ -341,13 +326,8 @@ class Attempt:
             make_env, starts, self._spec.evaluation, self._interruptible(parameters), step
         )
 
-    def _interruptible(self, parameters: Parameters) -> QValues:
-        def q_values(observations: NDArray[Any]) -> NDArray[np.float32]:
-            if self._stop.is_set():
-                self._interrupt()
-            return self.learner.q_values(observations, parameters)
-
-        return q_values
+    def _interruptible(self, parameters: Parameters) -> Policy:
+        return _Interruptible(self.learner.policy(parameters), self._stop)
 
     def _finish(self, *, complete: bool) -> None:
         """Write the result, last of all."""
@@ -367,13 +347,12 @@ class Attempt:
         )
         self._write(contract.RESULT, result)
 
-    def _interrupt(self) -> None:
-        self._trace.flush()
-        raise Interrupted
-
     def _stream_profiles(self) -> StreamProfiles:
         return StreamProfiles(
-            streams=tuple(self._streams[name].profile() for name in sorted(self._streams))
+            streams=(
+                *(self._streams[name].profile() for name in sorted(self._streams)),
+                *self.learner.stream_profiles(),
+            )
         )
 
     def _seconds(self) -> float:
@@ -386,10 +365,24 @@ class Attempt:
         write_document(self._directory / name, document)
 
 
+class _Interruptible:
+    """A policy that can be asked to stop."""
+
+    def __init__(self, policy: Policy, stop: Flag) -> None:
+        self._policy = policy
+        self._stop = stop
+        self.recurrent = policy.recurrent
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        if self._stop.is_set():
+            raise Interrupted
+        return self._policy(seen)
+
+
 class _Events:
     """Appends to ``events.jsonl``, progress about once a second."""
 
-    def __init__(self, path: Path, learner: DeepQLearning, spec: TrainingSpec) -> None:
+    def __init__(self, path: Path, learner: Trainer, spec: TrainingSpec) -> None:
         self._path = path
         self._learner = learner
         self._total = spec.trainer.total_steps
@@ -413,7 +406,6 @@ class _Events:
     ) -> None:
         """Append one event."""
         learner = self._learner
-        returns = learner.returns
         event = Event(
             time=time.time(),
             kind=kind,
@@ -421,7 +413,7 @@ class _Events:
             total_steps=self._total,
             steps_per_second=speed,
             episodes=learner.episodes,
-            episode_return=sum(returns) / len(returns) if returns else None,
+            episode_return=learner.mean_return,
             loss=learner.loss,
             exploration=learner.exploration(),
             message=message,
@@ -431,38 +423,18 @@ class _Events:
 
 def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
     """Return the step to stop at."""
-    total, unit = spec.trainer.total_steps, spec.trainer.update_interval
+    total, unit = spec.trainer.total_steps, spec.trainer.interval_steps
     if stop_after is None or stop_after >= total:
         return total
     if stop_after <= 0 or stop_after % unit:
         raise CapsuleError(
             "CAP-T112",
-            f"stop_after {stop_after} is not a positive multiple of trainer.update_interval {unit}",
+            f"stop_after {stop_after} is not a positive multiple of the {unit} steps between "
+            "parameter updates",
             fix="Name such a step.",
             exit_code=ExitCode.USAGE,
         )
     return stop_after
-
-
-def _make_replay(directory: Path, spec: TrainingSpec, environment: Environment) -> ReplayMemory:
-    from capsule.training.replay import ReplayMemory
-
-    # A step adds one entry, and a second one where it truncates an episode. The interval in
-    # progress is added because the minibatch is gathered beside the steps that overwrite.
-    steps = _state_interval(spec) + spec.trainer.update_interval
-    return ReplayMemory(
-        directory / contract.STATE / "replay",
-        capacity=spec.trainer.replay_capacity,
-        slack=2 * steps,
-        frame_shape=environment.frame_shape,
-        frame_dtype=environment.frame_dtype,
-        frame_stack=environment.frame_stack,
-    )
-
-
-def _state_interval(spec: TrainingSpec) -> int:
-    unit = spec.trainer.update_interval
-    return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))
 
 
 def _evaluated_steps(spec: TrainingSpec) -> list[int]:

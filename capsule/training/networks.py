@@ -38,21 +38,21 @@ _CONVOLUTIONS = {  # output channels, kernel size, stride
 
 
 @dataclass(frozen=True)
-class Network:
-    """An architecture.
+class Convolutions:
+    """A stack of rectified convolutions, or none for flat observations.
 
     Attributes:
         shapes: Parameter name to shape, in order.
         strides: Strides of the convolutions.
-        dense: Number of dense layers.
         scale: Factor that brings observations to the range the network expects.
+        width: Features of one observation.
         products: How its layers are computed.
     """
 
     shapes: dict[str, Shape]
     strides: tuple[int, ...]
-    dense: int
     scale: float
+    width: int
     products: Products
 
     def inputs(self, observations: torch.Tensor) -> torch.Tensor:
@@ -67,15 +67,7 @@ class Network:
         """
         if not self.strides:
             return observations.flatten(1).to(torch.float32)
-        images = observations.flatten(1, -3)
-        if images.device.type == "cpu" and images.dtype == torch.uint8:
-            return kernels.interleave(images, self.scale).permute(0, 3, 1, 2)
-        floats = images.permute(0, 2, 3, 1).contiguous().to(torch.float32)
-        return (floats.mul_(self.scale) if self.scale != 1.0 else floats).permute(0, 3, 1, 2)
-
-    def values(self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-        """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
-        return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
+        return images(observations, self.scale)
 
     def features(
         self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor
@@ -84,8 +76,23 @@ class Network:
         hidden = inputs
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
-            hidden = self.products.rectified_convolution(hidden, weight, bias, stride)
+            hidden = self.products.convolution(hidden, weight, bias, stride, rectified=True)
         return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+
+
+@dataclass(frozen=True)
+class Network(Convolutions):
+    """An architecture.
+
+    Attributes:
+        dense: Number of dense layers.
+    """
+
+    dense: int
+
+    def values(self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
+        return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
 
     def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """Return the first dense layer's outputs, float32 ``[batch, units]``, not rectified."""
@@ -153,24 +160,62 @@ def make_network(
     products: Products,
 ) -> Network:
     """Describe the network called ``name`` for one kind of observation."""
+    stack = make_convolutions(name, frame_stack, frame_shape, products)
+    hidden = [hidden_units] if stack.strides else [hidden_units, hidden_units]
+    widths = [stack.width, *hidden, actions]
+    shapes = dict(stack.shapes)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
+    return Network(shapes, stack.strides, stack.scale, stack.width, products, len(widths) - 1)
+
+
+def make_convolutions(
+    name: Literal["nature", "small-conv", "mlp"],
+    frame_stack: int,
+    frame_shape: Shape,
+    products: Products,
+) -> Convolutions:
+    """Describe the convolutions of the network called ``name``."""
     shapes: dict[str, Shape] = {}
     convolutions = _CONVOLUTIONS[name]
+    width = frame_stack * math.prod(frame_shape)
     if convolutions:
         channels = frame_stack * math.prod(frame_shape[:-2])
-        height, width = frame_shape[-2:]
+        rows, columns = frame_shape[-2:]
         for layer, (filters, kernel, stride) in enumerate(convolutions, start=1):
-            shapes[f"conv{layer}.weight"] = (filters, channels, kernel, kernel)
-            shapes[f"conv{layer}.bias"] = (filters,)
-            height, width = (1 + (side - kernel) // stride for side in (height, width))
+            shapes |= convolution_shapes(f"conv{layer}", channels, filters, kernel)
+            rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
             channels = filters
-        widths = [channels * height * width, hidden_units, actions]
-    else:
-        widths = [frame_stack * math.prod(frame_shape), hidden_units, hidden_units, actions]
-    for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
-        shapes[f"dense{layer}.weight"] = (fan_out, fan_in)
-        shapes[f"dense{layer}.bias"] = (fan_out,)
+        width = channels * rows * columns
     strides = tuple(stride for _, _, stride in convolutions)
-    return Network(shapes, strides, len(widths) - 1, 1 / 255 if name == "nature" else 1.0, products)
+    return Convolutions(shapes, strides, 1 / 255 if name == "nature" else 1.0, width, products)
+
+
+def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:
+    """Return the shapes of the dense layer called ``name``."""
+    return {f"{name}.weight": (fan_out, fan_in), f"{name}.bias": (fan_out,)}
+
+
+def convolution_shapes(name: str, channels: int, filters: int, size: int) -> dict[str, Shape]:
+    """Return the shapes of the convolution called ``name``."""
+    return {f"{name}.weight": (filters, channels, size, size), f"{name}.bias": (filters,)}
+
+
+def images(observations: torch.Tensor, scale: float) -> torch.Tensor:
+    """Lay out images as convolutions want them.
+
+    Args:
+        observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
+        scale: Factor of every number.
+
+    Returns:
+        float32 ``[batch, channels, height, width]`` in channels-last memory; frames are channels.
+    """
+    stacks = observations.flatten(1, -3)
+    if stacks.device.type == "cpu" and stacks.dtype == torch.uint8:
+        return kernels.interleave(stacks, scale).permute(0, 3, 1, 2)
+    floats = stacks.permute(0, 2, 3, 1).contiguous().to(torch.float32)
+    return (floats.mul_(scale) if scale != 1.0 else floats).permute(0, 3, 1, 2)
 
 
 def initialize(parameters: Parameters, stream: Stream) -> None:

@@ -29,30 +29,39 @@ from capsule.training import kernels
 
 
 class Products(Protocol):
-    """The arithmetic of layers; differentiable, but for :meth:`outer`."""
+    """The arithmetic of layers; convolutions and dense layers can be differentiated."""
 
-    def rectified_convolution(
-        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    def convolution(
+        self,
+        images: torch.Tensor,
+        filters: torch.Tensor,
+        bias: torch.Tensor,
+        stride: int,
+        *,
+        rectified: bool,
     ) -> torch.Tensor:
-        """Convolve without padding, add the bias, and rectify.
+        """Convolve without padding and add the bias.
 
         Args:
             images: float32 ``[batch, channels, height, width]``, channels-last in memory.
             filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
             bias: float32 ``[filters]``.
             stride: In both directions.
+            rectified: Whether results below zero become zero.
 
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
 
-    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def dense(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return ``inputs weight^T + bias``.
 
         Args:
             inputs: float32 ``[batch, in]``.
             weight: float32 ``[out, in]``.
-            bias: float32 ``[out]``.
+            bias: float32 ``[out]``, or none.
 
         Returns:
             float32 ``[batch, out]``.
@@ -67,37 +76,73 @@ class Products(Protocol):
             out: float32 ``[rows, columns]``.
         """
 
+    def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return ``left right``.
+
+        Args:
+            left: float32 ``[rows, steps]``.
+            right: float32 ``[steps, columns]``.
+
+        Returns:
+            float32 ``[rows, columns]``.
+        """
+
 
 class _Library:
     """As torch's libraries compute them, on any device."""
 
-    def rectified_convolution(
-        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    def convolution(
+        self,
+        images: torch.Tensor,
+        filters: torch.Tensor,
+        bias: torch.Tensor,
+        stride: int,
+        *,
+        rectified: bool,
     ) -> torch.Tensor:
-        return functional.conv2d(images, filters, bias, stride).relu_()
+        outputs = functional.conv2d(images, filters, bias, stride)
+        return outputs.relu_() if rectified else outputs
 
-    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def dense(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         # W x^T: at small batch sizes a third faster than x W^T.
+        if bias is None:
+            return torch.mm(weight, inputs.t()).t()
         return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return torch.mm(left.t(), right, out=out)
 
+    def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.mm(left, right)
+
 
 class _Chained:
     """As chains, on a CPU with AVX2 and FMA."""
 
-    def rectified_convolution(
-        self, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+    def convolution(
+        self,
+        images: torch.Tensor,
+        filters: torch.Tensor,
+        bias: torch.Tensor,
+        stride: int,
+        *,
+        rectified: bool,
     ) -> torch.Tensor:
-        return _apply(_RectifiedConvolution, images, filters, bias, stride)
+        return _apply(_Convolution, images, filters, bias, stride, rectified)
 
-    def dense(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def dense(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         return _apply(_Dense, inputs, weight, bias)
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         kernels.outer(left, right, out)
         return out
+
+    def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return kernels.matrix_product(left, right)
 
 
 LIBRARY: Products = _Library()
@@ -114,34 +159,48 @@ def products_for(accelerator: CpuAccelerator | CudaAccelerator) -> Products:
     return CHAINED if on_cpu and kernels.has_products() else LIBRARY
 
 
-class _RectifiedConvolution(torch.autograd.Function):
+class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int
+        context: Any,
+        images: torch.Tensor,
+        filters: torch.Tensor,
+        bias: torch.Tensor,
+        stride: int,
+        rectified: bool,
     ) -> torch.Tensor:
         inputs, weights = _last(images), _last(filters)
-        outputs = kernels.rectified_convolution(inputs, weights, bias, stride)
+        outputs = kernels.convolution(inputs, weights, bias, stride, rectified=rectified)
         context.stride = stride
-        context.save_for_backward(inputs, weights, outputs)
+        context.save_for_backward(inputs, weights, *([outputs] if rectified else []))
         return _first(outputs)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, weights, outputs = context.saved_tensors
-        wants_images, wants_filters, wants_bias, _ = context.needs_input_grad
-        through, bias = kernels.rectified_back(_last(gradient), outputs)
+        inputs, weights, *outputs = context.saved_tensors
+        wants_images, wants_filters, wants_bias, _, _ = context.needs_input_grad
+        through, bias = _back(_last(gradient), *outputs)
         filters = images = None
         if wants_filters:
             filters = _first(kernels.filters_back(inputs, through, weights.shape, context.stride))
         if wants_images:
             images = _first(kernels.images_back(through, weights, inputs.shape, context.stride))
-        return images, filters, bias if wants_bias else None, None
+        return images, filters, bias if wants_bias else None, None, None
+
+
+def _back(
+    gradient: torch.Tensor, outputs: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Go back through the bias and the rectifier, if there is one."""
+    if outputs is None:
+        return gradient, kernels.column_sums(gradient.flatten(0, -2))
+    return kernels.rectified_back(gradient, outputs)
 
 
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+        context: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         inputs = inputs.contiguous()
         context.save_for_backward(inputs, weight)

@@ -30,7 +30,8 @@ from capsule.experiment.canonical import canonical_json, open_regular, sha256_he
 from capsule.experiment.contract import Event, Output, Outputs, ProgramResult
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.patterns import chosen
-from capsule.experiment.spec import CommandTrainer, Spec
+from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
 from capsule.training.job import (
     Interrupted,

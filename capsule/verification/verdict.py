@@ -8,7 +8,7 @@ from pydantic import Field
 
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.errors import ExitCode
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 from capsule.machine.compare import Row
 
 Grade = Literal[

@@ -31,7 +31,8 @@ from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import CommandTrainer, SourcesSpec
+from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade

@@ -8,7 +8,8 @@ from capsule.experiment.lock import (
     LockedImage,
     LockedWheel,
 )
-from capsule.experiment.spec import DqnTrainer, GymnasiumEnvironment, Spec
+from capsule.experiment.spec import GymnasiumEnvironment, Spec
+from capsule.experiment.trainers import DqnTrainer
 
 
 def digest_of(name: str) -> str:

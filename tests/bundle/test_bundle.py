@@ -19,7 +19,7 @@ from capsule.bundle.envelope import Statement, sign
 from capsule.bundle.manifest import Manifest
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Model
+from capsule.experiment.fields import Model
 
 TEXT = "text/plain"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.spec import CodeSpec, CommandTrainer
+from capsule.experiment.spec import CodeSpec
 from capsule.experiment.spec_file import load_spec
+from capsule.experiment.trainers import CommandTrainer
 
 SMALL = Path(__file__).parents[2] / "specs" / "dqn-breakout-small.yaml"
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,6 +143,105 @@ static void ask_uuid(void) {
     close((int)raw(SYS_open, path, O_RDONLY, 0, 0, 0, 0));
 }
 
+/* Each thread draws and makes the next one: their paths get longer and longer. */
+static void *chain(void *left) {
+    unsigned long value = draw();
+    pthread_t next;
+    show("chain", &value, sizeof value);
+    if (left == NULL) return NULL;
+    pthread_create(&next, NULL, chain, (char *)left - 1);
+    pthread_join(next, NULL);
+    return NULL;
+}
+
+/* The kernel gives a thread that executes a program the id of the process. */
+static void *execute(void *self) {
+    execl(self, self, "getrandom", NULL);
+    exit(1);
+}
+
+static void execute_in_thread(char *self) {
+    pthread_t thread;
+    unsigned long value = draw();
+    show("leader", &value, sizeof value);
+    pthread_create(&thread, NULL, execute, self);
+    pthread_join(thread, NULL);
+}
+
+static void *go_on(void *self) {
+    unsigned long value;
+    usleep(100000); /* the first thread has ended */
+    value = draw();
+    show("thread", &value, sizeof value);
+    if (fork() == 0) execute(self);
+    wait(NULL);
+    return execute(self);
+}
+
+/* The first thread ends, the process does not. */
+static void leave_to_thread(char *self) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, go_on, self);
+    pthread_exit(NULL);
+}
+
+static void *fail_to_execute(void *nothing) {
+    execl("/nonexistent", "", NULL);
+    usleep(200000); /* the first thread ends meanwhile */
+    unsigned long value = draw();
+    show("thread", &value, sizeof value);
+    exit(nothing != NULL);
+}
+
+static void end_after_a_failed_execution(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, fail_to_execute, NULL);
+    usleep(100000);
+    pthread_exit(NULL);
+}
+
+/* Processes that share descriptors or are their creator's siblings, killed or not. */
+static void make_oddly(void) {
+    static const long flags[] = {CLONE_FILES, CLONE_PARENT, CLONE_PARENT, CLONE_FS | CLONE_SYSVSEM};
+    for (int i = 0; i < 4; i++) {
+        long child = raw(SYS_clone, flags[i] | SIGCHLD, 0, 0, 0, 0, 0);
+        if (child == 0 && i == 1) raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0, 0, 0), SIGKILL, 0, 0, 0, 0);
+        if (child == 0) {
+            unsigned long value = draw();
+            show("child", &value, sizeof value);
+            _exit(0);
+        }
+        usleep(50000);
+    }
+    unsigned long value = draw();
+    show("parent", &value, sizeof value);
+}
+
+/* A process waits for the killed child of its own child. */
+static void wait_for_another_child(void) {
+    if (fork() == 0) {
+        if (raw(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0, 0) == 0) kill(getpid(), SIGKILL);
+        usleep(100000);
+        if (fork() != 0) _exit(wait(NULL) < 0);
+        unsigned long value = draw();
+        show("child", &value, sizeof value);
+        _exit(0);
+    }
+    usleep(50000);
+    while (wait(NULL) > 0) {
+    }
+}
+
+static void write_devices(void) {
+    struct {
+        unsigned long flags, mode, resolve;
+    } how = {O_WRONLY, 0, 0};
+    long path = (long)"/dev/urandom";
+    long openat2 = raw(SYS_openat2, AT_FDCWD, path, (long)&how, sizeof how, 0, 0);
+    printf("%zd %zd\n", write((int)raw(SYS_open, path, O_WRONLY, 0, 0, 0, 0), "seed", 4),
+           write((int)openat2, "seed", 4));
+}
+
 /* Everything is closed but a random device, which another program goes on reading. */
 static void ask_closed(const char *self) {
     long device = raw(SYS_open, (long)"/dev/urandom", O_RDONLY, 0, 0, 0, 0);
@@ -164,6 +264,16 @@ int main(int count, char **words) {
     else if (!strcmp(what, "errors")) ask_errors();
     else if (!strcmp(what, "large")) large((void *)(long)(40 << 20));
     else if (!strcmp(what, "closed")) ask_closed(words[0]);
+    else if (!strcmp(what, "write-device")) write_devices();
+    else if (!strcmp(what, "execute-in-thread")) execute_in_thread(words[0]);
+    else if (!strcmp(what, "leave-to-thread")) leave_to_thread(words[0]);
+    else if (!strcmp(what, "fail-to-execute")) end_after_a_failed_execution();
+    else if (!strcmp(what, "make-oddly")) make_oddly();
+    else if (!strcmp(what, "wait-for-another-child")) wait_for_another_child();
+    else if (!strcmp(what, "chain")) chain((void *)100);
+    else if (!strcmp(what, "read-device"))
+        show_device("device", raw(SYS_open, (long)"/dev/urandom", O_RDONLY, 0, 0, 0, 0),
+                    (size_t)atoi(words[2]));
     else if (!strcmp(what, "read-standard-input")) show_device("inherited", 0, 48);
     else if (!strcmp(what, "start")) show("start", (void *)getauxval(AT_RANDOM), 16);
     else if (!strcmp(what, "uuid")) ask_uuid();

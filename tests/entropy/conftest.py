@@ -1,5 +1,6 @@
 """Programs under the interposer, started as the launcher starts them but without it."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,12 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from capsule.entropy.profile import merge
 from capsule.native import native_part
 
 HERE = Path(__file__).parent
 KEY = bytes(range(32))
+
+
+def key_stream(key, size):
+    """Return the first bytes of ChaCha20 under a key, made with cryptography."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
+    return cipher.encryptor().update(bytes(size))
+
+
+def given(call):
+    """Return what a recorded call was given, made with Python's BLAKE2s and that ChaCha20."""
+    if call.size <= 32:
+        return call.kept
+    key = hashlib.blake2s(b"capsule/entropy/expansion/v1", key=call.kept).digest()
+    return key_stream(key, call.size)
 
 
 @dataclass
@@ -29,10 +45,15 @@ class Finished:
 
 
 class Interposed:
-    """Runs programs in processes of their own; a failed replay ends the whole process group."""
+    """Runs programs in processes of their own; a failed replay ends the whole process group.
 
-    def __init__(self, folder):
+    Runs that draw the same bytes choose the same names for temporary files, so each has a folder of
+    its own for them. Their paths are short, because sockets are made there.
+    """
+
+    def __init__(self, folder, temporary):
         self.folder = folder
+        self.temporary = temporary
 
     def __call__(self, *command, mode="virtual", check=True, timeout=300, cwd=None, **settings):
         directory = Path(tempfile.mkdtemp(dir=self.folder))
@@ -54,6 +75,7 @@ class Interposed:
             "PATH": os.environ["PATH"],
             "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": tempfile.mkdtemp(dir=self.temporary),
             "CAPSULE_ENTROPY": mode,
             "CAPSULE_ENTROPY_PATH": "0",
             "CAPSULE_ENTROPY_KEY": key.hex(),
@@ -82,7 +104,8 @@ class Interposed:
 
 @pytest.fixture
 def interposed(tmp_path):
-    return Interposed(tmp_path)
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Interposed(tmp_path, temporary)
 
 
 @pytest.fixture(scope="session")

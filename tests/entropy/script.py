@@ -6,6 +6,7 @@ import random
 import secrets
 import tempfile
 import uuid
+from pathlib import Path
 
 import ale_py
 import gymnasium
@@ -45,7 +46,7 @@ if __name__ == "__main__":
     show("secrets", secrets.token_bytes(8))
     show("urandom", os.urandom(8))
     with tempfile.NamedTemporaryFile() as file:
-        show("tempfile", file.name)
+        show("tempfile", Path(file.name).name)
     show("hash", hash("text"))
     show("torch.seed", torch.seed())
     show("Generator.seed", torch.Generator().seed())

@@ -160,6 +160,15 @@ def test_an_unusable_directory_is_refused(tmp_path, where):
     assert failure(tmp_path / where, "--", "true") == "CAP-R103"
 
 
+def test_a_directory_where_no_file_may_have_a_byte_is_refused(directory):
+    command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY]
+    command += ["--directory", directory, "--", "true"]
+    limited = ["sh", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "sh"]
+    ended = subprocess.run([*limited, *command], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 87
+    assert re.search("CAP-R103 no journal can be kept in .*: File too large", ended.stderr)
+
+
 def test_a_directory_serves_one_start_only(directory):
     assert launch(directory, "--", "true").returncode == 0
     assert failure(directory, "--", "true") == "CAP-R103"

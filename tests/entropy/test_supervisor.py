@@ -1,5 +1,6 @@
 """The supervisor, with programs that no preloaded library can help: linked statically."""
 
+import hashlib
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from capsule.entropy.journal import read_journal
 from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import MISMATCH_STATUS, collect
 from capsule.experiment.errors import CapsuleError
 from capsule.native import native_part
+
+from .conftest import given, key_stream
 
 HERE = Path(__file__).parent
 KEY = bytes(range(32))
@@ -64,12 +67,8 @@ def asks(compiled):
 
 def derived(process, thread, label, size):
     """Return a stream's first bytes, made with Python's BLAKE2s and cryptography's ChaCha20."""
-    import hashlib
-
     data = b"\0".join(part.encode() for part in (process, thread, label))
-    key = hashlib.blake2s(data, key=KEY).digest()
-    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
-    return cipher.encryptor().update(bytes(size))
+    return key_stream(hashlib.blake2s(data, key=KEY).digest(), size)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -143,10 +142,99 @@ def test_a_device_that_is_read_further_than_recorded_ends_the_run(launch, tmp_pa
     assert launch(*read, "5000", mode="replay", options=options).output == recorded.output
     more = launch(*read, "5001", mode="replay", options=options, check=False)
     assert more.status == MISMATCH_STATUS
+    told = "for 905 bytes .* at offset 4096; recorded there: 904 bytes from /dev/urandom"
+    with pytest.raises(CapsuleError, match=told):
+        check_consumed(more.directory, parse(profile.read_bytes()))
     options += ("--on-exhaustion", "virtual")
     allowed = launch(*read, "5001", mode="replay", options=options)
     (thread,) = check_consumed(allowed.directory, parse(profile.read_bytes()))
     assert thread.thread == "0@kernel:device:1"
+
+
+@pytest.mark.parametrize("size", ["4100", "4000", "20"])
+def test_a_device_that_is_not_read_as_far_as_recorded_is_told(launch, asks, size):
+    """How far a device is read ahead of need belongs to what a program draws."""
+    command = (asks, "read-device")
+    profile = Path(launch(*command, "5000", mode="record").directory, "profile")
+    profile.write_bytes(merge(profile.parent))
+    replayed = launch(*command, size, mode="replay", options=("--profile", profile))
+    with pytest.raises(CapsuleError, match=f"was given {size} of 5000 bytes") as error:
+        check_consumed(replayed.directory, parse(profile.read_bytes()))
+    assert error.value.code == "CAP-R222"
+
+
+@pytest.mark.parametrize("size", [20, 32, 33, 5000])
+def test_what_a_device_gave_is_made_again_from_what_was_kept(launch, asks, size):
+    recorded = launch(asks, "read-device", str(size), mode="record")
+    threads = {thread.thread: thread.calls for thread in parse(merge(recorded.directory)).threads}
+    calls = threads["0@kernel:device:1"]
+    assert [call.size for call in calls] == ([size] if size <= 4096 else [4096, size - 4096])
+    assert recorded.output == f"device {b''.join(map(given, calls)).hex()}\n"
+
+
+@pytest.mark.parametrize(
+    ("way", "paths"),
+    [
+        ("execute-in-thread", [("0", "0"), ("0x", "0")]),
+        ("leave-to-thread", [("0", "0-1"), ("0.0-1:1x", "0"), ("0x", "0")]),
+        ("fail-to-execute", [("0", "0-1")]),
+        ("make-oddly", [("0.1", "0"), ("0.3", "0"), ("0.4", "0"), ("0", "0")]),
+        ("wait-for-another-child", [("0.1.2", "0")]),
+    ],
+)
+def test_paths_are_those_of_the_order_of_making(launch, asks, way, paths):
+    finished = launch(asks, way)
+    expected = [derived(process, thread, "kernel", 8).hex() for process, thread in paths]
+    assert [line.split()[1] for line in finished.output.splitlines()] == expected
+
+
+def test_a_device_can_be_written_to(launch, asks):
+    assert launch(asks, "write-device").output == "4 4\n"
+
+
+def test_threads_may_be_made_by_threads_without_end(launch, asks):
+    first, again = launch(asks, "chain"), launch(asks, "chain")
+    assert first.output == again.output
+    assert len(set(first.output.splitlines())) == 101
+    longest = "0" + 93 * "-1"
+    assert first.output.splitlines()[93].split()[1] == derived("0", longest, "kernel", 8).hex()
+    name = "#" + hashlib.blake2s(f"{longest}@kernel".encode()).hexdigest()
+    assert name in {thread.thread for thread in read_journal(first.directory).threads}
+
+
+def test_a_launcher_that_is_stopped_and_continued_goes_on(launch, asks):
+    script = (
+        "for i in 1 2 3 4; do (for j in $(seq 60); do "
+        f"{asks} threads >/dev/null || kill $PPID; done) & done\n"
+        "for i in $(seq 400); do kill -STOP $PPID; kill -CONT $PPID; done; wait; echo well"
+    )
+    assert launch("bash", "-c", script).output == "well\n"
+
+
+def test_a_profile_may_be_named_from_the_current_directory(launch, asks, tmp_path, monkeypatch):
+    script = ("sh", "-c", "cd /; exec head -c 8 /dev/urandom | od -x")
+    options = ("--preload", native_part("libcapsule-entropy.so"))
+    recorded = launch(*script, mode="record", options=options)
+    (tmp_path / "a.profile").write_bytes(merge(recorded.directory))
+    monkeypatch.chdir(tmp_path)
+    options += ("--profile", "a.profile")
+    assert launch(*script, mode="replay", options=options).output == recorded.output
+
+
+def test_programs_may_together_open_more_devices_than_one_program_may_files(launch):
+    script = (
+        "import os\n"
+        "def fill(depth):\n"
+        "    opened = [os.open('/dev/urandom', os.O_RDONLY) for _ in range(100)]\n"
+        "    if depth and os.fork() == 0:\n"
+        "        for one in opened: os.close(one)\n"
+        "        fill(depth - 1)\n"
+        "    elif depth: os._exit(os.wait()[1] > 0)\n"
+        "    os._exit(0)\n"
+        "fill(3)"
+    )
+    limited = ("sh", "-c", 'ulimit -Sn 200; exec "$@"', "sh")
+    launch(sys.executable, "-c", script, wrapper=limited)
 
 
 def test_a_damaged_profile_is_refused(launch, asks, tmp_path):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import without_sources
 from capsule.experiment.patterns import chosen
-from capsule.experiment.spec import CodeSpec, CommandTrainer, TrainingSpec, relaxations
+from capsule.experiment.spec import CodeSpec, TrainingSpec, relaxations
 from capsule.experiment.spec_file import parse_spec
+from capsule.experiment.trainers import CommandTrainer
 
 PROGRAM = """\
 schema: capsule/spec/v1

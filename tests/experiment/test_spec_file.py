@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import Spec, VersionConstraint
+from capsule.experiment.fields import VersionConstraint
+from capsule.experiment.spec import Spec
 from capsule.experiment.spec_file import load_spec, parse_spec, schema_document
 
 SPECS = Path(__file__).parents[2] / "specs"

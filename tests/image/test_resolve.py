@@ -17,12 +17,12 @@ from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
     CudaAccelerator,
-    DqnTrainer,
     GymnasiumEnvironment,
     ImageSpec,
     SourcesSpec,
     Spec,
 )
+from capsule.experiment.trainers import DqnTrainer
 from capsule.image.cache import Cache
 from capsule.image.resolve import (
     ResolvedWheel,

@@ -6,11 +6,11 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import (
     CpuAccelerator,
     CudaAccelerator,
-    DqnTrainer,
     GymnasiumEnvironment,
     LimitsSpec,
     Spec,
 )
+from capsule.experiment.trainers import DqnTrainer
 from capsule.machine.compare import check_requirements, compare, expected_grade, select_gpu
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem, take_fingerprint
 from capsule.machine.gpu import Driver, Gpu

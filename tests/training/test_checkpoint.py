@@ -34,10 +34,8 @@ def state(step, tensors=TENSORS):
         seconds=1.5,
         tensors=tensor_digests(tensors),
         streams={"minibatch": {"draws": 3}},
-        environment={"actions": [1, 2]},
-        replay={"count": 7},
         trace={"offset": 9},
-        progress={"episodes": 2},
+        trainer={"episodes": 2},
         checkpoints=(),
     )
 

@@ -59,7 +59,7 @@ def build_learner(path, document=CARTPOLE, workers=1, device=CPU, **changes):
     trace = Trace(path)
     trace.restore(None)
     learner = DeepQLearning(
-        spec, streams, environment, replay, trace, device=device, workers=workers
+        spec, spec.trainer, streams, environment, replay, trace, device=device, workers=workers
     )
     learner.memory, learner.streams, learner.trace = replay, streams, trace
     return learner

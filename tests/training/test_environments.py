@@ -196,7 +196,7 @@ def test_stepping_beyond_the_end_is_a_bug(spec):
 
 ELSEWHERE = """
 import json, sys
-from capsule.experiment.spec import AtariEnvironment
+from capsule.experiment.spec import (AtariEnvironment)
 from tests.training.test_environments import make, play
 spec, actions = json.loads(sys.argv[1])
 print(play(make(AtariEnvironment(**spec), 6)[0], actions))

@@ -11,7 +11,12 @@ from capsule.experiment.spec import (
     SeedsSpec,
 )
 from capsule.training.environments import Environment, Transition
-from capsule.training.evaluation import evaluate, evaluation_environments, generate_starts
+from capsule.training.evaluation import (
+    Reactive,
+    evaluate,
+    evaluation_environments,
+    generate_starts,
+)
 from capsule.training.streams import Stream
 
 
@@ -75,7 +80,9 @@ def usable(spec, stream):
 
 def test_starts_are_drawn_from_the_best_survivors():
     spec = protocol(candidates=60)
-    starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 1), Network(by_place))
+    starts = generate_starts(
+        Corridor, 3, spec, Stream("evaluation", 1), Reactive(Network(by_place))
+    )
     stream = Stream("evaluation", 1)
     ranked = sorted(usable(spec, stream), key=lambda start: -sum(start))[:8]
     assert list(starts) == [ranked.pop(stream.below(len(ranked))) for _ in range(4)]
@@ -85,7 +92,7 @@ def test_starts_are_drawn_from_the_best_survivors():
 def test_equal_values_keep_the_order_of_the_candidates():
     spec = protocol(starts=2, shortlist=3)
     network = Network(lambda _: [7, 7, 7])
-    starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 2), network)
+    starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 2), Reactive(network))
     stream = Stream("evaluation", 2)
     first = usable(spec, stream)[:3]
     assert list(starts) == [first.pop(stream.below(len(first))) for _ in range(2)]
@@ -95,7 +102,7 @@ def test_candidates_are_judged_by_what_the_agent_would_see():
     spec = protocol(starts=1, candidates=3, shortlist=1, min_actions=1, max_actions=1)
     network = Network(by_place)
     seed = next(seed for seed in range(99) if len(usable(spec, Stream("evaluation", seed))) == 3)
-    generate_starts(Corridor, 3, spec, Stream("evaluation", seed), network)
+    generate_starts(Corridor, 3, spec, Stream("evaluation", seed), Reactive(network))
     places = [sum(start) for start in usable(spec, Stream("evaluation", seed))]
     assert [batch[0, :, 0].tolist() for batch in network.batches] == [
         [0, place] for place in places
@@ -105,21 +112,21 @@ def test_candidates_are_judged_by_what_the_agent_would_see():
 def test_every_batch_has_the_same_shape():
     spec = protocol(min_actions=1, max_actions=2)
     network = Network(by_place)
-    starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 0), network)
-    evaluate(lambda index: Corridor(end=10 + index), starts, spec, network, 0)
+    starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 0), Reactive(network))
+    evaluate(lambda index: Corridor(end=10 + index), starts, spec, Reactive(network), 0)
     assert {batch.shape for batch in network.batches} == {(4, 2, 1)}
 
 
 def test_too_few_surviving_candidates_are_refused():
     spec = protocol(candidates=8, min_actions=40, max_actions=40)
     with pytest.raises(CapsuleError, match=r"CAP-T231 only 0 of evaluation.candidates 8"):
-        generate_starts(Corridor, 3, spec, Stream("evaluation", 0), Network(by_place))
+        generate_starts(Corridor, 3, spec, Stream("evaluation", 0), Reactive(Network(by_place)))
 
 
 def test_scores_count_the_agents_own_rewards_and_steps():
     starts = ((1, 1), (), (0,), (2, 1))
     walk = Network(lambda _: [0, 1, 0])
-    point = evaluate(lambda index: Corridor(end=5 + index), starts, protocol(), walk, 40)
+    point = evaluate(lambda index: Corridor(end=5 + index), starts, protocol(), Reactive(walk), 40)
     assert point.step == 40
     assert [float.fromhex(score) for score in point.returns] == [3.0, 6.0, 7.0, 0.0]
     assert point.returns == ((3.0).hex(), (6.0).hex(), (7.0).hex(), (0.0).hex())
@@ -128,7 +135,7 @@ def test_scores_count_the_agents_own_rewards_and_steps():
 
 def test_finished_rows_are_zero_and_others_stay_in_place():
     walk = Network(lambda _: [0, 1, 0])
-    evaluate(lambda index: Corridor(end=3 - index), ((), ()), protocol(), walk, 0)
+    evaluate(lambda index: Corridor(end=3 - index), ((), ()), protocol(), Reactive(walk), 0)
     assert [batch[..., 0].tolist() for batch in walk.batches] == [
         [[0, 0], [0, 0]],
         [[0, 1], [0, 1]],
@@ -138,7 +145,7 @@ def test_finished_rows_are_zero_and_others_stay_in_place():
 
 def test_ties_go_to_the_lowest_action():
     tie = Network(lambda _: [-1, 3, 3])
-    point = evaluate(lambda _: Corridor(end=2), ((),), protocol(), tie, 0)
+    point = evaluate(lambda _: Corridor(end=2), ((),), protocol(), Reactive(tie), 0)
     assert point.lengths == (2,)
     assert float.fromhex(point.returns[0]) == 2.0
 
@@ -147,7 +154,7 @@ def test_the_cap_includes_the_start():
     """0.01 minutes at 60 frames per second are 36 frames: 9 steps of 4 frames."""
     wait = Network(lambda _: [1, 0, 0])
     starts = ((1, 1), (), (0,) * 9, (0,) * 12)
-    point = evaluate(Corridor, starts, protocol(max_minutes=0.01), wait, 0)
+    point = evaluate(Corridor, starts, protocol(max_minutes=0.01), Reactive(wait), 0)
     assert point.lengths == (7, 9, 0, 0)
 
 
@@ -175,8 +182,10 @@ def whole_protocol(suite, seed, instances=3):
     seeds = SeedsSpec(root=seed)
     make = evaluation_environments(SUITES[suite], seeds, instances)
     network = linear_network(make(0).actions, 1)
-    starts = generate_starts(make, make(0).actions, spec, Stream("evaluation", seed), network)
-    points = [evaluate(make, starts, spec, network, step) for step in (1, 1)]
+    starts = generate_starts(
+        make, make(0).actions, spec, Stream("evaluation", seed), Reactive(network)
+    )
+    points = [evaluate(make, starts, spec, Reactive(network), step) for step in (1, 1)]
     return starts, *points
 
 
@@ -192,12 +201,12 @@ def test_starts_without_actions_differ_by_their_reset_seed():
     spec = protocol(starts=6, candidates=6, shortlist=6, min_actions=0, max_actions=0)
     make = evaluation_environments(SUITES["cartpole"], SeedsSpec(), 6)
     network = linear_network(2, 3)
-    starts = generate_starts(make, 2, spec, Stream("evaluation", 0), network)
+    starts = generate_starts(make, 2, spec, Stream("evaluation", 0), Reactive(network))
     assert starts == ((),) * 6
     first = {make(index).reset().tobytes() for index in range(6)}
     assert len(first) == 6
-    reference = evaluate(make, starts, spec, network, 0)
-    alone = evaluate(make, starts[:1], spec, network, 0)
+    reference = evaluate(make, starts, spec, Reactive(network), 0)
+    alone = evaluate(make, starts[:1], spec, Reactive(network), 0)
     assert alone.returns == reference.returns[:1]
     assert len(set(reference.lengths)) > 1
 

@@ -101,7 +101,7 @@ def test_a_convolution_is_its_chains(instructions_of_all, case, key):
     through = np.where(outputs > 0, gradient.numpy(), np.float32(0))
     for name in instructions_of_all:
         kernels.limit_instruction_set(name)
-        ours = kernels.rectified_convolution(images, filters, bias, stride)
+        ours = kernels.convolution(images, filters, bias, stride, rectified=True)
         assert same_bits(ours, outputs)
         back, bias_gradient = kernels.rectified_back(gradient, ours)
         assert same_bits(back, through)
@@ -168,7 +168,7 @@ def through_convolution(products, shape, filter_shape, stride):
         (channels_last(*filter_shape, key=2) * 0.05).requires_grad_(),
         normal(filter_shape[0], key=3).requires_grad_(),
     ]
-    outputs = products.rectified_convolution(*leaves, stride)
+    outputs = products.convolution(*leaves, stride, rectified=True)
     gradient = channels_last(*outputs.shape, key=4)
     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
@@ -214,7 +214,7 @@ def test_a_row_alone_gets_what_it_gets_in_a_batch(instructions):
     weight, bias = normal(50, 32 * 81, key=3), normal(50, key=4)
 
     def network(batch):
-        hidden = CHAINED.rectified_convolution(batch, filters, bias[:32], 2)
+        hidden = CHAINED.convolution(batch, filters, bias[:32], 2, rectified=True)
         return CHAINED.dense(hidden.flatten(1), weight, bias)
 
     together = network(images)
@@ -225,7 +225,7 @@ def test_a_row_alone_gets_what_it_gets_in_a_batch(instructions):
 def test_what_is_not_a_number_stays_one(instructions):
     images = torch.full((1, 2, 3, 3), torch.nan)
     filters, bias = torch.ones(3, 2, 2, 2), torch.zeros(3)
-    assert CHAINED.rectified_convolution(images, filters, bias, 1).isnan().all()
+    assert CHAINED.convolution(images, filters, bias, 1, rectified=True).isnan().all()
     assert CHAINED.dense(images.flatten(1), torch.ones(4, 18), torch.zeros(4)).isnan().all()
 
 

@@ -2,7 +2,6 @@
 #include "channel.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -46,9 +45,7 @@ void channel_open(struct channel *channel, enum channel_kind kind, const char *p
                   const char *thread, const char *label) {
     *channel = (struct channel){.open = true, .kind = kind};
     strcpy(channel->process, process);
-    int length = snprintf(channel->name, sizeof channel->name, "%s@%s", thread, label);
-    if (length >= (int)sizeof channel->name)
-        fail("CAP-R110", "the path of thread %s of process %s is too long", thread, process);
+    capsule_path_stream(channel->name, thread, label);
     capsule_stream_open(&channel->derived, root_key, process, thread, label);
     if (options->mode == MODE_REPLAY)
         channel->known = recording_find(&recording, process, channel->name, &channel->recorded);
@@ -76,25 +73,21 @@ static _Noreturn void mismatch(const struct channel *channel, size_t size,
 
 static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 0; }
 
-/* The bytes that were recorded, while there are any; then derived ones. */
+/* What was recorded; then, when that is less or nothing, derived bytes. A call must be the recorded
+ * one, unless the spec says what to give instead. A device is filled again when it was read: each
+ * filling was recorded, the last one as far as it was read. */
 static void replay(struct channel *channel, uint8_t *out, size_t size) {
-    struct recorded_thread *recorded = &channel->recorded;
-    size_t left = channel->known ? (size_t)(recorded->end - recorded->next_byte) : 0;
-    size_t part = left < size ? left : size;
-    if (part) memcpy(out, recorded->next_byte, part);
-    recorded->next_byte += part;
-    channel->recorded_part = part;
-    capsule_stream_read(&channel->derived, out + part, size - part);
-}
-
-/* A call must be the recorded one, unless the spec says what to give instead. */
-static void replay_call(struct channel *channel, uint8_t *out, size_t size) {
     struct recorded_call call;
+    bool is_call = channel->kind == CHANNEL_CALLS;
     bool found = channel->known && recording_next(&recording, &channel->recorded, &call);
-    bool fits = found && call.source == (uint32_t)channel->kind && call.size == size;
-    if (!fits && !may_derive()) mismatch(channel, size, found ? &call : NULL);
+    bool fits = found && call.source == (uint32_t)channel->kind &&
+                (is_call ? call.size == size : call.size <= size);
+    if (!fits && is_call && !may_derive()) mismatch(channel, size, found ? &call : NULL);
+    size_t part = fits ? call.size : 0;
+    if (fits) capsule_expand(out, part, call.kept);
+    capsule_stream_read(&channel->derived, out + part, size - part);
+    channel->recorded_part = part;
     if (!fits) channel->known = false; /* from here on everything is derived */
-    replay(channel, out, size);
 }
 
 static void read_fresh(uint8_t *out, size_t size) {
@@ -109,16 +102,20 @@ static void read_fresh(uint8_t *out, size_t size) {
 void channel_read(struct channel *channel, uint8_t *out, size_t size) {
     channel->recorded_part = size; /* unless it is replayed */
     if (options->mode == MODE_VIRTUAL) capsule_stream_read(&channel->derived, out, size);
-    else if (options->mode == MODE_RECORD) read_fresh(out, size);
-    else if (channel->kind == CHANNEL_CALLS) replay_call(channel, out, size);
-    else replay(channel, out, size);
+    else if (options->mode == MODE_REPLAY) replay(channel, out, size);
+    else {
+        read_fresh(channel->kept, capsule_kept_size(size));
+        capsule_expand(out, size, channel->kept);
+    }
 }
 
 /* ---- what was used ---- */
 
+/* Of a device's filling a part may be used that is short enough to be kept as it is. */
 static void record_call(const struct channel *channel, const uint8_t *bytes, size_t size) {
-    struct journal_call *call = claim(JOURNAL_CALL, sizeof *call + size);
-    memcpy(call + 1, bytes, size);
+    size_t kept = capsule_kept_size(size);
+    struct journal_call *call = claim(JOURNAL_CALL, sizeof *call + kept);
+    memcpy(call + 1, size > CAPSULE_KEPT_SIZE ? channel->kept : bytes, kept);
     call->counter = journal_offset(journal, channel->counter);
     call->size = size;
     journal_publish(&call->record);
@@ -126,7 +123,8 @@ static void record_call(const struct channel *channel, const uint8_t *bytes, siz
 
 /* A device is filled ahead; only when it was read is it known whether more than was recorded. */
 static void count_derived(struct channel *channel, size_t size) {
-    if (!may_derive()) mismatch(channel, size, NULL);
+    struct recorded_call recorded = {.source = channel->kind, .size = channel->recorded_part};
+    if (!may_derive()) mismatch(channel, size, channel->recorded_part ? &recorded : NULL);
     channel->record->derived_calls++;
     channel->record->derived_bytes += size - channel->recorded_part;
 }

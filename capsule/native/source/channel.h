@@ -24,7 +24,9 @@ struct channel {
     struct capsule_stream derived;
     struct recorded_thread recorded;
     bool known;             /* in the recording */
-    size_t recorded_part;   /* of the last read */
+    /* Of the last read: how much of it was recorded, or what is kept of it when it is. */
+    size_t recorded_part;
+    uint8_t kept[CAPSULE_KEPT_SIZE];
     uint64_t calls, bytes;  /* that were used */
     struct journal_thread *record; /* from the first use on */
     struct journal_counter *counter;
@@ -34,7 +36,7 @@ struct channel {
 void channels_begin(const struct options *options);
 
 /* The stream `label` of a thread: key and name in the journal. Its name there is
- * "<thread>@<label>". */
+ * capsule_path_stream's. */
 void channel_open(struct channel *channel, enum channel_kind kind, const char *process,
                   const char *thread, const char *label);
 

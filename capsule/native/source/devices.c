@@ -8,13 +8,15 @@
  *
  * read() must not ask the kernel each time what a descriptor is. `kinds` remembers those that are
  * something else until the number is closed; a random device is checked at every read, because a
- * number closed without our notice may have become a file. A read draws from the reading thread's
- * stream, so that threads and processes that share a descriptor do not depend on each other.
+ * number closed without our notice may have become a file; and so is whatever else gives no bytes,
+ * because it may have become a device. A read draws from the reading thread's stream, so that
+ * threads and processes that share a descriptor do not depend on each other.
  */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -76,7 +78,9 @@ static int open_any(int directory, const char *path, int flags, mode_t mode) {
         path = "/dev/null";
         flags |= MARK;
     }
-    int fd = (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode, 0, 0));
+    int fd = real.openat ? real.openat(directory, path, flags, mode)
+                         : (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode,
+                                                    0, 0));
     forget(fd);
     return fd;
 }
@@ -143,22 +147,37 @@ static ssize_t read_device(void *buffer, size_t size, const void *caller) {
     return (ssize_t)size;
 }
 
+/* Whether what gave no bytes is a device that took the number of a file closed without notice. */
+static bool is_late_device(int fd, ssize_t got) { return got == 0 && inspect(fd); }
+
+static ssize_t read_any(int fd, void *buffer, size_t size, const void *caller) {
+    if (is_device(fd)) return read_device(buffer, size, caller);
+    ssize_t got = real.read ? real.read(fd, buffer, size)
+                            : checked(system_call(SYS_read, fd, (long)buffer, (long)size, 0, 0, 0));
+    return is_late_device(fd, got) ? read_device(buffer, size, caller) : got;
+}
+
+static ssize_t read_at(int fd, void *buffer, size_t size, off_t offset, const void *caller) {
+    if (is_device(fd)) return read_device(buffer, size, caller);
+    ssize_t got = real.pread(fd, buffer, size, offset);
+    return is_late_device(fd, got) ? read_device(buffer, size, caller) : got;
+}
+
 EXPORT ssize_t read(int fd, void *buffer, size_t size) {
-    if (is_device(fd)) return read_device(buffer, size, CALLER);
-    return real.read ? real.read(fd, buffer, size)
-                     : checked(system_call(SYS_read, fd, (long)buffer, (long)size, 0, 0, 0));
+    return read_any(fd, buffer, size, CALLER);
 }
 
 EXPORT ssize_t pread(int fd, void *buffer, size_t size, off_t offset) {
-    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+    return read_at(fd, buffer, size, offset, CALLER);
 }
 
 EXPORT ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
-    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+    return read_at(fd, buffer, size, offset, CALLER);
 }
 
 EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
-    if (!is_device(fd)) return real.readv(fd, parts, count);
+    ssize_t got = is_device(fd) ? 0 : real.readv(fd, parts, count);
+    if (got != 0 || !inspect(fd)) return got;
     ssize_t total = 0;
     for (int i = 0; i < count; i++) total += read_device(parts[i].iov_base, parts[i].iov_len, CALLER);
     return total;
@@ -168,17 +187,17 @@ void __chk_fail(void) __attribute__((noreturn));
 
 EXPORT ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room) {
     if (size > room) __chk_fail();
-    return is_device(fd) ? read_device(buffer, size, CALLER) : real.read(fd, buffer, size);
+    return read_any(fd, buffer, size, CALLER);
 }
 
 EXPORT ssize_t __pread_chk(int fd, void *buffer, size_t size, off_t offset, size_t room) {
     if (size > room) __chk_fail();
-    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+    return read_at(fd, buffer, size, offset, CALLER);
 }
 
 EXPORT ssize_t __pread64_chk(int fd, void *buffer, size_t size, off_t offset, size_t room) {
     if (size > room) __chk_fail();
-    return is_device(fd) ? read_device(buffer, size, CALLER) : real.pread(fd, buffer, size, offset);
+    return read_at(fd, buffer, size, offset, CALLER);
 }
 
 /* ---- standard input and output, which reads inside the C library ---- */
@@ -247,6 +266,13 @@ static FILE *open_stream(const char *mode, const void *caller) {
     FILE *file = stream_of(fd, mode, caller);
     if (!file) close(fd);
     return file;
+}
+
+/* Its reads are counted as the program's. */
+void open_standard_input(void) {
+    if (settings.mode == MODE_SYSTEM || !is_readable_device(STDIN_FILENO)) return;
+    FILE *file = stream_of(STDIN_FILENO, "r", (const void *)getauxval(AT_ENTRY));
+    if (file) stdin = file;
 }
 
 EXPORT FILE *fopen(const char *path, const char *mode) {

@@ -140,17 +140,21 @@ static void chacha20_block(const uint32_t key[8], uint64_t counter, uint8_t out[
 
 /* ---- streams ---- */
 
+static void stream_begin(struct capsule_stream *stream, struct capsule_blake2s *hash) {
+    uint8_t key[CAPSULE_KEY_SIZE];
+    capsule_blake2s_end(hash, key);
+    for (int i = 0; i < 8; i++) stream->key[i] = load32(key + 4 * i);
+    stream->position = 0;
+}
+
 void capsule_stream_open(struct capsule_stream *stream, const uint8_t root[CAPSULE_KEY_SIZE],
                          const char *process, const char *thread, const char *label) {
     struct capsule_blake2s hash;
-    uint8_t key[CAPSULE_KEY_SIZE];
     capsule_blake2s_begin(&hash, root);
     capsule_blake2s_add(&hash, process, strlen(process) + 1);
     capsule_blake2s_add(&hash, thread, strlen(thread) + 1);
     capsule_blake2s_add(&hash, label, strlen(label));
-    capsule_blake2s_end(&hash, key);
-    for (int i = 0; i < 8; i++) stream->key[i] = load32(key + 4 * i);
-    stream->position = 0;
+    stream_begin(stream, &hash);
 }
 
 void capsule_stream_read(struct capsule_stream *stream, void *out, size_t size) {
@@ -166,6 +170,23 @@ void capsule_stream_read(struct capsule_stream *stream, void *out, size_t size) 
         to += part;
         size -= part;
     }
+}
+
+size_t capsule_kept_size(size_t size) {
+    return size < CAPSULE_KEPT_SIZE ? size : CAPSULE_KEPT_SIZE;
+}
+
+void capsule_expand(void *out, size_t size, const uint8_t *kept) {
+    struct capsule_stream stream;
+    struct capsule_blake2s hash;
+    if (size <= CAPSULE_KEPT_SIZE) {
+        memcpy(out, kept, size);
+        return;
+    }
+    capsule_blake2s_begin(&hash, kept);
+    capsule_blake2s_add(&hash, CAPSULE_EXPANSION, strlen(CAPSULE_EXPANSION));
+    stream_begin(&stream, &hash);
+    capsule_stream_read(&stream, out, size);
 }
 
 static int hexadecimal(char digit) {
@@ -239,11 +260,23 @@ void capsule_path_child(char out[CAPSULE_PATH_SIZE], const char *parent, const c
     finish(out, &text);
 }
 
-void capsule_path_exec(char out[CAPSULE_PATH_SIZE], const char *path) {
+/* Three parts one after the other. */
+static void join(char out[CAPSULE_PATH_SIZE], const char *one, const char *two, const char *three) {
     struct text text = {0};
-    append(&text, path);
-    append(&text, "x");
+    append(&text, one);
+    append(&text, two);
+    append(&text, three);
     finish(out, &text);
+}
+
+void capsule_path_exec(char out[CAPSULE_PATH_SIZE], const char *path) { join(out, path, "x", ""); }
+
+void capsule_path_unnumbered(char out[CAPSULE_PATH_SIZE], const char *path) {
+    join(out, path, "?", "");
+}
+
+void capsule_path_stream(char out[CAPSULE_PATH_SIZE], const char *thread, const char *label) {
+    join(out, thread, "@", label);
 }
 
 void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n) {

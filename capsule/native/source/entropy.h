@@ -3,8 +3,11 @@
  * A stream is named by the process, the thread and a label. Its key is
  *     BLAKE2s-256(key = root key, data = process path || 00 || thread path || 00 || label)
  * (RFC 7693) and its bytes are the ChaCha20 key stream under that key (RFC 8439 section 2.3, with a
- * 64-bit block counter from zero and a zero nonce). Nothing here calls anything but memcpy, memset,
- * strlen and strcmp. See docs/random-profiles.md.
+ * 64-bit block counter from zero and a zero nonce).
+ *
+ * Of a recorded call of more than CAPSULE_KEPT_SIZE bytes only as many are kept, which the kernel
+ * made; the call is given the key stream under BLAKE2s-256(key = kept bytes, data = CAPSULE_EXPANSION).
+ * Nothing here calls anything but memcpy, memset, strlen and strcmp. See docs/random-profiles.md.
  */
 #ifndef CAPSULE_ENTROPY_H
 #define CAPSULE_ENTROPY_H
@@ -15,6 +18,8 @@
 
 #define CAPSULE_KEY_SIZE 32
 #define CAPSULE_BLOCK_SIZE 64
+#define CAPSULE_KEPT_SIZE CAPSULE_KEY_SIZE
+#define CAPSULE_EXPANSION "capsule/entropy/expansion/v1"
 #define CAPSULE_PATH_SIZE 192 /* with the final zero */
 
 #define CAPSULE_ROOT_PATH "0" /* of the first process, and of the main thread of each */
@@ -50,6 +55,12 @@ void capsule_stream_open(struct capsule_stream *stream, const uint8_t root[CAPSU
                          const char *process, const char *thread, const char *label);
 void capsule_stream_read(struct capsule_stream *stream, void *out, size_t size);
 
+/* How many bytes are kept of a recorded call for `size`. */
+size_t capsule_kept_size(size_t size);
+
+/* What a call is given, made from the capsule_kept_size(size) bytes that were kept of it. */
+void capsule_expand(void *out, size_t size, const uint8_t *kept);
+
 /* Read 64 hexadecimal digits; false when `text` is anything else. */
 bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text);
 
@@ -58,10 +69,14 @@ bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text);
  *   child:  "<parent>.<n>", or "<parent>.<thread>:<n>" when another thread than the main one forks
  *   exec:   "<path>x"
  *   thread: "<parent>-<n>"
+ *   unnumbered: "<path>?", of what was started by other means
+ *   stream: "<thread>@<label>", of the supervisor's streams
  * n counts from one, in the forking or creating thread. */
 void capsule_path_child(char out[CAPSULE_PATH_SIZE], const char *parent, const char *thread,
                         uint32_t n);
 void capsule_path_exec(char out[CAPSULE_PATH_SIZE], const char *path);
 void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n);
+void capsule_path_unnumbered(char out[CAPSULE_PATH_SIZE], const char *path);
+void capsule_path_stream(char out[CAPSULE_PATH_SIZE], const char *thread, const char *label);
 
 #endif

@@ -91,13 +91,14 @@ void attach(void) {
     read_settings();
     const char *process = getenv("CAPSULE_ENTROPY_PATH");
     if (!process) process = CAPSULE_ROOT_PATH;
-    if (strlen(process) >= CAPSULE_PATH_SIZE - 1) refuse("CAPSULE_ENTROPY_PATH is too long");
+    if (strlen(process) >= CAPSULE_PATH_SIZE) refuse("CAPSULE_ENTROPY_PATH is too long");
     become_process(process);
 #define RESOLVE(type, name, arguments) real.name = (type(*) arguments)dlsym(RTLD_NEXT, #name);
     REAL_FUNCTIONS(RESOLVE)
 #undef RESOLVE
     keep_environment();
     watch_forks();
+    open_standard_input();
 }
 
 __attribute__((constructor)) static void begin(void) { attach(); }
@@ -109,6 +110,11 @@ struct thread *this_thread(void) {
         attach();
         /* Started around pthread_create (by the C library itself): it has no number. */
         if (!thread.ready) become(settings.process, "?");
+    }
+    if (was_forked_unseen()) {
+        char process[CAPSULE_PATH_SIZE];
+        capsule_path_unnumbered(process, settings.process);
+        become_process(process);
     }
     return &thread;
 }
@@ -212,9 +218,10 @@ static void fresh(void *buffer, size_t size) {
 }
 
 static void fresh_and_recorded(struct journal_counter *counter, void *buffer, size_t size) {
-    struct journal_call *call = record(JOURNAL_CALL, sizeof *call + size);
-    fresh(buffer, size);
-    memcpy(call + 1, buffer, size);
+    size_t kept = capsule_kept_size(size);
+    struct journal_call *call = record(JOURNAL_CALL, sizeof *call + kept);
+    fresh(call + 1, kept);
+    capsule_expand(buffer, size, (const uint8_t *)(call + 1));
     call->counter = journal_offset(settings.journal, counter);
     call->size = size;
     journal_publish(&call->record);
@@ -242,11 +249,9 @@ static bool replay(struct thread *self, enum source source, void *buffer, size_t
     if (self->exhausted) return false;
     struct recorded_call call;
     bool found = self->known && recording_next(&recording, &self->recorded, &call);
-    bool fits = found && call.source == (uint32_t)source && call.size == size &&
-                size <= (size_t)(self->recorded.end - self->recorded.next_byte);
+    bool fits = found && call.source == (uint32_t)source && call.size == size;
     if (!fits && !settings.derive_when_exhausted) mismatch(self, source, size, found ? &call : NULL);
-    if (fits) memcpy(buffer, self->recorded.next_byte, size);
-    if (fits) self->recorded.next_byte += size;
+    if (fits) capsule_expand(buffer, size, call.kept);
     self->exhausted = !fits;
     return fits;
 }

@@ -81,8 +81,10 @@ struct thread {
     } callers[CALLERS];
 };
 
-/* The functions of the C library that wrappers pass on to. */
+/* The functions of the C library that wrappers pass on to. One that may wait is here because a
+ * thread can be cancelled in it, as it could not be in a system call. */
 #define REAL_FUNCTIONS(X)                                                                        \
+    X(int, openat, (int, const char *, int, ...))                                                \
     X(ssize_t, read, (int, void *, size_t))                                                      \
     X(ssize_t, readv, (int, const struct iovec *, int))                                          \
     X(ssize_t, pread, (int, void *, size_t, off_t))                                              \
@@ -134,6 +136,10 @@ void keep_environment(void);
 void watch_forks(void);
 void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);
+bool was_forked_unseen(void);
+
+/* devices.c: let the program read a device that it was given as its standard input. */
+void open_standard_input(void);
 
 static inline long system_call(long number, long a, long b, long c, long d, long e, long f) {
     register long r10 __asm__("r10") = d;

@@ -26,6 +26,10 @@ static uint64_t prepare_file(int fd) {
     if (fstat(fd, &status) != 0) return 0;
     if (status.st_size > 0) return (uint64_t)status.st_size;
     uint64_t capacity = capacity_allowed();
+    if (capacity < sizeof(struct journal_header)) {
+        errno = EFBIG;
+        return 0;
+    }
     /* Other users too: a program may drop its privileges and then exec. */
     if (fchmod(fd, 0666) != 0 || ftruncate(fd, (off_t)capacity) != 0) return 0;
     return capacity;

@@ -21,7 +21,7 @@
 
 #define JOURNAL_NAME "journal"
 #define JOURNAL_MAGIC "CAPSJRNL"
-#define JOURNAL_VERSION 1
+#define JOURNAL_VERSION 2
 #define JOURNAL_CALLER_SIZE 64
 
 enum journal_type { JOURNAL_THREAD = 1, JOURNAL_COUNTER, JOURNAL_CALL, JOURNAL_MISMATCH };
@@ -64,7 +64,7 @@ struct journal_counter {
     char caller[JOURNAL_CALLER_SIZE];
 };
 
-/* One recorded call; its bytes follow. */
+/* One recorded call; the bytes that are kept of it follow (capsule_expand in entropy.h). */
 struct journal_call {
     struct journal_record record;
     uint64_t counter; /* offset of the counter that it went to */

@@ -1,9 +1,11 @@
 // Fused loops of the training side.
 //
-// Every result is one IEEE 754 operation on binary32 after another, in the order written, never
-// contracted: the same bits at every vector width, and the same as numpy's one by one.
+// Every result is one IEEE 754 operation after another, on binary32 unless it says otherwise, in the
+// order written, never contracted: the same bits at every vector width, and the same as numpy's one
+// by one.
 
 #include <stdint.h>
+#include <string.h>
 
 #include "processor.h"
 
@@ -40,6 +42,36 @@ DISPATCH(capsule_centred_rmsprop, rmsprop,
           float square_rest, float floor, float rate),
          (w, m, v, parts, shards, size, decay, rest, square_decay, square_rest, floor, rate))
 
+INLINE void adam(float *restrict w, float *restrict m, float *restrict v, const float *restrict g,
+                 int64_t size, float factor, float decay, float rest, float square_decay,
+                 float square_rest, float correction, float square_correction, float epsilon,
+                 float rate) {
+  for (int64_t i = 0; i < size; i++) {
+    float gradient = g[i] * factor;
+    float mean = m[i] * decay + gradient * rest;
+    float square = v[i] * square_decay + (gradient * gradient) * square_rest;
+    float root = __builtin_sqrtf(square / square_correction) + epsilon;
+    m[i] = mean;
+    v[i] = square;
+    w[i] = w[i] - ((mean / correction) / root) * rate;
+  }
+}
+
+// Adam in place, with `factor` times the gradient; capsule/training/adam.py has the formulas.
+DISPATCH(capsule_adam, adam,
+         (float *restrict w, float *restrict m, float *restrict v, const float *restrict g,
+          int64_t size, float factor, float decay, float rest, float square_decay,
+          float square_rest, float correction, float square_correction, float epsilon, float rate),
+         (w, m, v, g, size, factor, decay, rest, square_decay, square_rest, correction,
+          square_correction, epsilon, rate))
+
+// The sum of the squares of `values`, first to last in binary64, in which each square is exact.
+EXPORT double capsule_sum_of_squares(const float *values, int64_t size) {
+  double total = 0;
+  for (int64_t i = 0; i < size; i++) total += (double)values[i] * values[i];
+  return total;
+}
+
 INLINE void interleave(const uint8_t *restrict frames, int64_t rows, int64_t row_stride,
                        int64_t channels, int64_t pixels, float scale, float *restrict out) {
   for (int64_t row = 0; row < rows; row++) {
@@ -68,3 +100,100 @@ DISPATCH(capsule_interleave, interleave,
          (const uint8_t *restrict frames, int64_t rows, int64_t row_stride, int64_t channels,
           int64_t pixels, float scale, float *restrict out),
          (frames, rows, row_stride, channels, pixels, scale, out))
+
+// e^x in binary64, within 1e-14 of it; x is taken as -700 or 700 where it is beyond.
+INLINE double exponential(double x) {
+  const double shift = 0x1.8p52;  // brings an integer into the low bits, rounded to nearest
+  x = x < -700 ? -700 : x > 700 ? 700 : x;
+  double shifted = x * 0x1.71547652b82fep0 + shift;  // 1 / ln 2
+  double whole = shifted - shift;
+  double r = (x - whole * 0x1.62e42fee00000p-1) - whole * 0x1.a39ef35793c76p-33;  // ln 2 in two
+  double sum = 1.0 / 479001600;  // the series up to r^12 / 12!, |r| <= ln 2 / 2
+  sum = sum * r + 1.0 / 39916800;
+  sum = sum * r + 1.0 / 3628800;
+  sum = sum * r + 1.0 / 362880;
+  sum = sum * r + 1.0 / 40320;
+  sum = sum * r + 1.0 / 5040;
+  sum = sum * r + 1.0 / 720;
+  sum = sum * r + 1.0 / 120;
+  sum = sum * r + 1.0 / 24;
+  sum = sum * r + 1.0 / 6;
+  sum = sum * r + 0.5;
+  sum = sum * r + 1;
+  sum = sum * r + 1;
+  uint64_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023) << 52;  // 2^whole
+  double scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return sum * scale;
+}
+
+// Computed in binary64: correctly rounded, unless an error in about the 46th binary place decides
+// between two results of 24.
+INLINE float logistic(float x) { return (float)(1 / (1 + exponential(-(double)x))); }
+
+INLINE float hyperbolic_tangent(float x) {
+  double squared = exponential(2 * (double)x);
+  float result = (float)((squared - 1) / (squared + 1));
+  return __builtin_fabsf(x) < 0x1p-12f ? x : result;  // x^3 / 3 no longer counts; -0 stays
+}
+
+INLINE void lstm(const float *restrict in, const float *restrict back, const float *restrict before,
+                 float *restrict active, float *restrict cell, float *restrict squashed,
+                 float *restrict hidden, int64_t rows, int64_t units) {
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t k = 0; k < 4 * units; k++) active[k] = in[k] + back[k];
+    for (int64_t k = 0; k < 2 * units; k++) active[k] = logistic(active[k]);
+    for (int64_t k = 2 * units; k < 3 * units; k++) active[k] = hyperbolic_tangent(active[k]);
+    for (int64_t k = 3 * units; k < 4 * units; k++) active[k] = logistic(active[k]);
+    const float *restrict i = active, *restrict f = i + units;
+    const float *restrict g = f + units, *restrict o = g + units;
+    for (int64_t k = 0; k < units; k++) {
+      cell[k] = f[k] * before[k] + i[k] * g[k];
+      squashed[k] = hyperbolic_tangent(cell[k]);
+      hidden[k] = o[k] * squashed[k];
+    }
+    in += 4 * units, back += 4 * units, active += 4 * units;
+    before += units, cell += units, squashed += units, hidden += units;
+  }
+}
+
+// One step of `rows` LSTM cells; capsule/training/recurrent_networks.py has the formulas. The gates
+// `in + back` and the `active` ones are [rows, 4, units], all others [rows, units]; `before` is the
+// cell before the step, `squashed` the tanh of the cell after it.
+DISPATCH(capsule_lstm, lstm,
+         (const float *restrict in, const float *restrict back, const float *restrict before,
+          float *restrict active, float *restrict cell, float *restrict squashed,
+          float *restrict hidden, int64_t rows, int64_t units),
+         (in, back, before, active, cell, squashed, hidden, rows, units))
+
+INLINE void lstm_back(const float *restrict active, const float *restrict before,
+                      const float *restrict squashed, const float *restrict d_hidden,
+                      float *restrict d_cell, float *restrict d_gates, int64_t rows,
+                      int64_t units) {
+  for (int64_t row = 0; row < rows; row++) {
+    const float *restrict i = active, *restrict f = i + units;
+    const float *restrict g = f + units, *restrict o = g + units;
+    float *restrict di = d_gates, *restrict df = di + units;
+    float *restrict dg = df + units, *restrict d_o = dg + units;
+    for (int64_t k = 0; k < units; k++) {
+      float dc = d_cell[k] + (d_hidden[k] * o[k]) * (1 - squashed[k] * squashed[k]);
+      di[k] = (dc * g[k]) * (i[k] * (1 - i[k]));
+      df[k] = (dc * before[k]) * (f[k] * (1 - f[k]));
+      dg[k] = (dc * i[k]) * (1 - g[k] * g[k]);
+      d_o[k] = (d_hidden[k] * squashed[k]) * (o[k] * (1 - o[k]));
+      d_cell[k] = dc * f[k];
+    }
+    active += 4 * units, d_gates += 4 * units;
+    before += units, squashed += units, d_hidden += units, d_cell += units;
+  }
+}
+
+// The gradient back through capsule_lstm. d_cell is that of the cell after the step, and becomes
+// that of the cell before it.
+DISPATCH(capsule_lstm_back, lstm_back,
+         (const float *restrict active, const float *restrict before,
+          const float *restrict squashed, const float *restrict d_hidden, float *restrict d_cell,
+          float *restrict d_gates, int64_t rows, int64_t units),
+         (active, before, squashed, d_hidden, d_cell, d_gates, rows, units))

@@ -21,6 +21,7 @@
 #include <sys/epoll.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -32,6 +33,7 @@
 #include "filter.h"
 #include "program.h"
 #include "supervisor.h"
+#include "tasks.h"
 
 #define REPORT_NAME "launch-report.json"
 #define FAILURE_NAME "launch-failure.json"
@@ -154,6 +156,12 @@ static void add_preload(const char *path) {
     options.preloads[options.preload_count++] = resolved;
 }
 
+/* Programs look for it where they are; one that is not there is reported when it is read. */
+static const char *absolute(const char *path) {
+    const char *resolved = realpath(path, NULL);
+    return resolved ? resolved : path;
+}
+
 static void set_option(int option) {
     static const char *const modes[] = {"virtual", "record", "replay", "system", NULL};
     static const char *const exhaustions[] = {"fail", "virtual", NULL};
@@ -166,7 +174,7 @@ static void set_option(int option) {
     case 'x': choose("on-exhaustion", optarg, exhaustions); options.exhaustion = optarg; return;
     case 'c': choose("clock", optarg, clocks); options.clock = optarg; return;
     case 'k': options.key = optarg; return;
-    case 'p': options.profile = optarg; return;
+    case 'p': options.profile = absolute(optarg); return;
     case 'd': return; /* was read first, so that every failure can be written there */
     case 'l': add_preload(optarg); return;
     case 's': options.supervised = false; return;
@@ -351,6 +359,14 @@ static void begin_supervision(void) {
     supervisor_begin(&options, listener, root);
 }
 
+/* Each random device that is open in any program is one here. */
+static void allow_descriptors(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static void start_program(const sigset_t *signals) {
     static struct watch watch = {start_channel_ready};
     int ends[2];
@@ -362,6 +378,7 @@ static void start_program(const sigset_t *signals) {
     start_channel = ends[root == 0];
     close(ends[root != 0]);
     if (root == 0) become_program(signals, launcher);
+    allow_descriptors();
     if (options.supervised) begin_supervision();
     watch_descriptor(start_channel, EPOLLIN, &watch);
 }
@@ -379,6 +396,7 @@ static int signal_descriptor;
 /* Orphans are adopted and reaped here; the program's end is the end of the run. */
 static void reap(void) {
     int status;
+    tasks_reaping();
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
         if (child != root) continue;
         if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */

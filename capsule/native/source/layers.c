@@ -24,6 +24,17 @@ static void transpose(const float *from, int64_t rows, int64_t columns, float *t
           to[j * stride + i] = i < rows ? from[i * columns + j] : 0;
 }
 
+INLINE void add_bias(float *restrict y, const float *restrict bias, int64_t rows,
+                     int64_t columns) {
+  for (int64_t r = 0; r < rows; r++, y += columns)
+    for (int64_t c = 0; c < columns; c++) y[c] = y[c] + bias[c];
+}
+
+// y = y + bias for [rows, columns].
+DISPATCH(capsule_add_bias, add_bias,
+         (float *restrict y, const float *restrict bias, int64_t rows, int64_t columns),
+         (y, bias, rows, columns))
+
 INLINE void add_and_rectify(float *restrict y, const float *restrict bias, int64_t rows,
                             int64_t columns) {
   for (int64_t r = 0; r < rows; r++, y += columns)
@@ -38,9 +49,11 @@ DISPATCH(capsule_rectify, add_and_rectify,
          (float *restrict y, const float *restrict bias, int64_t rows, int64_t columns),
          (y, bias, rows, columns))
 
-// y = max(x * w + bias, 0). `scratch` holds as many elements as w.
-EXPORT void capsule_rectified_convolution(const Convolution *k, const float *x, const float *w,
-                                          const float *bias, float *y, float *scratch) {
+// y = x * w + bias, or if `rectified` max(x * w + bias, 0). `scratch` holds as many elements as w.
+EXPORT void capsule_convolution(const Convolution *k, const float *x, const float *w,
+                                const float *bias, float *y, float *scratch, int64_t rectified) {
+  void (*finish)(float *, const float *, int64_t, int64_t) =
+      rectified ? capsule_rectify : capsule_add_bias;
   int64_t line = k->width * k->channels, run = k->size * k->channels;
   transpose(w, k->filters, k->size * run, scratch, k->filters);
   for (int64_t row = 0; row < k->rows; row++)
@@ -52,7 +65,7 @@ EXPORT void capsule_rectified_convolution(const Convolution *k, const float *x, 
           .b = scratch, .b_segment = run * k->filters, .b_step = k->filters,
           .c = out, .c_row = k->filters,
           .rows = k->across, .columns = k->filters, .segments = k->size, .steps = run});
-      capsule_rectify(out, bias, k->across, k->filters);
+      finish(out, bias, k->across, k->filters);
     }
 }
 
@@ -110,7 +123,7 @@ EXPORT void capsule_images_back(const Convolution *k, const float *dy, const flo
             .continues = 1});
 }
 
-// y = x w^T + bias for x [rows, inputs], w [units, inputs]. The rows of x become the columns of a
+// y = x w^T + bias for x [rows, inputs], w [units, inputs]; no bias if it is null. The rows of x become the columns of a
 // product, `lanes` of them, so that vectors are full. `scratch` holds (inputs + units) * lanes.
 EXPORT void capsule_dense(const float *x, const float *w, const float *bias, float *y,
                           float *scratch, int64_t rows, int64_t inputs, int64_t units,
@@ -122,7 +135,10 @@ EXPORT void capsule_dense(const float *x, const float *w, const float *bias, flo
                       .c = turned, .c_row = lanes,
                       .rows = units, .columns = lanes, .segments = 1, .steps = inputs});
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t u = 0; u < units; u++) y[r * units + u] = turned[u * lanes + r] + bias[u];
+    for (int64_t u = 0; u < units; u++) {
+      float sum = turned[u * lanes + r];
+      y[r * units + u] = bias ? sum + bias[u] : sum;
+    }
 }
 
 // c = a^T b for a [steps, rows] and b [steps, columns] whose rows are `a_step` elements apart.

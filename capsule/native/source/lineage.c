@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <threads.h>
 #include <unistd.h>
 
 #include "interposer.h"
@@ -32,8 +33,8 @@ static struct {
     size_t count;
     char *entries[KEPT]; /* CAPSULE_…=…, but for the path */
     char *preload;       /* LD_PRELOAD=…, or NULL */
-    /* The program's own entry: "CAPSULE_ENTROPY_PATH=<path>?" */
-    char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE + 1];
+    /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
+    char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
 } kept;
 
 static bool starts_with(const char *text, const char *start) {
@@ -182,6 +183,13 @@ EXPORT int execle(const char *file, const char *first, ...) {
 
 /* ---- fork: the child is the parent's n-th ---- */
 
+/* All calls of system() under way: the first one saves what the last one restores. */
+static struct {
+    pthread_mutex_t lock;
+    unsigned calls;
+    struct sigaction interrupt, quit;
+} shells = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
 void number_child(char child[CAPSULE_PATH_SIZE]) {
     struct thread *self = this_thread();
     /* A pool that forks workers until one succeeds must not outlive a failed replay. */
@@ -189,11 +197,23 @@ void number_child(char child[CAPSULE_PATH_SIZE]) {
     capsule_path_child(child, self->process, self->path, ++self->forks);
 }
 
+static void mark_environment(void) {
+    strcpy(kept.marked, PATH_NAME);
+    capsule_path_unnumbered(kept.marked + strlen(PATH_NAME), settings.process);
+}
+
+/* A page that the kernel wipes in the child of a fork, however that was made. */
+static volatile bool *seen;
+
+bool was_forked_unseen(void) { return seen && !*seen; }
+
 void become_process(const char *process) {
     strcpy(settings.process, process);
-    strcpy(kept.marked, PATH_NAME);
-    strcat(strcat(kept.marked, process), "?");
+    mark_environment();
     become(process, CAPSULE_ROOT_PATH);
+    pthread_mutex_init(&shells.lock, NULL); /* of a thread that only the parent has */
+    shells.calls = 0;
+    if (seen) *seen = true;
 }
 
 static __thread char forked[CAPSULE_PATH_SIZE];
@@ -202,7 +222,13 @@ static void before_fork(void) { number_child(forked); }
 static void in_forked_child(void) { become_process(forked); }
 
 /* Handlers, because daemon() and forkpty() fork inside the C library. */
-void watch_forks(void) { pthread_atfork(before_fork, NULL, in_forked_child); }
+void watch_forks(void) {
+    pthread_atfork(before_fork, NULL, in_forked_child);
+    void *page = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED || madvise(page, 1, MADV_WIPEONFORK) != 0) return;
+    seen = page;
+    *seen = true;
+}
 
 EXPORT pid_t _Fork(void) { /* which runs no handlers */
     attach();
@@ -287,24 +313,27 @@ static void number_program(char path[CAPSULE_PATH_SIZE]) {
     capsule_path_exec(path, path);
 }
 
+static int spawn(bool search, pid_t *pid, const char *file, const void *actions,
+                 const void *attributes, char *const argv[], char *const given[]) {
+    char path[CAPSULE_PATH_SIZE];
+    number_program(path);
+    ENVIRONMENT(environment, given, path);
+    return (search ? real.posix_spawnp : real.posix_spawn)(pid, file, actions, attributes, argv,
+                                                           environment);
+}
+
 EXPORT int posix_spawn(pid_t *restrict pid, const char *restrict file,
                        const posix_spawn_file_actions_t *actions,
                        const posix_spawnattr_t *restrict attributes, char *const argv[restrict],
                        char *const given[restrict]) {
-    char path[CAPSULE_PATH_SIZE];
-    number_program(path);
-    ENVIRONMENT(environment, given, path);
-    return real.posix_spawn(pid, file, actions, attributes, argv, environment);
+    return spawn(false, pid, file, actions, attributes, argv, given);
 }
 
 EXPORT int posix_spawnp(pid_t *restrict pid, const char *restrict file,
                         const posix_spawn_file_actions_t *actions,
                         const posix_spawnattr_t *restrict attributes, char *const argv[restrict],
                         char *const given[restrict]) {
-    char path[CAPSULE_PATH_SIZE];
-    number_program(path);
-    ENVIRONMENT(environment, given, path);
-    return real.posix_spawnp(pid, file, actions, attributes, argv, environment);
+    return spawn(true, pid, file, actions, attributes, argv, given);
 }
 
 static int wait_for(pid_t pid) {
@@ -314,17 +343,35 @@ static int wait_for(pid_t pid) {
     return status;
 }
 
+/* `defaults` receives those that the shell is not to ignore. */
+static void ignore_interrupts(sigset_t *defaults) {
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    pthread_mutex_lock(&shells.lock);
+    if (shells.calls++ == 0) {
+        sigaction(SIGINT, &ignore, &shells.interrupt);
+        sigaction(SIGQUIT, &ignore, &shells.quit);
+    }
+    sigemptyset(defaults);
+    if (shells.interrupt.sa_handler != SIG_IGN) sigaddset(defaults, SIGINT);
+    if (shells.quit.sa_handler != SIG_IGN) sigaddset(defaults, SIGQUIT);
+    pthread_mutex_unlock(&shells.lock);
+}
+
+static void restore_interrupts(void) {
+    pthread_mutex_lock(&shells.lock);
+    if (--shells.calls == 0) {
+        sigaction(SIGINT, &shells.interrupt, NULL);
+        sigaction(SIGQUIT, &shells.quit, NULL);
+    }
+    pthread_mutex_unlock(&shells.lock);
+}
+
 /* As POSIX describes it, but for cancellation: the C library's own starts the shell unseen. */
 EXPORT int system(const char *command) {
     char *argv[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
     if (!command) return system("exit 0") == 0;
-    struct sigaction ignore = {.sa_handler = SIG_IGN}, interrupt, quit;
     sigset_t child, before, defaults;
-    sigemptyset(&defaults);
-    sigaction(SIGINT, &ignore, &interrupt);
-    sigaction(SIGQUIT, &ignore, &quit);
-    if (interrupt.sa_handler != SIG_IGN) sigaddset(&defaults, SIGINT);
-    if (quit.sa_handler != SIG_IGN) sigaddset(&defaults, SIGQUIT);
+    ignore_interrupts(&defaults);
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &child, &before);
@@ -340,8 +387,7 @@ EXPORT int system(const char *command) {
     int status = error ? 127 << 8 : wait_for(pid);
 
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    sigaction(SIGINT, &interrupt, NULL);
-    sigaction(SIGQUIT, &quit, NULL);
+    restore_interrupts();
     return status;
 }
 
@@ -351,11 +397,10 @@ EXPORT FILE *popen(const char *command, const char *mode) {
     char path[CAPSULE_PATH_SIZE];
     number_program(path);
     pthread_mutex_lock(&lock);
-    char *value = kept.marked + strlen(PATH_NAME);
-    strcpy(value, path);
+    strcpy(kept.marked + strlen(PATH_NAME), path);
     FILE *file = real.popen(command, mode);
     int error = errno;
-    strcat(strcpy(value, settings.process), "?");
+    mark_environment();
     pthread_mutex_unlock(&lock);
     errno = error;
     return file;
@@ -392,4 +437,24 @@ EXPORT int pthread_create(pthread_t *restrict made, const pthread_attr_t *restri
         free(started);
     }
     return error;
+}
+
+struct started_c11 {
+    thrd_start_t function;
+    void *argument;
+};
+
+static void *begin_c11_thread(void *argument) {
+    struct started_c11 started = *(struct started_c11 *)argument;
+    free(argument);
+    return (void *)(uintptr_t)started.function(started.argument); /* as thrd_join takes it */
+}
+
+EXPORT int thrd_create(thrd_t *made, thrd_start_t function, void *argument) {
+    struct started_c11 *started = malloc(sizeof *started);
+    if (!started) return thrd_nomem;
+    *started = (struct started_c11){function, argument};
+    int error = pthread_create(made, NULL, begin_c11_thread, started);
+    if (error) free(started);
+    return error == 0 ? thrd_success : error == ENOMEM ? thrd_nomem : thrd_error;
 }

@@ -1,5 +1,7 @@
 #include "products.h"
 
+#include <string.h>
+
 #include "processor.h"
 
 typedef float v4 __attribute__((ext_vector_type(4)));
@@ -12,6 +14,10 @@ enum {
   MOST_ROWS = 12,     // of a tile
   CACHED_STEPS = 64,  // rows of a wide b whose pages and lines the first level still knows
   NARROW = 64,        // columns
+  // What of c, with its part of a and b, the second level keeps from one chunk of steps to the next.
+  BLOCK_ROWS = 256,
+  BLOCK_COLUMNS = 512,
+  APART = BLOCK_ROWS + 16,  // not a power of two: else steps would drive each other from the cache
 };
 
 // Defines tile_V_N: `rows` (a constant) times N vectors of type V of the result, held in registers.
@@ -107,19 +113,44 @@ static void multiply_cached(const Product *p) {
   else multiply_avx2(p);
 }
 
+// Brings the steps of a transposed a next to each other.
+static void gather(Product *part, float *memory) {
+  for (int64_t step = 0; step < part->steps; step++)
+    memcpy(memory + step * APART, part->a + step * part->a_step,
+           (size_t)part->rows * sizeof *memory);
+  part->a = memory;
+  part->a_step = APART;
+}
+
+// In chunks of steps. A chain may be put down and taken up again: the result holds every bit of it.
+static void multiply_block(const Product *block) {
+  float memory[CACHED_STEPS * APART];
+  for (int64_t step = 0; step < block->steps; step += CACHED_STEPS) {
+    int64_t left = block->steps - step;
+    Product part = *block;
+    part.steps = left < CACHED_STEPS ? left : CACHED_STEPS;
+    part.a += step * block->a_step;
+    part.b += step * block->b_step;
+    part.continues = block->continues || step > 0;
+    if (block->a_row == 1) gather(&part, memory);
+    multiply_cached(&part);
+  }
+}
+
 void multiply(const Product *product) {
   if (product->segments > 1 || product->columns <= NARROW) {
     multiply_cached(product);
     return;
   }
-  // A chain may be put down and taken up again: the result holds every bit of it.
-  Product part = *product;
-  for (int64_t step = 0; step < product->steps; step += CACHED_STEPS) {
-    int64_t left = product->steps - step;
-    part.steps = left < CACHED_STEPS ? left : CACHED_STEPS;
-    part.a = product->a + step * product->a_step;
-    part.b = product->b + step * product->b_step;
-    multiply_cached(&part);
-    part.continues = 1;
-  }
+  Product block = *product;
+  for (int64_t row = 0; row < product->rows; row += BLOCK_ROWS)
+    for (int64_t column = 0; column < product->columns; column += BLOCK_COLUMNS) {
+      int64_t rows = product->rows - row, columns = product->columns - column;
+      block.rows = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+      block.columns = columns < BLOCK_COLUMNS ? columns : BLOCK_COLUMNS;
+      block.a = product->a + row * product->a_row;
+      block.b = product->b + column;
+      block.c = product->c + row * product->c_row + column;
+      multiply_block(&block);
+    }
 }

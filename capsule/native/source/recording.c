@@ -8,7 +8,7 @@
 
 #include "entropy.h"
 
-#define HEADER "CAPSPROF\1\0>" /* magic, version, EM_X86_64; with the final zero */
+#define HEADER "CAPSPROF\2\0>" /* magic, version, EM_X86_64; with the final zero */
 #define HEADER_SIZE 12
 
 static bool is_intact(const uint8_t *data, size_t size) {
@@ -84,5 +84,9 @@ bool recording_next(const struct recording *recording, struct recorded_thread *t
     call->source = (uint32_t)read_number(recording, &thread->next_call);
     read_number(recording, &thread->next_call); /* the library, which is the report's */
     call->size = read_number(recording, &thread->next_call);
+    call->kept = thread->next_byte;
+    size_t kept = capsule_kept_size(call->size);
+    if (kept > (size_t)(thread->end - thread->next_byte)) return false;
+    thread->next_byte += kept;
     return true;
 }

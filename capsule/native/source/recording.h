@@ -14,12 +14,13 @@ struct recording {
 /* What is left of a thread's recording. */
 struct recorded_thread {
     uint64_t calls_left;
-    const uint8_t *next_call, *next_byte, *end; /* `end` is that of the bytes */
+    const uint8_t *next_call, *next_byte, *end; /* `end` is that of the bytes that were kept */
 };
 
 struct recorded_call {
     uint32_t source;
     uint64_t size;
+    const uint8_t *kept; /* for capsule_expand */
 };
 
 /* False when the file cannot be read or is not an intact profile of this version and machine. */
@@ -29,7 +30,7 @@ bool recording_open(struct recording *recording, const char *path);
 bool recording_find(const struct recording *recording, const char *process, const char *thread,
                     struct recorded_thread *found);
 
-/* Go past the next call of the thread, but not past its bytes; false when there is none. */
+/* Go past the next call of the thread; false when there is none. */
 bool recording_next(const struct recording *recording, struct recorded_thread *thread,
                     struct recorded_call *call);
 

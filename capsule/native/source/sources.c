@@ -6,6 +6,7 @@
 
 #include "interposer.h"
 
+#define LEAST_CLONE3_SIZE 64 /* the kernel refuses less, by which programs find out what it has */
 #define GRND_FLAGS (GRND_NONBLOCK | GRND_RANDOM | 4 /* GRND_INSECURE */)
 
 /* As the kernel checks and limits it. */
@@ -62,10 +63,12 @@ EXPORT unsigned _ZNSt13random_device9_M_getvalEv(void *device) {
 }
 
 /* A fork by number: the child must get a path. One that shares memory is left alone. */
-static bool is_fork(long number, long first) {
+static bool is_fork(long number, const long arguments[6]) {
     if (number == SYS_fork || number == SYS_vfork) return true;
-    if (number == SYS_clone) return !(first & CLONE_VM);
-    return number == SYS_clone3 && !(*(const uint64_t *)first & CLONE_VM);
+    if (number == SYS_clone) return !(arguments[0] & CLONE_VM);
+    const uint64_t *flags = (const uint64_t *)arguments[0]; /* first in the structure */
+    bool made = number == SYS_clone3 && flags && arguments[1] >= LEAST_CLONE3_SIZE;
+    return made && !(*flags & CLONE_VM);
 }
 
 static long fork_by_number(long number, const long arguments[6]) {
@@ -86,6 +89,6 @@ EXPORT long syscall(long number, ...) {
     va_end(arguments);
     if (number == SYS_getrandom)
         return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2], CALLER);
-    if (is_fork(number, a[0])) return fork_by_number(number, a);
+    if (is_fork(number, a)) return fork_by_number(number, a);
     return checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
 }

@@ -38,11 +38,19 @@ static void *allocate(size_t size) {
 
 /* ---- answering ---- */
 
+/* A launcher that is stopped and continued may be interrupted. */
+static int control(unsigned long request, void *argument) {
+    int result;
+    do result = ioctl(listener, (int)request, argument);
+    while (result < 0 && errno == EINTR);
+    return result;
+}
+
 /* Send; false when the caller was killed, or interrupted before Linux 5.19 and will ask again. */
 static bool respond(uint64_t id, int64_t value, int error, uint32_t flags) {
     struct seccomp_notif_resp *response = allocate(response_size);
     *response = (struct seccomp_notif_resp){id, value, error, flags};
-    int failed = ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, response);
+    int failed = control(SECCOMP_IOCTL_NOTIF_SEND, response);
     free(response);
     if (failed && errno != ENOENT)
         fail("CAP-R104", "this kernel does not take the supervisor's answers: %s", strerror(errno));
@@ -55,7 +63,7 @@ static bool let_through(uint64_t id) {
 
 /* Whether the caller still waits: only then is its id its own, and its memory what it was. */
 static bool still_waits(uint64_t id) {
-    return ioctl(listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
+    return control(SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
 }
 
 /* The caller's memory, or -1 when it was killed. */
@@ -210,7 +218,7 @@ static bool hand_over(const struct seccomp_notif *call, int descriptor, uint32_t
         .srcfd = (uint32_t)descriptor,
         .newfd_flags = flags & O_CLOEXEC,
     };
-    int number = ioctl(listener, SECCOMP_IOCTL_NOTIF_ADDFD, &given);
+    int number = control(SECCOMP_IOCTL_NOTIF_ADDFD, &given);
     if (number >= 0) return true;
     if (errno == EMFILE || errno == ENFILE) respond(call->id, 0, -errno, 0);
     else if (errno != ENOENT)
@@ -260,13 +268,20 @@ static uint32_t open_flags(const struct seccomp_notif *call) {
     return (uint32_t)flags;
 }
 
+/* What the filter lets through of open and openat. */
+static bool is_read(uint32_t flags) {
+    return (flags & O_ACCMODE) != O_WRONLY && !(flags & (O_DIRECTORY | O_PATH));
+}
+
 static struct task *identify(const struct seccomp_notif *call);
 
 static void answer_open(const struct seccomp_notif *call) {
     enum opened what = classify(call, call->data.args[call->data.nr == SYS_open ? 0 : 1]);
-    struct task *caller = what == RANDOM_DEVICE || what == RANDOM_FILE ? identify(call) : NULL;
+    bool random = what == RANDOM_DEVICE || what == RANDOM_FILE;
+    uint32_t flags = random ? open_flags(call) : 0;
+    struct task *caller = random && is_read(flags) ? identify(call) : NULL;
     if (caller && what == RANDOM_DEVICE) {
-        answer_device(call, caller, open_flags(call));
+        answer_device(call, caller, flags);
         return;
     }
     if (let_through(call->id) && caller) caller->program->unanswered++;

@@ -180,15 +180,24 @@ void tasks_creation(struct task *creator, bool thread) {
 
 /* A child that a signal killed has asked for nothing: this is the last time to see it. */
 void tasks_wait(struct task *caller) {
-    if (creation.open && creation.creator_process == caller->process_id) settle_creation(false);
+    pid_t process = caller->process_id;
+    if (!creation.open) return;
+    if (creation.creator_process == process || creation.creator_parent == process)
+        settle_creation(false);
+}
+
+/* Likewise of a child that became the launcher's own. */
+void tasks_reaping(void) {
+    if (creation.open) adopt_created(true);
 }
 
 /* ---- execution ---- */
 
-static void read_image(pid_t process, struct image *image) {
+/* By the thread that calls: the first one of its process may have ended, and has no memory then. */
+static void read_image(pid_t thread, struct image *image) {
     memset(image, 0, sizeof *image);
-    image->address = proc_auxiliary(process, AT_RANDOM);
-    int memory = proc_open_memory(process, O_RDONLY);
+    image->address = proc_auxiliary(thread, AT_RANDOM);
+    int memory = proc_open_memory(thread, O_RDONLY);
     if (memory < 0) return;
     if (pread(memory, image->random, sizeof image->random, (off_t)image->address) < 0)
         image->address = 0;
@@ -199,14 +208,14 @@ void tasks_execution(struct task *caller) {
     struct task *leader = find(caller->process_id);
     if (leader == NULL || leader->executing) return;
     leader->executing = true;
-    read_image(leader->id, &leader->image);
+    read_image(caller->id, &leader->image);
 }
 
 /* Only a program that was executed has other start bytes: the kernel makes them for each. */
-static bool has_executed(struct task *leader) {
+static bool has_executed(const struct task *leader, pid_t caller) {
     struct image now;
     if (!leader->executing) return false;
-    read_image(leader->id, &now);
+    read_image(caller, &now);
     return memcmp(&now, &leader->image, sizeof now) != 0;
 }
 
@@ -244,7 +253,7 @@ struct task *tasks_caller(pid_t id, bool *executed) {
     *executed = false;
     if (task == NULL) return NULL;
     struct task *leader = find(task->process_id);
-    if (leader && has_executed(leader)) {
+    if (leader && has_executed(leader, id)) {
         become_image(leader);
         *executed = true;
         return leader;

@@ -44,4 +44,7 @@ void tasks_creation(struct task *creator, bool thread);
 void tasks_wait(struct task *caller);
 void tasks_execution(struct task *caller);
 
+/* The launcher is about to reap what has ended. */
+void tasks_reaping(void);
+
 #endif

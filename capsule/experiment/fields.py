@@ -1,0 +1,27 @@
+"""Types that the documents' fields are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+Requirement = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$")
+]
+Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
+DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+_CONSTRAINT = r"(==|!=|>=|<=|>|<|~=)?[0-9]+(\.[0-9]+)*(\.\*)?"
+VersionConstraint = Annotated[str, Field(pattern=rf"^{_CONSTRAINT}(, ?{_CONSTRAINT})*$")]
+
+
+class Model(BaseModel):
+    """Base of every document model: frozen, strict, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

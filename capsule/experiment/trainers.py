@@ -1,0 +1,260 @@
+"""The spec's section ``trainer``: an algorithm and its hyper-parameters, or a command."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from capsule.experiment.fields import (
+    Model,
+    NonNegativeInt,
+    Patterns,
+    PositiveInt,
+    Probability,
+    Word,
+)
+
+
+class DqnTrainer(Model):
+    """Deep Q-learning; the defaults are Mnih et al. 2015, Extended Data Table 1."""
+
+    algorithm: Literal["dqn"]
+    total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
+    network: Literal["nature", "small-conv", "mlp"] = "nature"
+    hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
+    batch_size: PositiveInt = 32
+    replay_capacity: PositiveInt = Field(1_000_000, description="Transitions kept.")
+    replay_start: PositiveInt = Field(
+        50_000, description="Steps of uniformly random play before learning starts."
+    )
+    discount: Probability = 0.99
+    update_interval: PositiveInt = Field(4, description="Steps between parameter updates.")
+    target_interval: PositiveInt = Field(
+        10_000, description="Steps between copies into the target network."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = 0.00025
+    gradient_momentum: Probability = Field(0.95, description="Decay of the mean gradient.")
+    squared_gradient_momentum: Probability = 0.95
+    min_squared_gradient: Annotated[float, Field(gt=0)] = 0.01
+    exploration_initial: Probability = 1.0
+    exploration_final: Probability = 0.1
+    exploration_final_step: PositiveInt = Field(
+        250_000, description="Step at which exploration_final is reached (1M Atari frames)."
+    )
+    gradient_shards: tuple[PositiveInt, ...] = Field(
+        (20, 12),
+        description="Batch split whose gradients are summed in this order. Part of the result; how "
+        "many threads compute them is not.",
+    )
+    concurrent: bool = Field(
+        True,
+        description="Draw the minibatch before the steps it follows, so that acting and learning "
+        "overlap under a fixed schedule.",
+    )
+
+    @property
+    def interval_steps(self) -> int:
+        """Agent steps from one parameter update to the next."""
+        return self.update_interval
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DqnTrainer:
+        _check_shards(self.gradient_shards, self.batch_size)
+        for name in ("total_steps", "replay_start", "target_interval"):
+            if getattr(self, name) % self.update_interval:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not a multiple of update_interval "
+                    f"{self.update_interval}"
+                )
+        if self.replay_start > self.replay_capacity:
+            raise ValueError(
+                f"replay_start {self.replay_start} exceeds replay_capacity {self.replay_capacity}"
+            )
+        if self.replay_start < self.batch_size:
+            raise ValueError(
+                f"replay_start {self.replay_start} is smaller than batch_size {self.batch_size}"
+            )
+        if self.exploration_final > self.exploration_initial:
+            raise ValueError(
+                f"exploration_final {self.exploration_final} exceeds exploration_initial "
+                f"{self.exploration_initial}"
+            )
+        return self
+
+
+class R2d2Trainer(Model):
+    """Recurrent replay distributed DQN; the defaults are Kapturowski et al. 2019, Table 2.
+
+    What that table leaves out follows Ape-X (Horgan et al. 2018), as the paper says.
+    """
+
+    algorithm: Literal["r2d2"]
+    total_steps: PositiveInt = Field(
+        2_500_000_000, description="Agent steps of training, of all actors together."
+    )
+    network: Literal["nature", "residual", "small-conv", "mlp"] = Field(
+        "nature", description="What comes before the LSTM; 'residual' has the 15 layers of R2D2+."
+    )
+    recurrent_units: NonNegativeInt = Field(
+        512, description="Units of the LSTM; 0: the feed-forward variant."
+    )
+    hidden_units: PositiveInt = Field(512, description="Hidden layer of each dueling head.")
+    actors: PositiveInt = Field(
+        256, description="Logical actors, played by as many processes as a machine has use for."
+    )
+    update_interval: PositiveInt = Field(
+        25,
+        description="Steps of each actor between parameter updates. With 256 actors, 25 replay "
+        "each step 0.8 times.",
+    )
+    actor_update_interval: PositiveInt = Field(
+        400, description="Steps of each actor between its copies of the parameters."
+    )
+    burn_in: NonNegativeInt = Field(40, description="Steps before those that are learned.")
+    sequence_length: PositiveInt = Field(80, description="Learned steps of a sequence.")
+    sequence_period: PositiveInt = Field(
+        40, description="Steps from the start of a sequence to that of the next."
+    )
+    recurrent_state: Literal["stored", "zero"] = Field(
+        "stored", description="Recurrent state at the start of a replayed sequence."
+    )
+    n_step: PositiveInt = 5
+    discount: Probability = 0.997
+    rescaling_epsilon: Annotated[float, Field(ge=0)] | None = Field(
+        1e-3, description="Of the value function rescaling h; null: no rescaling."
+    )
+    asymmetric_clipping: bool = Field(
+        False, description="Learn from 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as R2D2+."
+    )
+    life_loss: Literal["roll", "reset"] = Field(
+        "roll",
+        description="Where environment.terminal_on_life_loss ends returns: whether the "
+        "recurrent state rolls on or is reset.",
+    )
+    replay_capacity: PositiveInt = Field(4_000_000, description="Observations kept.")
+    replay_start: PositiveInt = Field(
+        200_000, description="Steps of all actors before learning starts."
+    )
+    priority_exponent: Probability = 0.9
+    priority_maximum_share: Probability = Field(
+        0.9, description="Eta: weight of the largest error beside the mean one."
+    )
+    importance_exponent: Probability = 0.6
+    batch_size: PositiveInt = Field(64, description="Sequences of a minibatch.")
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-3
+    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        40.0, description="Longer gradients are shortened to this; null: they are not."
+    )
+    target_interval: PositiveInt = Field(
+        2_500, description="Parameter updates between copies into the target network."
+    )
+    exploration_base: Probability = Field(
+        0.4, description="Actor i explores with base ** (1 + exponent * i / (actors - 1))."
+    )
+    exploration_exponent: Annotated[float, Field(ge=0)] = 7.0
+    gradient_shards: tuple[PositiveInt, ...] = Field(
+        (32, 32),
+        description="Batch split whose gradients are summed in this order. Part of the result; how "
+        "many threads compute them is not.",
+    )
+
+    @property
+    def interval_steps(self) -> int:
+        """Agent steps from one parameter update to the next."""
+        return self.actors * self.update_interval
+
+    @model_validator(mode="after")
+    def _consistent(self) -> R2d2Trainer:
+        _check_shards(self.gradient_shards, self.batch_size)
+        if self.total_steps % self.interval_steps:
+            raise ValueError(
+                f"total_steps {self.total_steps} is not a multiple of actors {self.actors} times "
+                f"update_interval {self.update_interval}"
+            )
+        if self.actor_update_interval % self.update_interval:
+            raise ValueError(
+                f"actor_update_interval {self.actor_update_interval} is not a multiple of "
+                f"update_interval {self.update_interval}"
+            )
+        if self.sequence_period > self.sequence_length:
+            raise ValueError(
+                f"sequence_period {self.sequence_period} exceeds sequence_length "
+                f"{self.sequence_length}: steps would be left out"
+            )
+        if self.replay_start > self.replay_capacity:
+            raise ValueError(
+                f"replay_start {self.replay_start} exceeds replay_capacity {self.replay_capacity}"
+            )
+        rows = self.burn_in + self.sequence_length + self.n_step
+        for name in ("replay_start", "replay_capacity"):
+            share = getattr(self, name) // self.actors
+            if share < rows:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} gives each of {self.actors} actors {share} "
+                    f"steps, but a sequence needs {rows}: burn_in + sequence_length + n_step"
+                )
+        if self.recurrent_units == 0 and self.recurrent_state == "stored":
+            raise ValueError(
+                "recurrent_state 'stored' needs an LSTM: without recurrent_units, say 'zero'"
+            )
+        return self
+
+
+class CommandTrainer(Model):
+    """Any program: it runs as it is, in a copy of its source tree, and its outputs are claimed.
+
+    An output is a file that the program wrote into its working folder, by the patterns below.
+    """
+
+    command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+        description="Program and arguments, e.g. [python, train.py]. '{seed}' stands for "
+        "seeds.root."
+    )
+    outputs: Patterns = Field(
+        ("*",),
+        description="Which of the written files are claimed. '*' matches any characters, '/' too; "
+        "'!' leaves out; the last match wins. E.g. ['*', '!*.log'].",
+    )
+    standard_output: bool = Field(
+        True, description="Claim what the program prints. Standard error is only kept."
+    )
+    resumable: bool = Field(
+        False,
+        description="After an interruption the program goes on from what it saved in its state "
+        "folder. Otherwise it starts over.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CommandTrainer:
+        if self.resumable and self.standard_output:
+            raise ValueError(
+                "resumable needs standard_output: false, because a resumed program prints only "
+                "the rest"
+            )
+        return self
+
+
+def _check_shards(shards: tuple[int, ...], batch_size: int) -> None:
+    if sum(shards) != batch_size:
+        raise ValueError(
+            f"gradient_shards {list(shards)} add up to {sum(shards)}, not to batch_size "
+            f"{batch_size}"
+        )
+
+
+AlgorithmTrainer = Annotated[DqnTrainer | R2d2Trainer, Field(discriminator="algorithm")]
+
+
+def _trainer_kind(trainer: Any) -> str:
+    """Tell the trainers apart: one names an algorithm, the other a command."""
+    named = trainer if isinstance(trainer, dict) else vars(trainer)
+    return "of a command" if "command" in named else "of an algorithm"
+
+
+TrainerSpec = Annotated[
+    Annotated[AlgorithmTrainer, Tag("of an algorithm")]
+    | Annotated[CommandTrainer, Tag("of a command")],
+    Discriminator(_trainer_kind),
+]

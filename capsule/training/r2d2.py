@@ -1,0 +1,613 @@
+"""R2D2, recurrent replay distributed DQN (Kapturowski et al. 2019), under a lockstep schedule.
+
+The run advances in *intervals*. In each, every logical actor takes ``update_interval`` steps and
+the learner makes one update, beside each other::
+
+    actors:   act with theta_a                                 | insert, actor by actor
+    learner:  draw a minibatch, its gradient at theta_k        | new priorities, theta_{k+1}
+
+The minibatch is drawn from the memory as it is before the interval's steps, so both halves depend
+only on what was there before, and neither timing nor the number of processes and threads has a say.
+The actors' parameters theta_a are copied from theta every ``actor_update_interval`` steps of an
+actor. This fixes the replay ratio, too, which an asynchronous R2D2 leaves to the hardware.
+
+A sequence is learned as in the paper's section 3: both networks are unrolled from the recurrent
+state that is stored with it, or from zero, over ``burn_in`` steps without a gradient, and then over
+the learned steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
+
+Deviations from the paper:
+
+* Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
+  0.8; its actors' 260 steps per second would give more steps per update.
+* An n-step target near the end of a sequence bootstraps from up to ``n_step`` states after the
+  learned ones; where only an episode's end limits it, from the last state, with fewer steps.
+* Initial priorities bootstrap from ``max_a Q`` of the actor's parameters, because an actor has no
+  target network.
+* The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
+  learned like all others; the paper does not say.
+* The replay memory keeps each actor's newest share instead of the newest of all.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import CpuAccelerator, Numerics
+from capsule.experiment.trainers import R2d2Trainer
+from capsule.training.actor_host import ActorSettings, ActorsState, Experience, exploration_ladder
+from capsule.training.actors import Actors
+from capsule.training.adam import Adam
+from capsule.training.environments import make_environment
+from capsule.training.evaluation import Policy, Seen
+from capsule.training.networks import Parameters, flatten, initialize
+from capsule.training.products import products_for
+from capsule.training.recurrent_networks import RecurrentNetwork, make_recurrent_network
+from capsule.training.recurrent_q_learning import (
+    clip_rewards,
+    double_q_targets,
+    importance_weights,
+    sequence_loss,
+    sequence_priorities,
+    td_errors,
+)
+from capsule.training.sequence_replay import SequenceBatch, SequenceLayout, SequenceReplay
+from capsule.training.streams import make_streams
+from capsule.training.trace import leaf_digest
+from capsule.training.trainer import Setting, state_interval
+
+RETURNS_KEPT = 100
+LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
+
+
+class R2D2:
+    """The learner, its actors, and everything their next step depends on.
+
+    Attributes:
+        step: Agent steps taken, of all actors.
+        episodes: Episodes finished.
+        updates: Parameter updates made.
+        returns: Game returns of the last 100 episodes.
+        loss: Mean loss of the last minibatch, None before the first.
+        actions: Number of actions.
+        network: Architecture.
+        online: Parameters theta.
+        target: Parameters theta^-.
+        acting: The actors' parameters theta_a.
+        optimizer: Its running means.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        trainer: R2d2Trainer,
+        network: RecurrentNetwork,
+        actors: Actors,
+        replay: SequenceReplay,
+    ) -> None:
+        """Draw theta, and copy it into theta^- and theta_a.
+
+        Args:
+            setting: The run.
+            trainer: The spec's section ``trainer``.
+            network: Architecture.
+            actors: All of them, with an episode begun each.
+            replay: An empty memory.
+        """
+        self._setting = setting
+        self._spec, self._trainer = setting.spec, trainer
+        self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
+        self._actors, self._replay = actors, replay
+        self.network, self.actions = network, network.actions
+        self.online = Parameters(network.shapes, self._device)
+        initialize(self.online, setting.streams["initialization"])
+        self.target, self.acting = self.online.zeros_like(), self.online.zeros_like()
+        self.target.copy_from(self.online)
+        self.acting.copy_from(self.online)
+        self.optimizer = Adam(
+            self.online, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon
+        )
+        self._leaves = {
+            name: view.detach().requires_grad_() for name, view in self.online.views.items()
+        }
+        cuts = np.cumsum([0, *trainer.gradient_shards])
+        self._shards = [slice(first, end) for first, end in pairwise(cuts)]
+        on_cpu = self._device.type == "cpu"
+        self._pool = ThreadPoolExecutor(setting.workers if on_cpu else 1, "learner")
+        self._gradient = self.online.flat[:0]
+        self._minibatch: SequenceBatch | None = None
+        self._sent = False  # whether the actors' processes have theta_a
+        self.step = self.episodes = self.updates = 0
+        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
+        self.loss: float | None = None
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean game return of the last 100 episodes, None before the first."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    # The algorithm
+
+    def interval(self) -> None:
+        """Take ``update_interval`` steps of each actor and, once learning has started, update."""
+        self._begin_acting()
+        learns = self.step >= self._trainer.replay_start
+        if learns:
+            indices, losses, priorities = self._learn()
+        experiences = self._actors.finish()
+        if learns:
+            self._replay.update_priorities(indices, priorities)
+        for actor, experience in enumerate(experiences):
+            self._insert(actor, experience)
+        if learns:
+            self._update(losses)
+        self.step += self._trainer.interval_steps
+        if self.step % self._spec.recording.trace_interval == 0:
+            self.record()
+
+    def exploration(self) -> float:
+        """Return the mean epsilon of the actors."""
+        trainer = self._trainer
+        ladder = exploration_ladder(
+            trainer.actors, trainer.exploration_base, trainer.exploration_exponent
+        )
+        return sum(ladder) / len(ladder)
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the greedy policy of ``parameters``, for evaluations."""
+        clips = getattr(self._spec.environment, "clip_rewards", False)
+        return RecurrentPolicy(self.network, parameters, clips_rewards=clips)
+
+    def _begin_acting(self) -> None:
+        due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
+        if due:
+            self.acting.copy_from(self.online)
+        parameters = self.acting.flat if due or not self._sent else None
+        self._actors.begin(self._trainer.update_interval, parameters)
+        self._sent = True
+
+    def _insert(self, actor: int, experience: Experience) -> None:
+        """Add what an actor did to the memory, with the priorities that its values give."""
+        for name in ("frames", "actions", "rewards", "terminals"):
+            component = "observations" if name == "frames" else name
+            self._trace.add(component, np.ascontiguousarray(getattr(experience, name)))
+        finished: list[int] = []
+        for step in range(len(experience.actions)):
+            terminal, ended = bool(experience.terminals[step]), bool(experience.ended[step])
+            finished += self._replay.append(
+                actor,
+                experience.frames[step],
+                int(experience.actions[step]),
+                float(experience.rewards[step]),
+                terminal,
+                ended=ended and terminal,
+                state=experience.states.get(step),
+                values=experience.values[step],
+            )
+            if step in experience.last_frames:
+                finished += self._replay.end_episode(
+                    actor, experience.last_frames[step], experience.last_values[step]
+                )
+        if finished:
+            self._prioritize(np.array(finished, np.int64))
+        self.episodes += len(experience.returns)
+        self.returns.extend(experience.returns)
+
+    def _prioritize(self, indices: NDArray[np.int64]) -> None:
+        """Give new sequences priorities by the errors of the actors' own values."""
+        batch = self._replay.gather(indices, frames=False)
+        taken, largest = torch.from_numpy(batch.values[self._trainer.burn_in :]).unbind(2)
+        best = largest.unsqueeze(2)  # the only action to select from
+        window = self._window(batch)
+        errors = self._targets(window, best, best) - taken[: self._trainer.sequence_length]
+        self._replay.update_priorities(indices, self._priorities(errors, window))
+
+    # Learning
+
+    def _learn(self) -> tuple[NDArray[np.int64], list[torch.Tensor], NDArray[np.float64]]:
+        """Draw a minibatch and compute its gradient at theta_k.
+
+        Returns:
+            The sequences' indices, the loss of each shard, and new priorities.
+        """
+        trainer = self._trainer
+        draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size, stratified=False)
+        self._trace.add("indices", draw.indices)
+        weights = torch.from_numpy(
+            importance_weights(draw.probabilities, trainer.importance_exponent)
+        )
+        batch = self._minibatch = self._replay.gather(draw.indices)
+        parts = list(
+            self._pool.map(
+                lambda shard: self._differentiate(_columns(batch, shard), weights[shard]),
+                self._shards,
+            )
+        )
+        losses, gradients, priorities = zip(*parts, strict=True)
+        total = gradients[0]
+        for gradient in gradients[1:]:
+            total = total + gradient
+        self._gradient = total
+        return draw.indices, list(losses), np.concatenate(priorities)
+
+    def _differentiate(
+        self, batch: SequenceBatch, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.float64]]:
+        """Return the loss of some sequences, its gradient, flat, and their new priorities."""
+        trainer, burn_in = self._trainer, self._trainer.burn_in
+        window = self._window(batch)
+        observations, actions, rewards, resets = (
+            torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+            for array in (
+                batch.observations,
+                batch.previous_actions,
+                batch.previous_rewards,
+                batch.resets,
+            )
+        )
+        states = self._initial_states(batch)
+
+        def unroll(
+            parameters: Mapping[str, torch.Tensor], rows: slice, start: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.network.unroll(
+                parameters, observations[rows], actions[rows], rewards[rows], start, resets[rows]
+            )
+
+        def values_of(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            start = states
+            if burn_in:
+                with torch.no_grad():
+                    _, after = unroll(parameters, slice(burn_in), states)
+                fresh = resets[burn_in].view(-1, *[1] * (states.dim() - 1))
+                start = torch.where(fresh, states, after)
+            return unroll(parameters, slice(burn_in, None), start)[0]
+
+        with torch.no_grad():
+            target_values = values_of(self.target.views)
+        values = values_of(self._leaves)
+        targets = self._targets(window, values.detach(), target_values)
+        errors = td_errors(values[: trainer.sequence_length], window.actions, targets)
+        weights = weights.to(self._device)
+        loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
+        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
+        flat = torch.cat([flatten(gradient) for gradient in gradients])
+        return loss.detach(), flat, self._priorities(errors, window)
+
+    def _window(self, batch: SequenceBatch) -> _Window:
+        """Return what of a batch comes after the prefix."""
+        first, length = self._trainer.burn_in, self._trainer.sequence_length
+        received = batch.rewards[first:]
+        if self._trainer.asymmetric_clipping:
+            received = clip_rewards(received.astype(np.float64))
+        rewards, terminals, valid, actions = (
+            torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+            for array in (
+                received,
+                batch.terminals[first:],
+                batch.valid[first:],
+                batch.actions[first:],
+            )
+        )
+        return _Window(
+            rewards=rewards,
+            discounts=self._trainer.discount * (~terminals).to(torch.float32),
+            lengths=valid.sum(0),
+            actions=actions[:length],
+            valid=valid[:length],
+        )
+
+    def _targets(
+        self, window: _Window, online_values: torch.Tensor, target_values: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the n-step double-Q targets of the learned steps."""
+        targets = double_q_targets(
+            window.rewards,
+            window.discounts,
+            online_values,
+            target_values,
+            window.lengths,
+            steps=self._trainer.n_step,
+            epsilon=self._trainer.rescaling_epsilon,
+        )
+        return targets[: self._trainer.sequence_length]
+
+    def _priorities(self, errors: torch.Tensor, window: _Window) -> NDArray[np.float64]:
+        share = self._trainer.priority_maximum_share
+        return sequence_priorities(errors, window.valid, share)
+
+    def _initial_states(self, batch: SequenceBatch) -> torch.Tensor:
+        if self._trainer.recurrent_state == "stored":
+            return torch.from_numpy(batch.states).to(self._device)
+        shape = (batch.resets.shape[1], *self.network.state_shape)
+        return torch.zeros(shape, device=self._device)
+
+    def _update(self, losses: Sequence[torch.Tensor]) -> None:
+        """Descend the summed gradient, theta_k to theta_{k+1}."""
+        parts = [float(loss) for loss in losses]
+        self._trace.add("loss", struct.pack(f"<{len(parts)}d", *parts))
+        self.loss = sum(parts)
+        if not math.isfinite(self.loss):
+            raise CapsuleError(
+                "CAP-T151",
+                f"the loss is {self.loss} at step {self.step}",
+                fix="Lower trainer.learning_rate or trainer.gradient_norm.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+        self.optimizer.update(self._gradient, self._trainer.gradient_norm or math.inf)
+        self.updates += 1
+        if self.updates % self._trainer.target_interval == 0:
+            self.target.copy_from(self.online)
+
+    # Recording
+
+    def record(self) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        first = self._trace.records == 0
+        complete = first or self.step % self._spec.recording.tensor_interval == 0
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            minibatch=_digest(self._minibatch) if complete and self._minibatch else None,
+            tensors=self._tensor_digests() if complete else None,
+        )
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state, by group and name."""
+        return {
+            f"{group}/{name}": array
+            for group, parameters in self._groups().items()
+            for name, array in parameters.arrays().items()
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        actors = self._actors.state()
+        return {
+            "episodes": self.episodes,
+            "updates": self.updates,
+            "returns": list(self.returns),
+            "loss": None if self.loss is None else self.loss.hex(),
+            "actors": actors.actors,
+            "arrays": {name: _encoded(array) for name, array in actors.arrays.items()},
+            "replay": self._replay.state(),
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already.
+
+        Args:
+            step: Agent steps taken.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: An environment or the replay memory does not return to it.
+        """
+        arrays = {name: _decoded(array) for name, array in state["arrays"].items()}
+        self._actors.restore(ActorsState(state["actors"], arrays))
+        self._replay.restore(state["replay"])
+        self.step, self.episodes, self.updates = step, state["episodes"], state["updates"]
+        self.returns = deque(state["returns"], RETURNS_KEPT)
+        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        for group, parameters in self._groups().items():
+            parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+        self.optimizer.updates = self.updates
+        self._sent = False
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return the profiles of the actors' streams, named ``stream/actor``."""
+        return [
+            profile.model_copy(update={"name": f"{name}/{actor}"})
+            for actor, profiles in enumerate(self._actors.profiles())
+            for name, profile in sorted(profiles.items())
+        ]
+
+    def close(self) -> None:
+        """End every thread and process."""
+        self._pool.shutdown()
+        self._actors.close()
+
+    def _groups(self) -> dict[str, Parameters]:
+        return {
+            "parameters": self.online,
+            "target": self.target,
+            "acting": self.acting,
+            "optimizer/mean": self.optimizer.mean,
+            "optimizer/square": self.optimizer.square,
+        }
+
+    def _tensor_digests(self) -> dict[str, dict[str, str]]:
+        names = list(self.online.views)
+        optimizer = {
+            f"{mean}/{name}": digest
+            for mean, parameters in (
+                ("mean", self.optimizer.mean),
+                ("square", self.optimizer.square),
+            )
+            for name, digest in _digests(names, parameters.segments).items()
+        }
+        gradient = {}
+        if len(self._gradient):
+            sizes = [len(segment) for segment in self.online.segments]
+            gradient = {"gradient": _digests(names, torch.split(self._gradient, sizes))}
+        return {
+            **gradient,
+            "parameters": _digests(names, self.online.segments),
+            "target": _digests(names, self.target.segments),
+            "optimizer": optimizer,
+        }
+
+
+class _Window(NamedTuple):
+    """The steps of a batch after its prefix; ``time`` includes those that only give rewards.
+
+    Attributes:
+        rewards: float32 ``[time, batch]``.
+        discounts: float32 ``[time, batch]``: 0 where the return ends.
+        lengths: int64 ``[batch]``: steps that there are.
+        actions: int64 ``[learned, batch]``.
+        valid: bool ``[learned, batch]``.
+    """
+
+    rewards: torch.Tensor
+    discounts: torch.Tensor
+    lengths: torch.Tensor
+    actions: torch.Tensor
+    valid: torch.Tensor
+
+
+class RecurrentPolicy:
+    """The greedy policy of a recurrent network, with what it remembers of each row."""
+
+    recurrent = True
+
+    def __init__(
+        self, network: RecurrentNetwork, parameters: Parameters, *, clips_rewards: bool
+    ) -> None:
+        self._network = network
+        self._parameters = parameters
+        self._clips_rewards = clips_rewards
+        self._states: torch.Tensor | None = None
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the Q-values of each row, and remember what the active ones saw."""
+        device = self._parameters.flat.device
+        earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
+        observations, actions, rewards, begins, active = (
+            torch.from_numpy(array).to(device)
+            for array in (
+                seen.observations,
+                seen.previous_actions,
+                earned,
+                seen.begins,
+                seen.active,
+            )
+        )
+        shape = (len(begins), *self._network.state_shape)
+        if self._states is None:
+            self._states = torch.zeros(shape, device=device)
+        wide = (-1, *[1] * (len(shape) - 1))
+        with torch.inference_mode():
+            before = self._states.masked_fill(begins.view(wide), 0.0)
+            values, after = self._network.unroll(
+                self._parameters.views,
+                observations.unsqueeze(0),
+                actions.unsqueeze(0),
+                rewards.unsqueeze(0),
+                before,
+                torch.ones_like(begins).unsqueeze(0),
+            )
+            self._states = torch.where(active.view(wide), after, before)
+        found: NDArray[np.float32] = values[0].cpu().numpy()
+        return found
+
+
+def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
+    """Make the trainer with its actors and its replay memory."""
+    spec = setting.spec
+    example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
+    network = make_recurrent_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=products_for(spec.accelerator),
+    )
+    layout = SequenceLayout(
+        burn_in=trainer.burn_in,
+        learned=trainer.sequence_length,
+        period=trainer.sequence_period,
+        lookahead=trainer.n_step,
+    )
+    accelerator = spec.accelerator
+    numerics: Numerics = (
+        accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
+    )
+    actors = Actors(
+        ActorSettings(
+            environment=spec.environment,
+            seeds=setting.seeds,
+            network=network,
+            layout=layout,
+            actors=trainer.actors,
+            life_loss=trainer.life_loss,
+            exploration_base=trainer.exploration_base,
+            exploration_exponent=trainer.exploration_exponent,
+        ),
+        processes=setting.workers,
+        determinism=spec.determinism,
+        numerics=numerics,
+    )
+    # A step adds one entry, and a second one where it truncates an episode.
+    steps = (state_interval(spec) + trainer.interval_steps) // trainer.actors
+    replay = SequenceReplay(
+        setting.directory / "replay",
+        layout=layout,
+        actors=trainer.actors,
+        capacity=trainer.replay_capacity,
+        slack=2 * steps,
+        frame_shape=example.frame_shape,
+        frame_dtype=example.frame_dtype,
+        frame_stack=example.frame_stack,
+        state_shape=network.state_shape if trainer.recurrent_state == "stored" else (0,),
+        exponent=trainer.priority_exponent,
+        floor=LOWEST_PRIORITY,
+        initial_priority="given",
+    )
+    return R2D2(setting, trainer, network, actors, replay)
+
+
+def _columns(batch: SequenceBatch, part: slice) -> SequenceBatch:
+    """Return some of the sequences of a batch."""
+    return SequenceBatch(
+        **{
+            name: array[part] if name == "states" else array[:, part]
+            for name, array in batch._asdict().items()
+        }
+    )
+
+
+def _digest(batch: SequenceBatch) -> str:
+    """Return the XXH3-128 of a minibatch as it was gathered."""
+    state = xxhash.xxh3_128()
+    for array in batch:
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
+
+
+def _digests(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, str]:
+    """Return name to digest of each tensor's elements, in memory order."""
+    return {
+        name: leaf_digest(tensor.detach().cpu().numpy())
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+
+
+def _encoded(array: NDArray[Any]) -> dict[str, Any]:
+    """Return an array as a JSON-safe document."""
+    data = base64.b64encode(np.ascontiguousarray(array).data).decode()
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _decoded(document: Mapping[str, Any]) -> NDArray[Any]:
+    array = np.frombuffer(base64.b64decode(document["data"]), document["dtype"])
+    return array.reshape(document["shape"])

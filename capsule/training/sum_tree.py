@@ -1,0 +1,135 @@
+"""A tree of sums to draw from a discrete distribution (Schaul et al. 2016, appendix B.2.1).
+
+Leaf ``i`` holds a weight; every inner node is the float64 sum of its two children, computed anew
+whenever one of them changes and never by adding a difference. So the whole tree is a function of
+its leaves alone: it has the same bits however it came to them. A tree whose leaves are an aligned
+block of a power of two of another's is a subtree of it, bit for bit.
+
+Ties and rounding. With exact sums, leaf ``i`` owns the numbers from the sum of the leaves before it
+(included) to that plus its own weight (excluded). Descending, a number that is less than the left
+child's sum goes left, any other goes right less that sum, except that a child of weight 0 is never
+entered. So rounding may move a border between leaves by some ulp of the total, and a number that
+rounding put at or above a subtree's sum falls into the last leaf there that has a weight; a leaf of
+weight 0 is never found.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class SumTree:
+    """Weights, their sum, and whose share of the sum a number lies in.
+
+    Attributes:
+        size: Leaves.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Make a tree of ``size`` leaves of weight 0, at least one."""
+        self.size = size
+        self._width = 1 << (size - 1).bit_length()
+        # Node 1 is the root, nodes 2n and 2n + 1 are the children of n; the leaves come last.
+        self._nodes = np.zeros(2 * self._width)
+
+    @property
+    def total(self) -> float:
+        """The root: the sum of all weights."""
+        return float(self._nodes[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all nodes."""
+        return self._nodes.nbytes
+
+    @property
+    def leaves(self) -> NDArray[np.float64]:
+        """A copy of the weights, float64 ``[size]``."""
+        return self._nodes[self._width : self._width + self.size].copy()
+
+    def get(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the weights of leaves: float64, of the shape of ``indices``."""
+        self._check(indices)
+        return self._nodes[indices + self._width]
+
+    def set(self, indices: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+        """Give leaves new weights, as if one after another: the last of equal indices counts.
+
+        Args:
+            indices: int64 ``[count]``.
+            weights: float64 ``[count]``.
+
+        Raises:
+            ValueError: A weight is negative or not finite; nothing is changed.
+            IndexError: There is no such leaf; nothing is changed.
+        """
+        self._check(indices)
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError("a weight is negative or not finite")
+        if not len(indices):
+            return
+        # Assigning to equal indices at once is only customarily in order: keep the last of each.
+        unique, last = np.unique(indices[::-1], return_index=True)
+        nodes = unique + self._width
+        self._nodes[nodes] = weights[::-1][last]
+        for _ in range(self._width.bit_length() - 1):
+            nodes >>= 1  # siblings give the same parent twice, and the same sum
+            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+
+    def restore(self, leaves: NDArray[np.float64]) -> None:
+        """Replace all weights.
+
+        Args:
+            leaves: float64 ``[size]``.
+
+        Raises:
+            ValueError: A weight is negative or not finite; nothing is changed.
+        """
+        self.set(np.arange(self.size), leaves)
+
+    def find(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the leaf in whose share of the total each number lies.
+
+        Args:
+            numbers: float64 ``[count]``, each in ``[0, total]``.
+
+        Returns:
+            int64 ``[count]``; never a leaf of weight 0.
+
+        Raises:
+            ValueError: A number lies outside, or no leaf has a weight.
+        """
+        if self.total == 0 or not ((numbers >= 0) & (numbers <= self.total)).all():
+            raise ValueError(f"a number outside [0, {self.total}], or no weights at all")
+        rest = numbers.copy()
+        nodes = np.ones(len(numbers), np.int64)
+        for _ in range(self._width.bit_length() - 1):
+            nodes *= 2
+            left = self._nodes[nodes]
+            right = (rest >= left) & (self._nodes[nodes + 1] > 0)
+            rest -= np.where(right, left, 0)
+            nodes += right
+        return nodes - self._width
+
+    def sample(self, uniforms: NDArray[np.float64], *, stratified: bool) -> NDArray[np.int64]:
+        """Draw leaves in proportion to their weights.
+
+        Args:
+            uniforms: float64 ``[count]``, each in [0, 1).
+            stratified: Draw number ``k`` from the ``k``-th of ``count`` equal parts of the total
+                (Schaul et al. 2016, section 3.3), instead of from all of it.
+
+        Returns:
+            int64 ``[count]``.
+
+        Raises:
+            ValueError: No leaf has a weight.
+        """
+        if stratified:
+            uniforms = (np.arange(len(uniforms)) + uniforms) / len(uniforms)
+        return self.find(uniforms * self.total)
+
+    def _check(self, indices: NDArray[np.int64]) -> None:
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.size):
+            raise IndexError(f"a leaf outside [0, {self.size})")

@@ -1,0 +1,115 @@
+"""What the life cycle of a run wants of a trainer, and which one a spec names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from capsule.experiment.spec import SeedsSpec, StreamName, TrainingSpec
+from capsule.experiment.trainers import DqnTrainer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from capsule.experiment.contract import StreamProfile
+    from capsule.training.evaluation import Policy
+    from capsule.training.networks import Parameters
+    from capsule.training.streams import Stream
+    from capsule.training.trace import Trace
+
+STATE_STEPS = 50_000  # most steps between resume states: bounds a replay memory's slack
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a trainer is given.
+
+    Attributes:
+        directory: Where it may keep what is too large for a checkpoint.
+        spec: The experiment.
+        seeds: The spec's, with a root in them.
+        streams: Every stream of the run.
+        trace: Where every interval is recorded.
+        device: Where the networks live.
+        workers: Threads or processes to use; changes no result.
+    """
+
+    directory: Path
+    spec: TrainingSpec
+    seeds: SeedsSpec
+    streams: Mapping[StreamName, Stream]
+    trace: Trace
+    device: torch.device
+    workers: int
+
+
+class Trainer(Protocol):
+    """An algorithm and everything its next step depends on.
+
+    Attributes:
+        step: Agent steps taken.
+        episodes: Episodes finished.
+        loss: Mean loss of the last minibatch, None before the first.
+        actions: Number of actions.
+        online: Parameters theta.
+    """
+
+    step: int
+    episodes: int
+    loss: float | None
+    actions: int
+    online: Parameters
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean game return of the last episodes, None before the first."""
+
+    def interval(self) -> None:
+        """Take the steps that belong to one update, and once learning has started, update."""
+
+    def exploration(self) -> float:
+        """Return the (mean) probability of a random action at the current step."""
+
+    def record(self) -> None:
+        """Write one trace record."""
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state."""
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already."""
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the greedy policy of ``parameters``, for evaluations."""
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return the profiles of streams that are the trainer's own."""
+
+    def close(self) -> None:
+        """End its threads and processes."""
+
+
+def make_trainer(setting: Setting) -> Trainer:
+    """Make the trainer that the spec names."""
+    if isinstance(setting.spec.trainer, DqnTrainer):
+        from capsule.training.dqn import make_dqn
+
+        return make_dqn(setting, setting.spec.trainer)
+    from capsule.training.r2d2 import make_r2d2
+
+    return make_r2d2(setting, setting.spec.trainer)
+
+
+def state_interval(spec: TrainingSpec) -> int:
+    """Return the most steps from one resume state to the next."""
+    unit = spec.trainer.interval_steps
+    return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))

@@ -1,0 +1,142 @@
+/* What programs rarely do, and must be able to do under the interposer. One word says what; each way
+ * prints "well" or what it drew. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <threads.h>
+#include <unistd.h>
+
+#define THREADS 8
+
+static uint64_t draw(void) {
+    uint64_t value = 0;
+    if (getrandom(&value, sizeof value, 0) != sizeof value) abort();
+    return value;
+}
+
+static void show(const char *name, uint64_t value) { printf("%s %016lx\n", name, value); }
+
+static bool ended_well(pid_t child) {
+    int status;
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* ---- processes ---- */
+
+static void *call_system(void *command) {
+    if (system(command) != 0) abort();
+    return NULL;
+}
+
+/* The first call ends before the second one does. */
+static void many_systems(void) {
+    pthread_t thread;
+    struct sigaction interrupt, quit;
+    pthread_create(&thread, NULL, call_system, "sleep 0.4");
+    usleep(200000);
+    call_system("sleep 0.4");
+    pthread_join(thread, NULL);
+    sigaction(SIGINT, NULL, &interrupt);
+    sigaction(SIGQUIT, NULL, &quit);
+    bool well = interrupt.sa_handler == SIG_DFL && quit.sa_handler == SIG_DFL;
+    puts(well ? "well" : "interrupts stay ignored");
+}
+
+/* A fork that no library can see. */
+static void hidden_fork(void) {
+    long child = SYS_fork;
+    int ends[2];
+    uint64_t theirs;
+    show("before", draw());
+    fflush(stdout);
+    if (pipe(ends) != 0) abort();
+    __asm__ volatile("syscall" : "+a"(child) : : "rcx", "r11", "memory");
+    if (child == 0) {
+        theirs = draw();
+        _exit(write(ends[1], &theirs, sizeof theirs) != sizeof theirs);
+    }
+    if (read(ends[0], &theirs, sizeof theirs) != sizeof theirs || !ended_well((pid_t)child)) abort();
+    show("child", theirs);
+    show("parent", draw());
+}
+
+/* ---- threads ---- */
+
+static int draw_in_thread(void *value) {
+    *(uint64_t *)value = draw();
+    return 7;
+}
+
+static void c11_threads(void) {
+    thrd_t made[THREADS];
+    uint64_t values[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        if (thrd_create(&made[i], draw_in_thread, &values[i]) != thrd_success) abort();
+    for (int i = 0, result; i < THREADS; i++)
+        if (thrd_join(made[i], &result) != thrd_success || result != 7) abort();
+    for (int i = 0; i < THREADS; i++) show("thread", values[i]);
+}
+
+/* ---- descriptors and arguments ---- */
+
+/* The number of a file that was read, and was closed unseen, becomes that of a device. */
+static void reused_number(const char *self) {
+    uint64_t value;
+    int device = open("/dev/urandom", O_RDONLY), file = open(self, O_RDONLY);
+    if (read(file, &value, sizeof value) != sizeof value) abort();
+    if (syscall(SYS_close, file) != 0 || dup(device) != file) abort();
+    if (read(file, &value, sizeof value) != sizeof value) abort();
+    show("read", value);
+    if (pread(file, &value, sizeof value, 0) != sizeof value) abort();
+    show("pread", value);
+}
+
+static void *open_pipe(void *path) {
+    open(path, O_RDONLY);
+    return NULL;
+}
+
+/* A thread that waits until a pipe has a writer can be cancelled. */
+static void cancel_open(void) {
+    char path[] = "pipe-XXXXXX";
+    pthread_t thread;
+    void *result;
+    if (!mktemp(path) || mkfifo(path, 0600) != 0) abort();
+    pthread_create(&thread, NULL, open_pipe, path);
+    usleep(100000);
+    pthread_cancel(thread);
+    alarm(5);
+    pthread_join(thread, &result);
+    unlink(path);
+    puts(result == PTHREAD_CANCELED ? "well" : "it was opened");
+}
+
+/* How programs find out whether the kernel has clone3. */
+static void probe_clone3(void) {
+    long result = syscall(SYS_clone3, NULL, 0);
+    puts(result == -1 && (errno == EINVAL || errno == ENOSYS) ? "well" : "it was made");
+}
+
+int main(int count, char **words) {
+    const char *what = count > 1 ? words[1] : "";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!strcmp(what, "many-systems")) many_systems();
+    else if (!strcmp(what, "hidden-fork")) hidden_fork();
+    else if (!strcmp(what, "c11-threads")) c11_threads();
+    else if (!strcmp(what, "reused-number")) reused_number(words[0]);
+    else if (!strcmp(what, "cancel-open")) cancel_open();
+    else if (!strcmp(what, "probe-clone3")) probe_clone3();
+    else return 2;
+    return 0;
+}

@@ -1,0 +1,46 @@
+"""Networks for actors in other processes, which find them by the name of this module."""
+
+from dataclasses import dataclass
+
+import torch
+
+from capsule.training.recurrent_networks import RecurrentNetwork
+
+INPUTS = 8
+
+
+@dataclass(frozen=True)
+class CountingNetwork:
+    """Remembers the steps since the last reset and the sum of what it saw in them.
+
+    Made of element-wise basic operations alone, so a row never depends on its batch.
+    """
+
+    actions: int
+    state_shape = (2, 1)
+
+    @property
+    def shapes(self):
+        return {"weight": (self.actions, INPUTS + 4)}
+
+    def unroll(self, parameters, observations, actions, rewards, states, resets):
+        assert observations.shape[:2] == actions.shape == rewards.shape == resets.shape
+        assert len(actions) == 1
+        pixels = observations[0].flatten(1)
+        every = max(1, pixels.shape[1] // INPUTS)
+        seen = [pixels[:, i].float() / 8 for i in range(0, pixels.shape[1], every)][:INPUTS]
+        count, total = states[:, 0, 0] + 1, states[:, 1, 0] + seen[-1]
+        inputs = [*seen, total / count, count / 64, actions[0].float(), rewards[0]]
+        values = sum(
+            torch.outer(column, parameters["weight"][:, i]) for i, column in enumerate(inputs)
+        )
+        return values[None], torch.stack((count, total), 1)[:, :, None]
+
+
+@dataclass(frozen=True)
+class TellingNetwork(RecurrentNetwork):
+    """Fails, and tells of the process it is evaluated in."""
+
+    def unroll(self, *_):
+        strict = torch.are_deterministic_algorithms_enabled()
+        raise ValueError(f"{torch.get_num_threads()} threads, strict: {strict}")
