@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from capsule.experiment.fields import (
     DebianName,
     Model,
+    ModuleName,
     Name,
     NonNegativeInt,
     Patterns,
@@ -194,11 +195,22 @@ class AtariEnvironment(Model):
 
 
 class GymnasiumEnvironment(Model):
-    """A Gymnasium environment with a flat observation and discrete actions."""
+    """A Gymnasium environment with discrete actions; its observations are made flat."""
 
     suite: Literal["gymnasium"]
     id: str = Field(description="Gymnasium id, e.g. 'CartPole-v1'.")
     max_episode_steps: PositiveInt = 500
+    modules: tuple[ModuleName, ...] = Field(
+        (), description="Modules to import first because they register ids, e.g. [popgym]."
+    )
+    observation: str | None = Field(
+        None, description="The only entry of a Dict observation that is seen, e.g. 'image'."
+    )
+    hidden: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="Indices of the flat observation that the agent does not see, e.g. [1, 3]: "
+        "CartPole without velocities.",
+    )
 
 
 class MinAtarEnvironment(Model):

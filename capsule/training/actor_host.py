@@ -1,10 +1,12 @@
 """A host plays logical actors in one process (Horgan et al. 2018; Kapturowski et al. 2019).
 
 A logical actor is an environment, streams, a recurrent state and an exploration rate of its own.
-A host steps its actors in turn and evaluates the network for all of them at once. Nothing that an
-actor does depends on another one, as long as a row of the network's results does not depend on its
-batch, as is so under ``CHAINED`` of :mod:`capsule.training.products`. How actors are spread over
-hosts therefore changes no bit.
+A host steps its actors in turn and evaluates the network for many of them at once. How actors are
+spread over hosts changes no bit all the same. Under ``CHAINED`` of :mod:`capsule.training.products`
+a row of the results depends on nothing but its inputs, and a host evaluates all its actors in one
+batch. The libraries' products depend on the size of the batch and on the row's place in it: there
+each batch has 16 rows, of which actor ``i`` always has row ``i mod 16`` among actors of the same
+``i // 16``, and rows of actors that another host plays are zeros.
 
 An *episode* is what the agent takes for one: where it begins, the recurrent state and the frame
 stack are zero, and there is no previous action or reward. It ends with the environment's episode;
@@ -14,8 +16,9 @@ with ``life_loss="reset"`` it also ends where a lost life ends the return, while
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -25,7 +28,9 @@ from numpy.typing import NDArray
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
 from capsule.training.environments import Environment, Frame, Transition, make_environment
+from capsule.training.inference import ROWS
 from capsule.training.networks import Parameters
+from capsule.training.products import CHAINED
 from capsule.training.recurrent_networks import RecurrentNetwork
 from capsule.training.sequence_replay import SequenceLayout
 from capsule.training.streams import Stream
@@ -153,6 +158,8 @@ class Host:
             CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had or played.
         """
         self._network = settings.network
+        self._independent = isinstance(settings.network.products, type(CHAINED))
+        self._first = played.start
         self._resets = settings.life_loss == "reset"
         self._parameters = Parameters(settings.network.shapes, torch.device("cpu"))
         ladder = exploration_ladder(
@@ -221,7 +228,7 @@ class Host:
 
     def _step(self, step: int, made: Sequence[Experience]) -> None:
         """Take one step of every actor, and enter it into what they ``made``."""
-        values, after = self._evaluate(slice(None))
+        values, after = self._evaluate(range(len(made)))
         transitions = [
             self._act(row, step, values[row], experience) for row, experience in enumerate(made)
         ]
@@ -265,23 +272,41 @@ class Host:
             made[row].last_frames[step] = self._stacks[row, -1].copy()
             made[row].last_values[step] = largest
 
-    def _evaluate(self, rows: slice | list[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _evaluate(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return Q-values, ``[rows, actions]``, and recurrent states after what ``rows`` see."""
-        inputs = (self._stacks, self._previous_actions, self._previous_rewards)
+        parts = [self._evaluate_batch(*batch) for batch in self._batches(rows)]
+        values, after = zip(*parts, strict=True)
+        return np.concatenate(values), np.concatenate(after)
+
+    def _batches(self, rows: Sequence[int]) -> Iterator[tuple[list[int], list[int], int]]:
+        """Yield some of ``rows`` at a time, their places in a batch, and its size."""
+        if self._independent:
+            yield list(rows), list(range(len(rows))), len(rows)
+            return
+        for _, group in groupby(rows, lambda row: (self._first + row) // ROWS):
+            batch = list(group)
+            yield batch, [(self._first + row) % ROWS for row in batch], ROWS
+
+    def _evaluate_batch(
+        self, rows: list[int], places: list[int], size: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Evaluate the network on a batch of ``size`` with zeros where no row has its place."""
+
+        def batch(array: NDArray[Any]) -> torch.Tensor:
+            result = np.zeros((size, *array.shape[1:]), array.dtype)
+            result[places] = array[rows]
+            return torch.from_numpy(result)
+
         with torch.inference_mode():
-            observations, actions, rewards = (
-                torch.from_numpy(array[rows]).unsqueeze(0) for array in inputs
-            )
-            states = torch.from_numpy(self._states[rows])
             values, after = self._network.unroll(
                 self._parameters.views,
-                observations,
-                actions,
-                rewards,
-                states,
-                torch.ones_like(actions, dtype=torch.bool),
+                batch(self._stacks).unsqueeze(0),
+                batch(self._previous_actions).unsqueeze(0),
+                batch(self._previous_rewards).unsqueeze(0),
+                batch(self._states),
+                torch.ones(1, size, dtype=torch.bool),
             )
-        return values[0].numpy(), after.numpy()
+        return values[0].numpy()[places], after.numpy()[places]
 
     def _finish(self, row: int, experience: Experience) -> Frame:
         """End an episode of the environment and return the first frame of the next one."""

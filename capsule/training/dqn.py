@@ -44,13 +44,14 @@ from capsule.experiment.trainers import DqnTrainer
 from capsule.training.environments import Environment, make_environment
 from capsule.training.evaluation import Policy, Reactive
 from capsule.training.gradient import ShardedGradient
+from capsule.training.learned import Learned
 from capsule.training.networks import WIDE, Network, Parameters, initialize, make_network
 from capsule.training.optimizer import CentredRmsProp
 from capsule.training.products import products_for
 from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, exploration_rate
 from capsule.training.replay import ReplayMemory
 from capsule.training.streams import Stream
-from capsule.training.trace import Trace, leaf_digest
+from capsule.training.trace import Trace
 from capsule.training.trainer import Setting, state_interval
 
 RETURNS_KEPT = 100
@@ -122,6 +123,9 @@ class DeepQLearning:
             gradient_momentum=trainer.gradient_momentum,
             squared_gradient_momentum=trainer.squared_gradient_momentum,
             min_squared_gradient=trainer.min_squared_gradient,
+        )
+        self._learned = Learned(
+            self.online, self.target, self.optimizer.mean, self.optimizer.square
         )
         overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
         self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
@@ -328,21 +332,18 @@ class DeepQLearning:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
         complete = first or self.step % self._spec.recording.tensor_interval == 0
+        gradient = self._gradient.whole() if complete and self.loss is not None else None
         self._trace.record(
             self.step,
             self._streams,
             loss=self.loss,
             minibatch=self._shards.digest() if complete and self.loss is not None else None,
-            tensors=self._tensor_digests() if complete else None,
+            tensors=self._learned.digests(gradient) if complete else None,
         )
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state: ``parameters/``, ``target/`` and ``optimizer/``."""
-        return {
-            f"{group}/{name}": array
-            for group, parameters in self._groups().items()
-            for name, array in parameters.arrays().items()
-        }
+        return self._learned.tensors()
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
@@ -378,8 +379,7 @@ class DeepQLearning:
         self.returns = deque(state["returns"], RETURNS_KEPT)
         self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
         self._return = state["return"]
-        for group, parameters in self._groups().items():
-            parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+        self._learned.load(tensors)
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return nothing: every stream is the run's."""
@@ -389,32 +389,6 @@ class DeepQLearning:
         """End the helper thread."""
         if self._helper is not None:
             self._helper.shutdown()
-
-    def _groups(self) -> dict[str, Parameters]:
-        return {
-            "parameters": self.online,
-            "target": self.target,
-            "optimizer/mean": self.optimizer.mean,
-            "optimizer/square": self.optimizer.square,
-        }
-
-    def _tensor_digests(self) -> dict[str, dict[str, str]]:
-        names = list(self.online.views)
-        optimizer = {
-            f"{mean}/{name}": digest
-            for mean, parameters in (
-                ("mean", self.optimizer.mean),
-                ("square", self.optimizer.square),
-            )
-            for name, digest in _digests(names, parameters.segments).items()
-        }
-        gradient = {"gradient": _digests(names, self._gradient.whole())}
-        return {
-            **(gradient if self.loss is not None else {}),
-            "parameters": _digests(names, self.online.segments),
-            "target": _digests(names, self.target.segments),
-            "optimizer": optimizer,
-        }
 
 
 def make_dqn(setting: Setting, trainer: DqnTrainer) -> DeepQLearning:
@@ -502,10 +476,3 @@ class _Shards:
             for array in (windows.numpy(), *rest):
                 state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
-
-
-def _digests(names: list[str], segments: list[torch.Tensor]) -> dict[str, str]:
-    return {
-        name: leaf_digest(segment.cpu().numpy())
-        for name, segment in zip(names, segments, strict=True)
-    }

@@ -53,6 +53,7 @@ from capsule.training.actors import Actors
 from capsule.training.adam import Adam
 from capsule.training.environments import make_environment
 from capsule.training.evaluation import Policy, Seen
+from capsule.training.learned import Learned
 from capsule.training.networks import Parameters, flatten, initialize
 from capsule.training.products import products_for
 from capsule.training.recurrent_networks import RecurrentNetwork, make_recurrent_network
@@ -66,10 +67,10 @@ from capsule.training.recurrent_q_learning import (
 )
 from capsule.training.sequence_replay import SequenceBatch, SequenceLayout, SequenceReplay
 from capsule.training.streams import make_streams
-from capsule.training.trace import leaf_digest
 from capsule.training.trainer import Setting, state_interval
 
 RETURNS_KEPT = 100
+_NO_STATE = np.zeros(0, np.float32)
 LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
 
@@ -111,6 +112,7 @@ class R2D2:
         self._spec, self._trainer = setting.spec, trainer
         self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
         self._actors, self._replay = actors, replay
+        self._stores = trainer.recurrent_state == "stored"
         self.network, self.actions = network, network.actions
         self.online = Parameters(network.shapes, self._device)
         initialize(self.online, setting.streams["initialization"])
@@ -119,6 +121,13 @@ class R2D2:
         self.acting.copy_from(self.online)
         self.optimizer = Adam(
             self.online, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon
+        )
+        self._learned = Learned(
+            self.online,
+            self.target,
+            self.optimizer.mean,
+            self.optimizer.square,
+            acting=self.acting,
         )
         self._leaves = {
             name: view.detach().requires_grad_() for name, view in self.online.views.items()
@@ -194,7 +203,7 @@ class R2D2:
                 float(experience.rewards[step]),
                 terminal,
                 ended=ended and terminal,
-                state=experience.states.get(step),
+                state=experience.states.get(step) if self._stores else _NO_STATE,
                 values=experience.values[step],
             )
             if step in experience.last_frames:
@@ -330,7 +339,7 @@ class R2D2:
         return sequence_priorities(errors, window.valid, share)
 
     def _initial_states(self, batch: SequenceBatch) -> torch.Tensor:
-        if self._trainer.recurrent_state == "stored":
+        if self._stores:
             return torch.from_numpy(batch.states).to(self._device)
         shape = (batch.resets.shape[1], *self.network.state_shape)
         return torch.zeros(shape, device=self._device)
@@ -358,21 +367,19 @@ class R2D2:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
         complete = first or self.step % self._spec.recording.tensor_interval == 0
+        sizes = [len(segment) for segment in self.online.segments]
+        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
         self._trace.record(
             self.step,
             self._streams,
             loss=self.loss,
             minibatch=_digest(self._minibatch) if complete and self._minibatch else None,
-            tensors=self._tensor_digests() if complete else None,
+            tensors=self._learned.digests(gradient) if complete else None,
         )
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state, by group and name."""
-        return {
-            f"{group}/{name}": array
-            for group, parameters in self._groups().items()
-            for name, array in parameters.arrays().items()
-        }
+        return self._learned.tensors()
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
@@ -406,8 +413,7 @@ class R2D2:
         self.step, self.episodes, self.updates = step, state["episodes"], state["updates"]
         self.returns = deque(state["returns"], RETURNS_KEPT)
         self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
-        for group, parameters in self._groups().items():
-            parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+        self._learned.load(tensors)
         self.optimizer.updates = self.updates
         self._sent = False
 
@@ -423,36 +429,6 @@ class R2D2:
         """End every thread and process."""
         self._pool.shutdown()
         self._actors.close()
-
-    def _groups(self) -> dict[str, Parameters]:
-        return {
-            "parameters": self.online,
-            "target": self.target,
-            "acting": self.acting,
-            "optimizer/mean": self.optimizer.mean,
-            "optimizer/square": self.optimizer.square,
-        }
-
-    def _tensor_digests(self) -> dict[str, dict[str, str]]:
-        names = list(self.online.views)
-        optimizer = {
-            f"{mean}/{name}": digest
-            for mean, parameters in (
-                ("mean", self.optimizer.mean),
-                ("square", self.optimizer.square),
-            )
-            for name, digest in _digests(names, parameters.segments).items()
-        }
-        gradient = {}
-        if len(self._gradient):
-            sizes = [len(segment) for segment in self.online.segments]
-            gradient = {"gradient": _digests(names, torch.split(self._gradient, sizes))}
-        return {
-            **gradient,
-            "parameters": _digests(names, self.online.segments),
-            "target": _digests(names, self.target.segments),
-            "optimizer": optimizer,
-        }
 
 
 class _Window(NamedTuple):
@@ -592,14 +568,6 @@ def _digest(batch: SequenceBatch) -> str:
     for array in batch:
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
-
-
-def _digests(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, str]:
-    """Return name to digest of each tensor's elements, in memory order."""
-    return {
-        name: leaf_digest(tensor.detach().cpu().numpy())
-        for name, tensor in zip(names, tensors, strict=True)
-    }
 
 
 def _encoded(array: NDArray[Any]) -> dict[str, Any]:

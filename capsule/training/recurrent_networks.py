@@ -4,9 +4,9 @@
 and Tian 2019, ``mlp`` one rectified dense layer of ``hidden_units`` for flat observations, and
 ``residual`` the 15 convolutions of IMPALA's large network (Espeholt et al. 2018, figure 3, right;
 R2D2+): three sections of a 3x3 convolution, a maximum over 3x3 in strides of 2 and two residual
-blocks, then a rectifier and a rectified dense layer of 256. Its convolutions and maxima keep the
-borders as TensorFlow's padding "SAME" does: what an even number of padding rows leaves over goes to
-the bottom and the right. As IMPALA's, ``nature`` and ``residual`` see numbers from 0 to 1.
+blocks, then a rectifier and a rectified dense layer of 256. Its convolutions and maxima are padded
+as TensorFlow's "SAME" has it: a single row or column goes to the bottom or the right. ``nature``
+and ``residual`` see numbers from 0 to 1.
 
 *Memory*. An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) reads
 the torso's features, the previous reward and the previous action, one-hot (none: all zero)::
@@ -16,19 +16,20 @@ the torso's features, the previous reward and the previous action, one-hot (none
     h <- o tanh(c)
 
 With ``recurrent_units`` 0 it is a rectified dense layer of ``hidden_units`` over the same inputs:
-the feed-forward ablation of the paper's section 4.
+the paper's feed-forward variant (table 1).
 
 *Heads*. Advantages ``A`` and a value ``V``, each behind a rectified layer of ``hidden_units`` of
 its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, equation 9).
 
-Weights and biases start as :func:`capsule.training.networks.initialize` has them. The LSTM has one
-vector of biases, uniform in ``[-1/sqrt(units), 1/sqrt(units))``, of the forget gate as of any other
-(``torch.nn.LSTM`` starts the same way, but with two such vectors, whose sum is all that counts).
+Weights and biases start as :func:`capsule.training.networks.initialize` has them, the biases of the
+LSTM, of the forget gate as of any other, uniform in ``[-1/sqrt(units), 1/sqrt(units))``.
+``torch.nn.LSTM`` does so too; but it has two such vectors, of which only the sum counts, and draws
+``W`` in that range as well, not by its own fan-in. The paper leaves it open.
 
 Under :data:`capsule.training.products.CHAINED` every row of a result depends on its own inputs
 alone, so a policy may be evaluated in any batch, and a sequence in one go or step by step. The
-rest is computed element by element: on the CPU by loops of our own, since ``torch.sigmoid`` gives
-an element other bits where it falls outside of a full vector (30 of 1,003 alone and in one tensor).
+rest is computed element by element, the LSTM on the CPU by loops of our own: ``torch.sigmoid``
+gives an element other bits outside of a full vector (30 of 1,003 differed alone from in a tensor).
 """
 
 from __future__ import annotations
@@ -60,18 +61,15 @@ _RESIDUAL_UNITS = 256
 
 
 class Torso(Protocol):
-    """What makes features of observations.
-
-    Attributes:
-        shapes: Parameter name to shape, in order.
-        width: Features of one observation.
-    """
+    """What makes features of observations."""
 
     @property
-    def shapes(self) -> dict[str, Shape]: ...  # noqa: D102
+    def shapes(self) -> dict[str, Shape]:
+        """Parameter name to shape, in order."""
 
     @property
-    def width(self) -> int: ...  # noqa: D102
+    def width(self) -> int:
+        """Features of one observation."""
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""

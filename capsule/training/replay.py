@@ -13,8 +13,6 @@ live at that checkpoint is overwritten, so a killed process resumes from its las
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.mapped import MappedArrays
 from capsule.training.streams import Stream
 
 _FIRST, _TERMINAL, _CLOSING = 1, 2, 4  # bits of an entry's marks
@@ -92,9 +91,9 @@ class ReplayMemory:
             "rewards": (np.float32, ()),
             "marks": (np.uint8, ()),
         }
-        self._mappings: list[np.memmap[Any, Any]] = []
+        self._files = MappedArrays(directory)
         self._fields = {
-            name: self._allocate(directory, name, np.dtype(dtype), (self._slots, *shape))
+            name: self._files.array(name, dtype, (self._slots, *shape))
             for name, (dtype, shape) in fields.items()
         }
         self._frames = self._fields["frames"]
@@ -190,8 +189,7 @@ class ReplayMemory:
 
     def flush(self) -> None:
         """Hand every change to the file system; needed against power loss, not against a kill."""
-        for mapping in self._mappings:
-            mapping.flush()
+        self._files.flush()
 
     def digest(self) -> str:
         """Return the XXH3-128 of the live entries, oldest first; not of the ring's layout.
@@ -230,30 +228,6 @@ class ReplayMemory:
                 fix="start a new run directory: this one was changed or is incomplete",
                 exit_code=ExitCode.TRAINING_FAILED,
             )
-
-    def _allocate(
-        self, directory: Path | None, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> NDArray[Any]:
-        if directory is None:
-            return np.zeros(shape, dtype)
-        path = directory / f"{name}.bin"
-        size = math.prod(shape) * dtype.itemsize
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                # Reserved now: a full disk met later, through the mapping, would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
-                file.truncate(size)
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-T221",
-                f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
-                fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
-                exit_code=ExitCode.TRAINING_FAILED,
-            ) from error
-        mapping = np.memmap(path, dtype, "r+", shape=shape)
-        self._mappings.append(mapping)
-        return np.asarray(mapping)  # a plain view: indexing a memmap itself is slower
 
     def _put(self, frame: NDArray[Any], action: int, reward: float, mark: int) -> None:
         if self._checkpoint is not None and self.count >= self._checkpoint + self._slack:

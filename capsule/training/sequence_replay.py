@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,6 +48,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.mapped import MappedArrays
 from capsule.training.recurrent_q_learning import exponentiate
 from capsule.training.streams import Stream
 from capsule.training.sum_tree import SumTree
@@ -249,13 +249,13 @@ class SequenceReplay:
             "lengths": (np.int32, ()),  # states: as many as steps, or one more
             "states": (np.float32, state_shape),
         }
-        self._mappings: list[np.memmap[Any, Any]] = []
+        self._files = MappedArrays(directory)
         self._entry_fields = {
-            name: self._allocate(directory, name, np.dtype(dtype), (actors * self._ring, *shape))
+            name: self._files.array(name, dtype, (actors * self._ring, *shape))
             for name, (dtype, shape) in entries.items()
         }
         self._sequence_fields = {
-            name: self._allocate(directory, name, np.dtype(dtype), (actors * self._table, *shape))
+            name: self._files.array(name, dtype, (actors * self._table, *shape))
             for name, (dtype, shape) in sequences.items()
         }
         self._frames = self._entry_fields["frames"]
@@ -467,8 +467,7 @@ class SequenceReplay:
 
     def flush(self) -> None:
         """Hand every change to the file system; needed against power loss, not against a kill."""
-        for mapping in self._mappings:
-            mapping.flush()
+        self._files.flush()
 
     def digest(self) -> str:
         """Return the XXH3-128 of the entries and sequences kept, by actor, oldest first.
@@ -640,30 +639,6 @@ class SequenceReplay:
 
     def _leaves(self, actors: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return actors * self._block + numbers % self._kept
-
-    def _allocate(
-        self, directory: Path | None, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> NDArray[Any]:
-        size = math.prod(shape) * dtype.itemsize
-        if directory is None or not size:
-            return np.zeros(shape, dtype)
-        path = directory / f"{name}.bin"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                # Reserved now: a full disk met later, through the mapping, would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
-                file.truncate(size)
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-T221",
-                f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
-                fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
-                exit_code=ExitCode.TRAINING_FAILED,
-            ) from error
-        mapping = np.memmap(path, dtype, "r+", shape=shape)
-        self._mappings.append(mapping)
-        return np.asarray(mapping)  # a plain view: indexing a memmap itself is slower
 
 
 def _parts(base: int, size: int, first: int, end: int) -> list[slice]:

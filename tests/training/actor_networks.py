@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from capsule.training.products import CHAINED, LIBRARY
 from capsule.training.recurrent_networks import RecurrentNetwork
 
 INPUTS = 8
@@ -18,6 +19,7 @@ class CountingNetwork:
 
     actions: int
     state_shape = (2, 1)
+    products = CHAINED
 
     @property
     def shapes(self):
@@ -35,6 +37,18 @@ class CountingNetwork:
             torch.outer(column, parameters["weight"][:, i]) for i, column in enumerate(inputs)
         )
         return values[None], torch.stack((count, total), 1)[:, :, None]
+
+
+@dataclass(frozen=True)
+class PlacedNetwork(CountingNetwork):
+    """Whose values depend on the size of a batch and on the place in it, as the libraries' may."""
+
+    products = LIBRARY
+
+    def unroll(self, *inputs):
+        values, states = super().unroll(*inputs)
+        batch = values.shape[1]
+        return values * (1 + torch.arange(batch)[:, None] / 64) + batch, states
 
 
 @dataclass(frozen=True)

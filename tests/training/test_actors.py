@@ -1,5 +1,6 @@
 """Logical actors: what they report, alone and together, in one process and in several."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,12 +31,12 @@ from capsule.training.actor_host import (
 from capsule.training.actors import Actors, shares
 from capsule.training.environments import make_environment
 from capsule.training.networks import Parameters, initialize
-from capsule.training.products import CHAINED
+from capsule.training.products import CHAINED, LIBRARY
 from capsule.training.recurrent_networks import make_recurrent_network
 from capsule.training.sequence_replay import SequenceLayout, SequenceReplay
 from capsule.training.streams import Stream
 
-from .actor_networks import CountingNetwork, TellingNetwork
+from .actor_networks import CountingNetwork, PlacedNetwork, TellingNetwork
 from .conftest import BREAKOUT, CARTPOLE, ROOT, make_spec, start_variables
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ def settings_of(name="cartpole", actors=5, network=None, **changes):
     return replace(settings, **changes)
 
 
-def recurrent(name, units=20):
+def recurrent(name, units=20, products=CHAINED):
     """Return a small network as it is trained; its rows do not fill vector registers evenly."""
     example = make_environment(ENVIRONMENTS[name], actor_streams(SEEDS, 0), training=True)
     return make_recurrent_network(
@@ -107,7 +108,7 @@ def recurrent(name, units=20):
         actions=example.actions,
         recurrent_units=units,
         hidden_units=12,
-        products=CHAINED,
+        products=products,
     )
 
 
@@ -301,6 +302,26 @@ def test_any_number_of_processes_gives_the_same_bits(name, start):
     assert made[0] == made[1] == made[2]
     actors = [bits(experience) for experience in experiences[0]]
     assert len(set(actors)) == len(actors)
+
+
+def play_apart(settings, cuts, steps=40):
+    """Return what actors do in hosts that end at ``cuts``."""
+    flat = parameters_of(settings).flat.numpy()
+    hosts = [Host(settings, range(first, end)) for first, end in itertools.pairwise((0, *cuts))]
+    return bits([experience for host in hosts for experience in host.act(steps, flat)])
+
+
+@pytest.mark.parametrize("cuts", [(3, 19), (16, 19), (1, 2, 17, 19)])
+@pytest.mark.parametrize("network", [PlacedNetwork(2), recurrent("cartpole", products=LIBRARY)])
+def test_libraries_that_depend_on_the_batch_find_the_same_one_in_any_host(network, cuts):
+    settings = settings_of(actors=19, network=network)
+    assert play_apart(settings, cuts) == play_apart(settings, (19,))
+
+
+def test_in_batches_of_its_own_size_a_host_would_show_in_such_a_network(monkeypatch):
+    settings = settings_of(actors=4, network=PlacedNetwork(2))
+    monkeypatch.setattr(PlacedNetwork, "products", CHAINED)
+    assert play_apart(settings, (1, 4)) != play_apart(settings, (4,))
 
 
 @pytest.mark.parametrize(("name", "processes"), [("cartpole", 2), ("breakout", 1)])

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import xxhash
 from ale_py import roms
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
@@ -30,12 +32,18 @@ ATARI = AtariEnvironment(
     suite="atari", game="breakout", sticky_action_probability=0.25, max_episode_frames=500
 )
 CARTPOLE = GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1")
+POSITIONS = GymnasiumEnvironment(
+    suite="gymnasium", id="popgym-PositionOnlyCartPoleEasy-v0", modules=("popgym",)
+)
+MINIGRID = GymnasiumEnvironment(
+    suite="gymnasium", id="MiniGrid-MemoryS7-v0", modules=("minigrid",), observation="image"
+)
 MINATAR = [
     MinAtarEnvironment(suite="minatar", game=game)
     for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 ]
-SPECS = [ATARI, CARTPOLE, *MINATAR]
-NAMES = [f"{spec.suite}-{getattr(spec, 'game', 'cartpole')}" for spec in SPECS]
+SPECS = [ATARI, CARTPOLE, POSITIONS, MINIGRID, *MINATAR]
+NAMES = [f"{spec.suite}-{getattr(spec, 'game', None) or spec.id}" for spec in SPECS]
 ROOT = Path(__file__).parents[2]
 every_suite = pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 
@@ -419,13 +427,92 @@ def test_cartpole_resets_from_the_stream_and_truncates():
     [
         ("CartPole-v99", "CartPole"),
         ("NoSuch-v0", "NoSuch"),
-        ("FrozenLake-v1", "observations Discrete"),
         ("MountainCarContinuous-v0", "actions Box"),
+        ("popgym-MineSweeperEasy-v0", "actions MultiDiscrete"),
+        ("MiniGrid-MemoryS7-v0", "observations Dict.*MissionSpace"),
     ],
 )
 def test_unusable_gymnasium_environments_are_refused(identifier, reason):
     with pytest.raises(CapsuleError, match=rf"CAP-T214 environment.id '{identifier}'.*{reason}"):
-        make(CARTPOLE.model_copy(update={"id": identifier}))
+        make(CARTPOLE.model_copy(update={"id": identifier, "modules": ("minigrid", "popgym")}))
+
+
+def test_missing_modules_are_named():
+    with pytest.raises(CapsuleError, match=r"CAP-T214 .*'no_such.module' cannot") as refused:
+        make(CARTPOLE.model_copy(update={"modules": ("no_such.module",)}))
+    assert "image.packages" in refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["", "pop gym", "3d", "a..b", "a.", ".a"])
+def test_modules_have_names_of_modules(name):
+    with pytest.raises(ValidationError, match="modules"):
+        GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1", modules=(name,))
+
+
+def test_hidden_numbers_are_left_out():
+    seen, _ = make(CARTPOLE, 3)
+    blind, _ = make(CARTPOLE.model_copy(update={"hidden": (3, 1)}), 3)
+    assert blind.frame_shape == (2,)
+    np.testing.assert_array_equal(blind.reset(), seen.reset()[[0, 2]])
+    np.testing.assert_array_equal(blind.step(1).frame, seen.step(1).frame[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "fix"),
+    [
+        ({"hidden": (0, 4)}, "environment.hidden 4: a flat observation .* has 4", "from 0 to 3"),
+        ({"hidden": (0, 1, 2, 3)}, "hides all 4 numbers", "leave one"),
+        ({"observation": "image"}, "'image' is no entry of Box", "leave it out"),
+        (
+            {"observation": "picture", "id": "MiniGrid-MemoryS7-v0", "modules": ("minigrid",)},
+            "'picture' is no entry of Dict",
+            "name one of direction, image, mission",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_observations_is_refused(changes, reason, fix):
+    with pytest.raises(CapsuleError, match=f"CAP-T216 .*{reason}") as refused:
+        make(CARTPOLE.model_copy(update=changes))
+    assert fix in refused.value.fix
+
+
+class Mixed(gymnasium.Env):
+    """Shows one of each kind of space, and counts."""
+
+    observation_space = spaces.Dict(
+        {
+            "b": spaces.Tuple([spaces.Discrete(3, start=5), spaces.MultiBinary(2)]),
+            "a": spaces.Box(-9.0, 9.0, (2, 2), np.float64),
+            "c": spaces.MultiDiscrete([2, 3]),
+        }
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface's
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def step(self, action):
+        return self.seen(), action, False, False, {}
+
+    def seen(self):
+        return {
+            "a": np.array([[1.5, 2.0], [3.0, -4.0]]),
+            "b": (6, np.array([0, 1], np.int8)),
+            "c": np.array([1, 2]),
+        }
+
+
+def test_every_kind_of_space_is_made_flat():
+    gymnasium.register("capsule/Mixed-v0", Mixed)
+    spec = CARTPOLE.model_copy(update={"id": "capsule/Mixed-v0"})
+    whole, _ = make(spec)
+    # a, then the one-hot of 6 among 5, 6 and 7 and the bits of b, then both one-hots of c
+    flat = [1.5, 2, 3, -4, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1]
+    np.testing.assert_array_equal(whole.reset(), np.array(flat, np.float32))
+    entry, _ = make(spec.model_copy(update={"observation": "b", "hidden": (0,)}))
+    np.testing.assert_array_equal(entry.reset(), np.array([1, 0, 0, 1], np.float32))
+    assert whole.step(1).reward == 1.0
 
 
 def test_minatar_frames_are_the_games_channels():

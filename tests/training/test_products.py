@@ -53,8 +53,7 @@ def convolved(images, filters, bias, stride):
     result = np.empty((rows, down, across, count), np.float32)
     for row, i, j, f in np.ndindex(result.shape):
         window = images[row, i * stride : i * stride + size, j * stride : j * stride + size]
-        total = chain(zip(window.ravel(), filters[f].ravel(), strict=True)) + bias[f]
-        result[row, i, j, f] = max(total, np.float32(0))
+        result[row, i, j, f] = chain(zip(window.ravel(), filters[f].ravel(), strict=True)) + bias[f]
     return result
 
 
@@ -96,11 +95,15 @@ def test_a_convolution_is_its_chains(instructions_of_all, case, key):
     shape, filter_shape, stride = case
     images, filters = normal(*shape, key=key), normal(*filter_shape, key=key + 1)
     bias = normal(filter_shape[0], key=key + 2)
-    outputs = convolved(images.numpy(), filters.numpy(), bias.numpy(), stride)
+    unrectified = convolved(images.numpy(), filters.numpy(), bias.numpy(), stride)
+    outputs = np.maximum(unrectified, np.float32(0))
     gradient = normal(*outputs.shape, key=key + 3)
     through = np.where(outputs > 0, gradient.numpy(), np.float32(0))
     for name in instructions_of_all:
         kernels.limit_instruction_set(name)
+        assert same_bits(
+            kernels.convolution(images, filters, bias, stride, rectified=False), unrectified
+        )
         ours = kernels.convolution(images, filters, bias, stride, rectified=True)
         assert same_bits(ours, outputs)
         back, bias_gradient = kernels.rectified_back(gradient, ours)
@@ -141,9 +144,26 @@ def test_a_dense_layer_is_its_chains(instructions_of_all, rows, fan_in, units, k
     for name in instructions_of_all:
         kernels.limit_instruction_set(name)
         assert same_bits(kernels.dense(inputs, weight, bias), outputs)
+        assert same_bits(kernels.dense(inputs, weight, None) + bias, outputs)
         assert same_bits(kernels.outer(gradient, inputs), weights)
         assert same_bits(kernels.matrix_product(gradient, weight), through)
         assert same_bits(kernels.column_sums(gradient), sums(g))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(253, 513), (600, 100), (3, 1_100)])
+def test_the_blocks_of_a_large_product_do_not_show(instructions, rows, columns):
+    left, right = normal(rows, 130, key=1), normal(130, columns, key=2)
+    narrow = [
+        kernels.matrix_product(left[row : row + 7], right[:, column : column + 33].contiguous())
+        for row in range(0, rows, 7)
+        for column in range(0, columns, 33)
+    ]
+    per_row = -(-columns // 33)
+    lines = [
+        torch.cat(narrow[start : start + per_row], 1) for start in range(0, len(narrow), per_row)
+    ]
+    assert same_bits(kernels.matrix_product(left, right), torch.cat(lines))
+    assert same_bits(kernels.outer(left.t().contiguous(), right), torch.cat(lines))
 
 
 # As layers
@@ -162,37 +182,43 @@ def channels_last(*shape, key):
     return normal(batch, height, width, channels, key=key).permute(0, 3, 1, 2)
 
 
-def through_convolution(products, shape, filter_shape, stride):
+def through_convolution(products, shape, filter_shape, stride, rectified=True):
     leaves = [
         channels_last(*shape, key=1).requires_grad_(),
         (channels_last(*filter_shape, key=2) * 0.05).requires_grad_(),
         normal(filter_shape[0], key=3).requires_grad_(),
     ]
-    outputs = products.convolution(*leaves, stride, rectified=True)
+    outputs = products.convolution(*leaves, stride, rectified=rectified)
     gradient = channels_last(*outputs.shape, key=4)
     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
 
-def through_dense(products, rows, fan_in, units):
-    shapes = ((rows, fan_in), (units, fan_in), (units,))
+def through_dense(products, rows, fan_in, units, biased=True):
+    shapes = ((rows, fan_in), (units, fan_in), (units,))[: 3 if biased else 2]
     leaves = [normal(*shape, key=key).requires_grad_() for key, shape in enumerate(shapes)]
-    outputs = products.dense(*leaves)
+    outputs = products.dense(*leaves, *([] if biased else [None]))
     gradient = normal(rows, units, key=4)
     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
 
+@pytest.mark.parametrize("rectified", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_convolutions_equal_torchs(instructions, layer):
+def test_convolutions_equal_torchs(instructions, layer, rectified):
     pairs = zip(
-        through_convolution(CHAINED, *layer), through_convolution(LIBRARY, *layer), strict=True
+        through_convolution(CHAINED, *layer, rectified),
+        through_convolution(LIBRARY, *layer, rectified),
+        strict=True,
     )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("sizes", [(1, 3136, 512), (20, 3136, 512), (33, 20, 6), (5, 512, 18)])
-def test_dense_layers_equal_torchs(instructions, sizes):
-    pairs = zip(through_dense(CHAINED, *sizes), through_dense(LIBRARY, *sizes), strict=True)
+def test_dense_layers_equal_torchs(instructions, sizes, biased):
+    pairs = zip(
+        through_dense(CHAINED, *sizes, biased), through_dense(LIBRARY, *sizes, biased), strict=True
+    )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 

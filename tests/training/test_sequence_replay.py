@@ -233,12 +233,10 @@ def test_what_the_actor_thought_comes_back():
     replay = memory()
     for step in range(5):
         values = (step / 2, step)
-        replay.append(
-            0, np.zeros((2, 2)), 0, 0.0, False, ended=False, state=np.zeros(3), values=values
-        )
-    (index,) = replay.end_episode(0, np.zeros((2, 2)), 9.0)[-1:]
+        replay.append(0, frame(0), 0, 0.0, False, ended=False, state=np.zeros(3), values=values)
+    (index,) = replay.end_episode(0, frame(0), 9.0)[-1:]
     batch = replay.gather(np.array([index]), frames=False)
-    assert batch.frames.shape == (0, 1, 2, 2)
+    assert batch.frames.shape == (0, 1, 2)
     there = batch.values[:, 0].any(axis=1)
     assert batch.values[there, 0].tolist()[-2:] == [[2.0, 4.0], [0.0, 9.0]]
     assert not batch.values[len(there) - 1 - there[::-1].argmax() + 1 :].any()
@@ -246,7 +244,7 @@ def test_what_the_actor_thought_comes_back():
 
 def test_a_state_is_needed_where_a_sequence_begins_and_nowhere_else():
     replay = memory()
-    arguments = (0, np.zeros((2, 2)), 0, 0.0, False)
+    arguments = (0, frame(0), 0, 0.0, False)
     with pytest.raises(ValueError, match="begins at step 0"):
         replay.append(*arguments, ended=False, state=None)
     for step in range(20):

@@ -15,7 +15,7 @@ enum {
   CACHED_STEPS = 64,  // rows of a wide b whose pages and lines the first level still knows
   NARROW = 64,        // columns
   // What of c, with its part of a and b, the second level keeps from one chunk of steps to the next.
-  BLOCK_ROWS = 256,
+  BLOCK_ROWS = 252,  // full tiles of any height
   BLOCK_COLUMNS = 512,
   APART = BLOCK_ROWS + 16,  // not a power of two: else steps would drive each other from the cache
 };
