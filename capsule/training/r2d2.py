@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, Numerics
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorSettings, ActorsState, Experience, exploration_ladder
 from capsule.training.actors import Actors
@@ -499,30 +499,34 @@ def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
     """Make the trainer with its actors and its replay memory."""
     spec = setting.spec
     example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
-    network = make_recurrent_network(
-        trainer.network,
-        frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
-        actions=example.actions,
-        recurrent_units=trainer.recurrent_units,
-        hidden_units=trainer.hidden_units,
-        products=products_for(spec.accelerator),
+    accelerator = spec.accelerator
+    numerics: Numerics = (
+        accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
     )
+
+    def network(where: CpuAccelerator | CudaAccelerator) -> RecurrentNetwork:
+        return make_recurrent_network(
+            trainer.network,
+            frame_stack=example.frame_stack,
+            frame_shape=example.frame_shape,
+            actions=example.actions,
+            recurrent_units=trainer.recurrent_units,
+            hidden_units=trainer.hidden_units,
+            products=products_for(where),
+        )
+
+    learner = network(accelerator)
     layout = SequenceLayout(
         burn_in=trainer.burn_in,
         learned=trainer.sequence_length,
         period=trainer.sequence_period,
         lookahead=trainer.n_step,
     )
-    accelerator = spec.accelerator
-    numerics: Numerics = (
-        accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
-    )
     actors = Actors(
         ActorSettings(
             environment=spec.environment,
             seeds=setting.seeds,
-            network=network,
+            network=network(CpuAccelerator(numerics=numerics)),  # actors act on the CPU
             layout=layout,
             actors=trainer.actors,
             life_loss=trainer.life_loss,
@@ -544,12 +548,12 @@ def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
         frame_shape=example.frame_shape,
         frame_dtype=example.frame_dtype,
         frame_stack=example.frame_stack,
-        state_shape=network.state_shape if trainer.recurrent_state == "stored" else (0,),
+        state_shape=learner.state_shape if trainer.recurrent_state == "stored" else (0,),
         exponent=trainer.priority_exponent,
         floor=LOWEST_PRIORITY,
         initial_priority="given",
     )
-    return R2D2(setting, trainer, network, actors, replay)
+    return R2D2(setting, trainer, learner, actors, replay)
 
 
 def _columns(batch: SequenceBatch, part: slice) -> SequenceBatch:

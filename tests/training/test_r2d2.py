@@ -17,7 +17,6 @@ from capsule.training.trainer import Setting, make_trainer
 from .conftest import claimed, finish_run, make_spec, merge, new_run, read
 from .test_lifecycle import kill_when_traced
 
-CPU = torch.device("cpu")
 TASK = {
     "schema": "capsule/spec/v1",
     "name": "r2d2-cartpole",
@@ -82,15 +81,17 @@ def make(tmp_path):
     """A function that builds a learner which traces into a file."""
     learners = []
 
-    def build(document=TASK, workers=1, **changes):
+    def build(document=TASK, workers=1, device="cpu", **changes):
         # Without the environment that a run starts in, only 'native' keeps its promises.
-        accelerator = {"kind": "cpu", "numerics": "native"}
-        spec = make_spec(document, accelerator=accelerator, **changes).training()
+        changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
+        spec = make_spec(document, **changes).training()
         directory = tmp_path / str(len(learners))
         directory.mkdir()
         trace, streams = Trace(directory / "trace"), make_streams(spec.seeds)
         trace.restore(None)
-        learner = make_trainer(Setting(directory, spec, spec.seeds, streams, trace, CPU, workers))
+        learner = make_trainer(
+            Setting(directory, spec, spec.seeds, streams, trace, torch.device(device), workers)
+        )
         learner.streams, learner.trace = streams, trace
         learners.append(learner)
         return learner
@@ -402,3 +403,13 @@ def test_it_learns_cartpole(make):
         trainer=changes, recording=recording, environment=environment, evaluation={"interval": 400}
     )
     assert train(learner, 36_000).mean_return > 60
+
+
+@pytest.mark.gpu
+def test_two_runs_on_a_gpu_are_equal(make):
+    accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
+    learners = [
+        train(make(BREAKOUT, accelerator=accelerator, device="cuda"), 300) for _ in range(2)
+    ]
+    assert learners[0].loss is not None
+    assert learners[0].trace.head == learners[1].trace.head
