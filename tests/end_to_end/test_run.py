@@ -33,17 +33,19 @@ def containers(directory):
     return docker("ps", "--quiet", "--filter", f"label={label}").stdout.split()
 
 
-def start(workplace, output):
+def start(workplace, output, spec="micro.yaml"):
     """Start a run in the background; return the process and its run directory."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "capsule", "run", "micro.yaml", "--key", "alice", "--quiet",
+        [sys.executable, "-m", "capsule", "run", spec, "--key", "alice", "--quiet",
          "--output", output],
         cwd=workplace,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    return process, wait_for(lambda: next(iter(output.glob("micro-*")), None), process)
+    return process, wait_for(
+        lambda: next(iter(output.glob(f"{spec.removesuffix('.yaml')}-*")), None), process
+    )
 
 
 def wait_for(condition, process):
