@@ -29,6 +29,7 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
     trace = Trace(directory / "trace.jsonl")
     if not traced:
         trace.add = trace.record = lambda *_a, **_k: None  # type: ignore[assignment,method-assign]
+        trace.records = 1  # the first record digests every tensor
     streams = make_streams(spec.seeds)
     device = determinism.device_of(spec)
     return make_trainer(Setting(directory, spec, spec.seeds, streams, trace, device, workers))
