@@ -190,9 +190,10 @@ class R2D2:
 
     def _insert(self, actor: int, experience: Experience) -> None:
         """Add what an actor did to the memory, with the priorities that its values give."""
-        for name in ("frames", "actions", "rewards", "terminals"):
-            component = "observations" if name == "frames" else name
-            self._trace.add(component, np.ascontiguousarray(getattr(experience, name)))
+        self._trace.add("observations", experience.frames)
+        self._trace.add("actions", experience.actions)
+        self._trace.add("rewards", np.stack((experience.rewards, experience.game_rewards)))
+        self._trace.add("terminals", np.stack((experience.terminals, experience.ended)))
         finished: list[int] = []
         for step in range(len(experience.actions)):
             terminal, ended = bool(experience.terminals[step]), bool(experience.ended[step])
@@ -218,7 +219,8 @@ class R2D2:
     def _prioritize(self, indices: NDArray[np.int64]) -> None:
         """Give new sequences priorities by the errors of the actors' own values."""
         batch = self._replay.gather(indices, frames=False)
-        taken, largest = torch.from_numpy(batch.values[self._trainer.burn_in :]).unbind(2)
+        values = torch.from_numpy(batch.values[self._trainer.burn_in :]).to(self._device)
+        taken, largest = values.unbind(2)
         best = largest.unsqueeze(2)  # the only action to select from
         window = self._window(batch)
         errors = self._targets(window, best, best) - taken[: self._trainer.sequence_length]
@@ -278,7 +280,7 @@ class R2D2:
 
         def values_of(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
             start = states
-            if burn_in:
+            if burn_in and trainer.recurrent_units:
                 with torch.no_grad():
                     _, after = unroll(parameters, slice(burn_in), states)
                 fresh = resets[burn_in].view(-1, *[1] * (states.dim() - 1))
