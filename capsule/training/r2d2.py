@@ -46,12 +46,12 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, TrainingSpec
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorSettings, ActorsState, Experience, exploration_ladder
 from capsule.training.actors import Actors
 from capsule.training.adam import Adam
-from capsule.training.environments import make_environment
+from capsule.training.environments import Environment, make_environment
 from capsule.training.evaluation import Policy, Seen
 from capsule.training.learned import Learned
 from capsule.training.networks import Parameters, flatten, initialize
@@ -501,61 +501,87 @@ def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
     """Make the trainer with its actors and its replay memory."""
     spec = setting.spec
     example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
-    accelerator = spec.accelerator
-    numerics: Numerics = (
-        accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
+    network = make_network(trainer, example, spec.accelerator)
+    actors = Actors(
+        actor_settings(setting, trainer, example, sequence_layout(trainer)),
+        processes=setting.workers,
+        determinism=spec.determinism,
+        numerics=cpu_numerics(spec),
+    )
+    options = replay_options(setting, trainer, example, network)
+    replay = SequenceReplay(setting.directory / "replay", **options)
+    return R2D2(setting, trainer, network, actors, replay)
+
+
+def make_network(
+    trainer: R2d2Trainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> RecurrentNetwork:
+    """Describe the network for an environment, computed as an accelerator computes."""
+    return make_recurrent_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=products_for(accelerator),
     )
 
-    def network(where: CpuAccelerator | CudaAccelerator) -> RecurrentNetwork:
-        return make_recurrent_network(
-            trainer.network,
-            frame_stack=example.frame_stack,
-            frame_shape=example.frame_shape,
-            actions=example.actions,
-            recurrent_units=trainer.recurrent_units,
-            hidden_units=trainer.hidden_units,
-            products=products_for(where),
-        )
 
-    learner = network(accelerator)
-    layout = SequenceLayout(
+def sequence_layout(
+    trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
+) -> SequenceLayout:
+    """Return how episodes are cut; every learned step has a full n-step target where it can."""
+    return kind(
         burn_in=trainer.burn_in,
         learned=trainer.sequence_length,
         period=trainer.sequence_period,
         lookahead=trainer.n_step,
     )
-    actors = Actors(
-        ActorSettings(
-            environment=spec.environment,
-            seeds=setting.seeds,
-            network=network(CpuAccelerator(numerics=numerics)),  # actors act on the CPU
-            layout=layout,
-            actors=trainer.actors,
-            life_loss=trainer.life_loss,
-            exploration_base=trainer.exploration_base,
-            exploration_exponent=trainer.exploration_exponent,
-        ),
-        processes=setting.workers,
-        determinism=spec.determinism,
-        numerics=numerics,
-    )
-    # A step adds one entry, and a second one where it truncates an episode.
-    steps = (state_interval(spec) + trainer.interval_steps) // trainer.actors
-    replay = SequenceReplay(
-        setting.directory / "replay",
+
+
+def actor_settings(
+    setting: Setting, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
+) -> ActorSettings:
+    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    cpu = CpuAccelerator(numerics=cpu_numerics(setting.spec))
+    return ActorSettings(
+        environment=setting.spec.environment,
+        seeds=setting.seeds,
+        network=make_network(trainer, example, cpu),
         layout=layout,
         actors=trainer.actors,
-        capacity=trainer.replay_capacity,
-        slack=2 * steps,
-        frame_shape=example.frame_shape,
-        frame_dtype=example.frame_dtype,
-        frame_stack=example.frame_stack,
-        state_shape=learner.state_shape if trainer.recurrent_state == "stored" else (0,),
-        exponent=trainer.priority_exponent,
-        floor=LOWEST_PRIORITY,
-        initial_priority="given",
+        life_loss=trainer.life_loss,
+        exploration_base=trainer.exploration_base,
+        exploration_exponent=trainer.exploration_exponent,
     )
-    return R2D2(setting, trainer, learner, actors, replay)
+
+
+def replay_options(
+    setting: Setting, trainer: R2d2Trainer, example: Environment, network: RecurrentNetwork
+) -> dict[str, Any]:
+    """Return the options of :class:`SequenceReplay`, but for the folder."""
+    # A step adds one entry, and a second one where it truncates an episode.
+    steps = (state_interval(setting.spec) + trainer.interval_steps) // trainer.actors
+    return {
+        "layout": sequence_layout(trainer),
+        "actors": trainer.actors,
+        "capacity": trainer.replay_capacity,
+        "slack": 2 * steps,
+        "frame_shape": example.frame_shape,
+        "frame_dtype": example.frame_dtype,
+        "frame_stack": example.frame_stack,
+        "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
+        "exponent": trainer.priority_exponent,
+        "floor": LOWEST_PRIORITY,
+        "initial_priority": "given",
+    }
+
+
+def cpu_numerics(spec: TrainingSpec) -> Numerics:
+    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
+    accelerator = spec.accelerator
+    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
 
 
 def _columns(batch: SequenceBatch, part: slice) -> SequenceBatch:

@@ -1,63 +1,90 @@
-"""Gymnasium environments with a flat float32 observation and discrete actions."""
+"""Gymnasium environments with discrete actions; an observation is one flat float32 vector.
+
+Memory tasks are made of these: ids that other packages register (``modules``), single entries of a
+dictionary (``observation``) and numbers that the agent does not see (``hidden``).
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.streams import Stream
 
+_Space = spaces.Space[Any]
+_FIX = (
+    "name a registered environment with Discrete actions from 0, such as 'CartPole-v1', and in "
+    "environment.modules the module that registers it"
+)
+
 
 class GymnasiumTask(Environment):
-    """One Gymnasium environment; an observation is one frame.
+    """One Gymnasium environment; a frame is float32 ``[numbers]``.
+
+    An observation is flattened as :func:`gymnasium.spaces.flatten` does: discrete ones one-hot,
+    entries of a dictionary in the order of their names.
 
     Streams:
         environment: one 32-bit seed per episode, for the environment's own generator.
 
     Raises:
-        CapsuleError: CAP-T214, no such environment, or spaces of another kind.
+        CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
+            ``observation`` or ``hidden`` does not fit the observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
         self._task = _make(spec)
-        observations, actions = self._task.observation_space, self._task.action_space
-        if not (
-            isinstance(observations, gymnasium.spaces.Box)
-            and observations.dtype == np.float32
-            and len(observations.shape) == 1
-            and isinstance(actions, gymnasium.spaces.Discrete)
-            and actions.start == 0
-        ):
-            raise _unusable(
-                spec.id, f"observations {observations} and actions {actions} are not supported"
-            )
+        self._entry = spec.observation
+        self._space = _seen_space(spec, self._task.observation_space)
+        self._seen = _seen_numbers(spec, spaces.flatdim(self._space))
+        actions = self._task.action_space
+        if not (isinstance(actions, spaces.Discrete) and actions.start == 0):
+            raise _unusable(spec.id, f"actions {actions} are not supported")
         self.actions = int(actions.n)
-        self.frame_shape = observations.shape
+        self.frame_shape = self._seen.shape
         self.frame_dtype = np.dtype(np.float32)
 
     def _begin(self) -> Frame:
         observation, _ = self._task.reset(seed=self._streams["environment"].below(2**32))
-        return np.array(observation, self.frame_dtype)
+        return self._frame_of(observation)
 
     def _advance(self, action: int) -> Transition:
         observation, reward, terminated, truncated, _ = self._task.step(action)
         return Transition(
-            frame=np.array(observation, self.frame_dtype),
+            frame=self._frame_of(observation),
             reward=float(reward),
             game_reward=float(reward),
             terminal=bool(terminated),
             ended=bool(terminated or truncated),
         )
 
+    def _frame_of(self, observation: Any) -> Frame:
+        shown = observation if self._entry is None else observation[self._entry]
+        flat = np.asarray(spaces.flatten(self._space, shown), self.frame_dtype)
+        frame: Frame = flat[self._seen]
+        return frame
+
 
 def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
+    for module in spec.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise _unusable(
+                spec.id,
+                f"environment.modules {module!r} cannot be imported: {error}",
+                fix="add its package to image.packages and lock again, or correct the name",
+            ) from error
     try:
         return gymnasium.make(
             spec.id, max_episode_steps=spec.max_episode_steps, disable_env_checker=True
@@ -66,11 +93,61 @@ def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
         raise _unusable(spec.id, str(error)) from error
 
 
-def _unusable(identifier: str, reason: str) -> CapsuleError:
+def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
+    """Return the space of what the spec shows of the observations."""
+    if spec.observation is not None:
+        entries = dict(space) if isinstance(space, spaces.Dict) else {}
+        if spec.observation not in entries:
+            raise _misfit(
+                f"environment.observation {spec.observation!r} is no entry of {space}",
+                fix=f"name one of {', '.join(sorted(entries))}" if entries else "leave it out",
+            )
+        space = entries[spec.observation]
+    if not _is_numbers(space):
+        raise _unusable(
+            spec.id,
+            f"observations {space} are not supported",
+            fix="name an entry of numbers in environment.observation, or another environment",
+        )
+    return space
+
+
+def _is_numbers(space: _Space) -> bool:
+    """Tell whether every observation of ``space`` is the same number of numbers."""
+    if isinstance(space, spaces.Tuple):
+        return all(map(_is_numbers, space.spaces))
+    if isinstance(space, spaces.Dict):
+        return all(map(_is_numbers, space.spaces.values()))
+    return isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    )
+
+
+def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
+    """Return the indices of a flat observation that are not hidden, int64 ``[numbers]``."""
+    for index in spec.hidden:
+        if index >= size:
+            raise _misfit(
+                f"environment.hidden {index}: a flat observation of {spec.id} has {size} numbers",
+                fix=f"hide indices from 0 to {size - 1}",
+            )
+    seen = np.setdiff1d(np.arange(size), np.array(spec.hidden, np.int64))
+    if not len(seen):
+        raise _misfit(
+            f"environment.hidden hides all {size} numbers of the observations",
+            fix="leave one to be seen",
+        )
+    return seen
+
+
+def _unusable(identifier: str, reason: str, fix: str = _FIX) -> CapsuleError:
     return CapsuleError(
         "CAP-T214",
         f"environment.id {identifier!r} cannot be used: {reason}",
-        fix="name a registered environment with a flat float32 Box observation and Discrete "
-        "actions from 0, such as 'CartPole-v1'",
+        fix=fix,
         exit_code=ExitCode.TRAINING_FAILED,
     )
+
+
+def _misfit(message: str, *, fix: str) -> CapsuleError:
+    return CapsuleError("CAP-T216", message, fix=fix, exit_code=ExitCode.TRAINING_FAILED)
