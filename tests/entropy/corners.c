@@ -43,6 +43,8 @@ static void *call_system(void *command) {
 static void many_systems(void) {
     pthread_t thread;
     struct sigaction interrupt, quit;
+    signal(SIGINT, SIG_DFL); /* ignored by whoever is started in the background of a shell */
+    signal(SIGQUIT, SIG_DFL);
     pthread_create(&thread, NULL, call_system, "sleep 0.4");
     usleep(200000);
     call_system("sleep 0.4");
