@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     missed = 0
-    for name in (options.tasks or TASKS):
+    for name in options.tasks or TASKS:
         for seed in range(options.seeds):
             score, seconds = learn(TASKS[name], seed)
             missed += score < TASKS[name].bar
