@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 from io import BufferedReader
@@ -62,6 +63,9 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
+
+
 class NotRegularError(OSError):
     """A directory, pipe, socket or device stands where a regular file must be."""
 
@@ -98,3 +102,10 @@ def write_atomic(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process killed in the middle of :func:`write_atomic` left in a folder."""
+    for path in folder.glob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.canonical import canonical_json, remove_unfinished, sha256_hex
 from capsule.experiment.contract import (
     Checkpoint,
     CheckpointIndex,
@@ -142,6 +142,8 @@ class Attempt:
         self._checkpoints: list[Checkpoint] = []
         state = directory / contract.STATE
         state.mkdir(parents=True, exist_ok=True)
+        for folder in (directory, directory / contract.CHECKPOINTS, state, state / _NETWORKS):
+            remove_unfinished(folder)
         self._seeds = _drawn(directory, spec.seeds)
         self._streams = make_streams(self._seeds)
         self._trace: Trace = Trace(directory / contract.TRACE)

@@ -94,6 +94,16 @@ def kill_when_traced(directory, size):
     process.communicate()
 
 
+def test_what_a_kill_left_half_written_is_removed(cartpole_run, tmp_path):
+    directory = new_run(tmp_path / "killed", make_spec(CARTPOLE))
+    kill_when_traced(directory, (cartpole_run / contract.TRACE).stat().st_size * 0.6)
+    for folder in (directory, directory / contract.CHECKPOINTS, directory / contract.STATE):
+        (folder / ".step-000000000400.json.qntkq3b_").write_text("half")
+    assert finish_run(directory)[0] == 0
+    assert claimed(directory) == claimed(cartpole_run)
+    assert not list(directory.rglob(".step*"))
+
+
 def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
     whole = new_run(tmp_path / "whole", make_spec(BREAKOUT))
     assert finish_run(whole)[0] == 0
