@@ -91,6 +91,38 @@ def adam(
     )
 
 
+def rmsprop(
+    weights: torch.Tensor,
+    square: torch.Tensor,
+    step: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    factor: float,
+    decay: float,
+    momentum: float,
+    epsilon: float,
+    rate: float,
+) -> None:
+    """Update in place as ``capsule.training.impala_loss`` has it.
+
+    Args:
+        weights: float32 ``[size]``, contiguous, as are the others.
+        square: Running mean of the squared gradient.
+        step: The last step.
+        gradient: To be multiplied by ``factor``.
+        factor: What clipping leaves of the gradient.
+        decay: Of the mean square.
+        momentum: Share of the last step in this one.
+        epsilon: Added to the mean square.
+        rate: Learning rate.
+    """
+    _library.capsule_rmsprop(
+        *map(_pointer, (weights, square, step, gradient)),
+        ctypes.c_int64(weights.numel()),
+        *map(ctypes.c_float, (factor, decay, 1 - decay, momentum, epsilon, rate)),
+    )
+
+
 def sum_of_squares(values: torch.Tensor) -> float:
     """Return the sum of the squares, first to last in float64, of float32 ``[size]``."""
     total: float = _library.capsule_sum_of_squares(_pointer(values), *_sizes(values.numel()))
@@ -145,6 +177,57 @@ def lstm_back(
     rows, units = before.shape
     tensors = gates, before, squashed, hidden_gradient, cell_gradient, gate_gradients
     _library.capsule_lstm_back(*map(_pointer, tensors), *_sizes(rows, units))
+
+
+def exponentiate(numbers: torch.Tensor) -> torch.Tensor:
+    """Return ``e^x``, computed in float64; 0 or infinite where float32 has no room for it."""
+    result = _empty(*numbers.shape)
+    _library.capsule_exponentiate(_pointer(numbers), _pointer(result), *_sizes(numbers.numel()))
+    return result
+
+
+def log_softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``ln p``, ``p = softmax(logits)`` and ``-sum p ln p`` of each row.
+
+    Computed in float64; sums are taken first to last.
+
+    Args:
+        logits: ``[rows, actions]``.
+
+    Returns:
+        ``[rows, actions]`` twice, and ``[rows]``.
+    """
+    logarithms, probabilities = (_empty(*logits.shape) for _ in range(2))
+    entropies = _empty(len(logits))
+    tensors = logits, logarithms, probabilities, entropies
+    _library.capsule_log_softmax(*map(_pointer, tensors), *_sizes(*logits.shape))
+    return logarithms, probabilities, entropies
+
+
+def log_softmax_back(
+    logarithms: torch.Tensor,
+    probabilities: torch.Tensor,
+    entropies: torch.Tensor,
+    logarithm_gradients: torch.Tensor,
+    entropy_gradients: torch.Tensor,
+) -> torch.Tensor:
+    """Go back through :func:`log_softmax`, of which the first three arguments are the results.
+
+    Args:
+        logarithms: ``[rows, actions]``.
+        probabilities: ``[rows, actions]``.
+        entropies: ``[rows]``.
+        logarithm_gradients: For ``logarithms``.
+        entropy_gradients: For ``entropies``.
+
+    Returns:
+        The gradient for the logits.
+    """
+    result = _empty(*logarithms.shape)
+    known = logarithms, probabilities, entropies
+    tensors = *known, logarithm_gradients, entropy_gradients, result
+    _library.capsule_log_softmax_back(*map(_pointer, tensors), *_sizes(*logarithms.shape))
+    return result
 
 
 def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:

@@ -119,20 +119,13 @@ class RecurrentNetwork:
             Q-values, float32 ``[time, batch, actions]``, and the states after the last row,
             ``[batch, *state_shape]``.
         """
-        time, batch = previous_actions.shape
         features = self.torso.features(parameters, observations.flatten(0, 1))
-        chosen = torch.arange(self.actions, device=features.device)
-        action = (previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
-        inputs = torch.cat((features, previous_rewards.reshape(-1, 1), action), 1)
+        inputs = memory_inputs(features, previous_actions, previous_rewards, self.actions)
         if 0 in self.state_shape:
-            hidden = _dense(self.products, parameters, "memory", inputs).relu()
+            hidden = dense(self.products, parameters, "memory", inputs).relu()
         else:
-            weight, bias = parameters["lstm.inputs.weight"], parameters["lstm.bias"]
-            gates = self.products.dense(inputs, weight, bias).contiguous().view(time, batch, -1)
-            recurrent = parameters["lstm.recurrent.weight"]
-            hidden, states = _lstm(gates, recurrent, states, resets, self.products)
-            hidden = hidden.flatten(0, 1)
-        return self._duel(parameters, hidden).view(time, batch, -1), states
+            hidden, states = unroll_lstm(self.products, parameters, inputs, states, states, resets)
+        return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
 
     def _duel(self, parameters: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         advantages, value = (
@@ -143,8 +136,8 @@ class RecurrentNetwork:
         return value + (advantages - total / self.actions)
 
     def _head(self, parameters: Tensors, name: str, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = _dense(self.products, parameters, f"{name}1", hidden).relu()
-        return _dense(self.products, parameters, f"{name}2", hidden)
+        hidden = dense(self.products, parameters, f"{name}1", hidden).relu()
+        return dense(self.products, parameters, f"{name}2", hidden)
 
 
 def make_recurrent_network(
@@ -170,16 +163,14 @@ def make_recurrent_network(
     """
     torso: Torso
     if name == "residual":
-        torso = _make_residual(frame_stack, frame_shape, products)
+        torso = make_residual_torso(frame_stack, frame_shape, products)
     else:
-        torso = _make_plain(name, frame_stack, frame_shape, hidden_units, products)
+        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        torso = make_plain_torso(stack, 0 if stack.strides else hidden_units)
     shapes = dict(torso.shapes)
     fan_in = torso.width + 1 + actions
     if recurrent_units:
-        gates = 4 * recurrent_units
-        shapes["lstm.inputs.weight"] = (gates, fan_in)
-        shapes["lstm.recurrent.weight"] = (gates, recurrent_units)
-        shapes["lstm.bias"] = (gates,)
+        shapes |= lstm_shapes(fan_in, recurrent_units)
     else:
         shapes |= dense_shapes("memory", fan_in, hidden_units)
     width = recurrent_units or hidden_units
@@ -195,7 +186,7 @@ def make_recurrent_network(
 
 @dataclass(frozen=True)
 class _Plain:
-    """DQN's convolutions, or one rectified dense layer for flat observations."""
+    """Convolutions, or none for flat observations, and a rectified dense layer, or none."""
 
     shapes: dict[str, Shape]
     width: int
@@ -204,22 +195,16 @@ class _Plain:
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
         features = stack.features(parameters, stack.inputs(observations))
-        if stack.strides:
+        if self.shapes == stack.shapes:
             return features
-        return _dense(stack.products, parameters, "dense1", features).relu()
+        return dense(stack.products, parameters, "dense1", features).relu()
 
 
-def _make_plain(
-    name: Literal["nature", "small-conv", "mlp"],
-    frame_stack: int,
-    frame_shape: Shape,
-    hidden_units: int,
-    products: Products,
-) -> _Plain:
-    stack = make_convolutions(name, frame_stack, frame_shape, products)
-    if stack.strides:
+def make_plain_torso(stack: Convolutions, units: int) -> Torso:
+    """Describe the torso of ``stack`` and a rectified dense layer of ``units``; 0 for none."""
+    if not units:
         return _Plain(stack.shapes, stack.width, stack)
-    return _Plain(dense_shapes("dense1", stack.width, hidden_units), hidden_units, stack)
+    return _Plain(stack.shapes | dense_shapes("dense1", stack.width, units), units, stack)
 
 
 @dataclass(frozen=True)
@@ -241,7 +226,7 @@ class _Residual:
                 change = self._convolve(parameters, f"{inner}1", hidden.relu(), rectified=True)
                 hidden = hidden + self._convolve(parameters, f"{inner}2", change, rectified=False)
         flat = hidden.relu().permute(0, 2, 3, 1).flatten(1)
-        return _dense(self.products, parameters, "dense1", flat).relu()
+        return dense(self.products, parameters, "dense1", flat).relu()
 
     def _convolve(
         self, parameters: Tensors, name: str, inputs: torch.Tensor, *, rectified: bool
@@ -251,7 +236,8 @@ class _Residual:
         return self.products.convolution(padded, weight, bias, 1, rectified=rectified)
 
 
-def _make_residual(frame_stack: int, frame_shape: Shape, products: Products) -> _Residual:
+def make_residual_torso(frame_stack: int, frame_shape: Shape, products: Products) -> Torso:
+    """Describe the torso of IMPALA's large network for one kind of observation."""
     shapes: dict[str, Shape] = {}
     before = frame_stack * math.prod(frame_shape[:-2])
     rows, columns = frame_shape[-2:]
@@ -287,6 +273,62 @@ def _maximum(inputs: torch.Tensor) -> torch.Tensor:
 # --- the LSTM -------------------------------------------------------------------------------------
 
 
+def memory_inputs(
+    features: torch.Tensor,
+    previous_actions: torch.Tensor,
+    previous_rewards: torch.Tensor,
+    actions: int,
+) -> torch.Tensor:
+    """Return what a memory reads, float32 ``[time * batch, width + 1 + actions]``.
+
+    Args:
+        features: Of a torso, float32 ``[time * batch, width]``.
+        previous_actions: int64 ``[time, batch]``; -1 for none.
+        previous_rewards: float32 ``[time, batch]``.
+        actions: Actions to choose from.
+    """
+    chosen = torch.arange(actions, device=features.device)
+    action = (previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
+    return torch.cat((features, previous_rewards.reshape(-1, 1), action), 1)
+
+
+def lstm_shapes(fan_in: int, units: int) -> dict[str, Shape]:
+    """Return the shapes of the LSTM's parameters."""
+    return {
+        "lstm.inputs.weight": (4 * units, fan_in),
+        "lstm.recurrent.weight": (4 * units, units),
+        "lstm.bias": (4 * units,),
+    }
+
+
+def unroll_lstm(
+    products: Products,
+    parameters: Tensors,
+    inputs: torch.Tensor,
+    states: torch.Tensor,
+    fresh: torch.Tensor,
+    resets: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Evaluate the LSTM on sequences.
+
+    Args:
+        products: How its layers are computed.
+        parameters: Name to tensor, as :func:`lstm_shapes` names them.
+        inputs: float32 ``[time * batch, fan_in]``.
+        states: float32 ``[batch, 2, units]``, hidden and cell before row 0.
+        fresh: float32 ``[batch, 2, units]``, hidden and cell after a reset.
+        resets: bool ``[time, batch]``: the rows, but for row 0, that are reset before.
+
+    Returns:
+        Hidden states, float32 ``[time * batch, units]``, and the states after the last row.
+    """
+    weight, bias = parameters["lstm.inputs.weight"], parameters["lstm.bias"]
+    gates = products.dense(inputs, weight, bias).contiguous().view(*resets.shape, -1)
+    recurrent = parameters["lstm.recurrent.weight"]
+    hidden, states = _lstm(gates, recurrent, states, fresh, resets, products)
+    return hidden.flatten(0, 1), states
+
+
 class _Lstm(torch.autograd.Function):
     """All time steps of an LSTM, of which every weight gets its gradient in one product."""
 
@@ -296,6 +338,7 @@ class _Lstm(torch.autograd.Function):
         inputs: torch.Tensor,
         weight: torch.Tensor,
         states: torch.Tensor,
+        fresh: torch.Tensor,
         resets: torch.Tensor,
         products: Products,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,12 +346,12 @@ class _Lstm(torch.autograd.Function):
         gates = torch.empty_like(inputs)
         hidden, squashed = (inputs.new_empty(time, batch, units) for _ in range(2))
         before = inputs.new_empty(2, time, batch, units)  # hidden and cell
-        start = states.transpose(0, 1).contiguous()
-        state = start
+        start = state = states.transpose(0, 1).contiguous()
         for row, mask in enumerate(_reset_masks(resets)):
             before[:, row] = state if mask is None else torch.where(mask, start, state)
+            start = fresh.transpose(0, 1)  # after row 0, of which the mask is all true
             recurrent = products.dense(before[0, row], weight, None).contiguous()
-            state = torch.empty_like(start)
+            state = torch.empty_like(state)
             _step(
                 inputs[row],
                 recurrent,
@@ -331,7 +374,7 @@ class _Lstm(torch.autograd.Function):
         products: Products = context.products
         through = torch.empty_like(gates)
         gradient = state_gradient.transpose(0, 1).contiguous()  # for hidden and cell after a row
-        start = torch.zeros_like(gradient)
+        start, fresh = torch.zeros_like(gradient), torch.zeros_like(gradient)
         for row, mask in reversed(list(enumerate(_reset_masks(resets)))):
             _step_back(
                 gates[row],
@@ -343,7 +386,8 @@ class _Lstm(torch.autograd.Function):
             )
             gradient[0] = products.matrix_product(through[row], weight)
             if mask is not None:
-                start += gradient.where(mask, 0.0)
+                into = fresh if row else start
+                into += gradient.where(mask, 0.0)
                 gradient = gradient.where(~mask, 0.0)
         flat = through.flatten(0, 1)
         wants_weight = context.needs_input_grad[1]
@@ -353,6 +397,7 @@ class _Lstm(torch.autograd.Function):
             if wants_weight
             else None,
             start.transpose(0, 1),
+            fresh.transpose(0, 1),
             None,
             None,
         )
@@ -435,7 +480,6 @@ def _lstm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return apply(*arguments)
 
 
-def _dense(
-    products: Products, parameters: Tensors, name: str, inputs: torch.Tensor
-) -> torch.Tensor:
+def dense(products: Products, parameters: Tensors, name: str, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the outputs, not rectified, of the dense layer called ``name``."""
     return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

@@ -65,6 +65,27 @@ DISPATCH(capsule_adam, adam,
          (w, m, v, g, size, factor, decay, rest, square_decay, square_rest, correction,
           square_correction, epsilon, rate))
 
+INLINE void rmsprop_momentum(float *restrict w, float *restrict v, float *restrict u,
+                             const float *restrict g, int64_t size, float factor, float decay,
+                             float rest, float momentum, float epsilon, float rate) {
+  for (int64_t i = 0; i < size; i++) {
+    float gradient = g[i] * factor;
+    float square = v[i] * decay + (gradient * gradient) * rest;
+    float step = u[i] * momentum + (gradient / __builtin_sqrtf(square + epsilon)) * rate;
+    v[i] = square;
+    u[i] = step;
+    w[i] = w[i] - step;
+  }
+}
+
+// RMSProp with momentum in place, with `factor` times the gradient;
+// capsule/training/impala_loss.py has the formulas.
+DISPATCH(capsule_rmsprop, rmsprop_momentum,
+         (float *restrict w, float *restrict v, float *restrict u, const float *restrict g,
+          int64_t size, float factor, float decay, float rest, float momentum, float epsilon,
+          float rate),
+         (w, v, u, g, size, factor, decay, rest, momentum, epsilon, rate))
+
 // The sum of the squares of `values`, first to last in binary64, in which each square is exact.
 EXPORT double capsule_sum_of_squares(const float *values, int64_t size) {
   double total = 0;
@@ -197,3 +218,68 @@ DISPATCH(capsule_lstm_back, lstm_back,
           const float *restrict squashed, const float *restrict d_hidden, float *restrict d_cell,
           float *restrict d_gates, int64_t rows, int64_t units),
          (active, before, squashed, d_hidden, d_cell, d_gates, rows, units))
+
+INLINE void exponentiate(const float *restrict x, float *restrict out, int64_t size) {
+  for (int64_t i = 0; i < size; i++) out[i] = (float)exponential((double)x[i]);
+}
+
+// e^x of each element, computed in binary64.
+DISPATCH(capsule_exponentiate, exponentiate,
+         (const float *restrict x, float *restrict out, int64_t size), (x, out, size))
+
+// The natural logarithm in binary64, within 1e-14 of it, of a number from 1 up, or of none (NaN).
+static double logarithm(double x) {
+  if (x != x) return x;
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  // Less the bits of sqrt(1/2), the exponent is what leaves a rest from there to sqrt(2).
+  uint64_t shift = (bits - 0x3fe6a09e667f3bcd) & 0x7ffull << 52;
+  bits -= shift;
+  double rest;
+  memcpy(&rest, &bits, sizeof rest);
+  double z = (rest - 1) / (rest + 1), squared = z * z;
+  double sum = 1.0 / 21;  // ln rest = 2 (z + z^3 / 3 + ... + z^21 / 21), |z| < 0.172
+  for (int odd = 19; odd > 0; odd -= 2) sum = sum * squared + 1.0 / odd;
+  return (double)(shift >> 52) * 0x1.62e42fefa39efp-1 + 2 * z * sum;  // ln 2
+}
+
+// The logarithms of the softmax of each of the `rows` of logits, the softmax and its entropy. Sums
+// are taken in binary64, first to last.
+EXPORT void capsule_log_softmax(const float *logits, float *logarithms, float *probabilities,
+                                float *entropies, int64_t rows, int64_t actions) {
+  for (int64_t row = 0; row < rows; row++) {
+    float top = logits[0];
+    for (int64_t k = 1; k < actions; k++) top = logits[k] > top ? logits[k] : top;
+    double sum = 0, weighted = 0;
+    for (int64_t k = 0; k < actions; k++) {
+      double below = (double)logits[k] - top, weight = exponential(below);
+      sum += weight;
+      weighted += weight * below;
+    }
+    double normalizer = logarithm(sum);
+    for (int64_t k = 0; k < actions; k++) {
+      double below = (double)logits[k] - top;
+      logarithms[k] = (float)(below - normalizer);
+      probabilities[k] = (float)(exponential(below) / sum);
+    }
+    entropies[row] = (float)(normalizer - weighted / sum);
+    logits += actions, logarithms += actions, probabilities += actions;
+  }
+}
+
+// The gradient for the logits, from those for the logarithms and the entropies.
+EXPORT void capsule_log_softmax_back(const float *logarithms, const float *probabilities,
+                                     const float *entropies, const float *d_logarithms,
+                                     const float *d_entropies, float *d_logits, int64_t rows,
+                                     int64_t actions) {
+  for (int64_t row = 0; row < rows; row++) {
+    float total = 0;
+    for (int64_t k = 0; k < actions; k++) total += d_logarithms[k];
+    for (int64_t k = 0; k < actions; k++) {
+      float bend = d_entropies[row] * (logarithms[k] + entropies[row]);
+      d_logits[k] = d_logarithms[k] - probabilities[k] * (total + bend);
+    }
+    logarithms += actions, probabilities += actions;
+    d_logarithms += actions, d_logits += actions;
+  }
+}

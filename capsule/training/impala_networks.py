@@ -1,0 +1,156 @@
+"""Actor-critic networks: the architectures of IMPALA (Espeholt et al. 2018, figure 3).
+
+*Torso*. ``shallow`` is the small network's: convolutions of 16 filters of 8x8 in strides of 4 and
+of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded: on frames
+of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it would have
+1.5. ``residual`` is the large network's, with 15 convolutions, as
+:mod:`capsule.training.recurrent_networks` describes it. For small tasks ``small-conv`` has the
+convolution of Young and Tian 2019 instead, and ``mlp``, for flat observations, none; the rectified
+dense layer follows. ``shallow`` and ``residual`` see numbers from 0 to 1.
+
+*Memory*. The LSTM of :mod:`capsule.training.recurrent_networks` reads the torso's features, the
+previous reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the
+heads read these themselves.
+
+*Heads*. A dense layer for the logits of the policy and one for the baseline.
+
+What reads instructions, an LSTM of 64 over embeddings of 20, is not here.
+
+Weights and biases start as :func:`capsule.training.networks.initialize` has them; the paper leaves
+it open. Under :data:`capsule.training.products.CHAINED` a row depends on its own inputs alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from capsule.training.networks import (
+    Convolutions,
+    Shape,
+    convolution_shapes,
+    dense_shapes,
+    make_convolutions,
+)
+from capsule.training.products import Products
+from capsule.training.recurrent_networks import (
+    Tensors,
+    Torso,
+    dense,
+    lstm_shapes,
+    make_plain_torso,
+    make_residual_torso,
+    memory_inputs,
+    unroll_lstm,
+)
+
+ImpalaTorsoName = Literal["shallow", "residual", "small-conv", "mlp"]
+_SHALLOW = ((16, 8, 4), (32, 4, 2))  # output channels, kernel size, stride
+
+
+@dataclass(frozen=True)
+class ActorCriticNetwork:
+    """An architecture: a pure function of parameters, inputs and states.
+
+    Attributes:
+        shapes: Parameter name to shape, in order.
+        state_shape: Of one recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
+        actions: Actions to choose from.
+        torso: Makes features of observations.
+        products: How its layers are computed.
+    """
+
+    shapes: dict[str, Shape]
+    state_shape: Shape
+    actions: int
+    torso: Torso
+    products: Products
+
+    def unroll(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Evaluate sequences, time-major. A time of 1 is one step of acting.
+
+        Args:
+            parameters: Name to tensor.
+            observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
+            previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
+            previous_rewards: float32 ``[time, batch]``, its reward.
+            states: float32 ``[batch, *state_shape]``, before row 0.
+            resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
+                recurrent state becomes zero; elsewhere row 0 goes on from ``states``.
+
+        Returns:
+            Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
+            after the last row, ``[batch, *state_shape]``.
+        """
+        features = self.torso.features(parameters, observations.flatten(0, 1))
+        hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+        if 0 not in self.state_shape:
+            first = states.where(~resets[0].view(-1, 1, 1), 0.0)
+            fresh = torch.zeros_like(states)
+            hidden, states = unroll_lstm(self.products, parameters, hidden, first, fresh, resets)
+        logits, baselines = (
+            dense(self.products, parameters, name, hidden) for name in ("policy", "baseline")
+        )
+        rows = previous_actions.shape
+        return logits.reshape(*rows, self.actions), baselines.reshape(rows), states
+
+
+def make_actor_critic_network(
+    name: ImpalaTorsoName,
+    *,
+    frame_stack: int,
+    frame_shape: Shape,
+    actions: int,
+    recurrent_units: int,
+    hidden_units: int,
+    products: Products,
+) -> ActorCriticNetwork:
+    """Describe the network with the torso called ``name`` for one kind of observation.
+
+    Args:
+        name: Of the torso.
+        frame_stack: Frames of one observation.
+        frame_shape: Of one frame.
+        actions: Actions to choose from.
+        recurrent_units: Of the LSTM; the paper has 256, and on Atari 0, none.
+        hidden_units: Of the torso's dense layer; the paper has 256, as has ``residual`` always.
+        products: How its layers are computed.
+    """
+    if name == "residual":
+        torso = make_residual_torso(frame_stack, frame_shape, products)
+    elif name == "shallow":
+        torso = make_plain_torso(_shallow(frame_stack, frame_shape, products), hidden_units)
+    else:
+        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        torso = make_plain_torso(stack, hidden_units)
+    width = torso.width + 1 + actions
+    shapes = dict(torso.shapes)
+    if recurrent_units:
+        shapes |= lstm_shapes(width, recurrent_units)
+        width = recurrent_units
+    shapes |= dense_shapes("policy", width, actions) | dense_shapes("baseline", width, 1)
+    state_shape = (2, recurrent_units) if recurrent_units else (0,)
+    return ActorCriticNetwork(shapes, state_shape, actions, torso, products)
+
+
+def _shallow(frame_stack: int, frame_shape: Shape, products: Products) -> Convolutions:
+    shapes: dict[str, Shape] = {}
+    channels = frame_stack * math.prod(frame_shape[:-2])
+    rows, columns = frame_shape[-2:]
+    for layer, (filters, size, stride) in enumerate(_SHALLOW, start=1):
+        shapes |= convolution_shapes(f"conv{layer}", channels, filters, size)
+        rows, columns = (1 + (side - size) // stride for side in (rows, columns))
+        channels = filters
+    strides = tuple(stride for _, _, stride in _SHALLOW)
+    return Convolutions(shapes, strides, 1 / 255, channels * rows * columns, products)
