@@ -9,7 +9,11 @@ import typer
 
 from capsule.cli.common import DEFAULT_SPEC, JsonOption, guarded, print_json
 
-TEMPLATES = {"dqn": "dqn-breakout-small.yaml", "own-program": "own-program.yaml"}
+TEMPLATES = {
+    "dqn": "dqn-breakout-small.yaml",
+    "r2d2": "r2d2-breakout-small.yaml",
+    "own-program": "own-program.yaml",
+}
 
 
 @guarded
@@ -17,11 +21,11 @@ def command(
     path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_SPEC,
     *,
     template: Annotated[
-        Literal["dqn", "own-program"],
+        Literal["dqn", "r2d2", "own-program"],
         typer.Option(
             "--template",
-            help="'dqn': deterministic DQN on Breakout, small enough for two CPU cores; "
-            "'own-program': a program of your own, beside the spec.",
+            help="'dqn' and 'r2d2': deterministic training on Breakout, small enough for two CPU "
+            "cores; 'own-program': a program of your own, beside the spec.",
         ),
     ] = "dqn",
     as_json: JsonOption = False,

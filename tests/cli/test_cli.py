@@ -74,6 +74,20 @@ def test_init_writes_a_spec_for_an_own_program(tmp_path):
     assert "put your command into it" in plain.stderr
 
 
+def test_init_writes_specs_of_both_algorithms(tmp_path):
+    for name in ("dqn", "r2d2"):
+        done = capsule("init", f"{name}.yaml", "--template", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert load_spec(tmp_path / f"{name}.yaml").trainer.algorithm == name
+
+
+def test_the_specs_of_the_papers_are_their_defaults():
+    """What dqn-breakout.yaml and r2d2-atari.yaml write out is what the papers' tables say."""
+    for name in ("dqn-breakout", "r2d2-atari"):
+        trainer = load_spec(SMALL.with_name(f"{name}.yaml")).trainer
+        assert trainer == type(trainer)(algorithm=trainer.algorithm)
+
+
 def test_an_unknown_template_is_refused_and_the_known_ones_are_named(tmp_path):
     done = capsule("init", "--template", "ppo", cwd=tmp_path)
     assert done.returncode == 2
