@@ -234,20 +234,21 @@ def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
     """Return images channels-last, as numbers.
 
     Args:
-        images: uint8 ``[batch, channels, height, width]``; each image contiguous.
+        images: uint8 ``[batch, channels, height, width]``; copied first unless each channel of an
+            image is contiguous. Frame stacks may share their frames.
         scale: Factor of every number.
 
     Returns:
         float32 ``[batch, height, width, channels]``.
     """
     batch, channels, height, width = images.shape
+    if images.stride()[2:] != (width, 1):
+        images = images.contiguous()
     result = _empty(batch, height, width, channels)
     _library.capsule_interleave(
         ctypes.c_void_p(images.data_ptr()),
         ctypes.c_int64(batch),
-        ctypes.c_int64(images.stride(0)),
-        ctypes.c_int64(channels),
-        ctypes.c_int64(height * width),
+        *_sizes(images.stride(0), channels, images.stride(1), height * width),
         ctypes.c_float(scale),
         ctypes.c_void_p(result.data_ptr()),
     )

@@ -137,7 +137,7 @@ class R2D2:
         on_cpu = self._device.type == "cpu"
         self._pool = ThreadPoolExecutor(setting.workers if on_cpu else 1, "learner")
         self._gradient = self.online.flat[:0]
-        self._minibatch: SequenceBatch | None = None
+        self._minibatch: tuple[SequenceBatch, ...] = ()
         self._sent = False  # whether the actors' processes have theta_a
         self.step = self.episodes = self.updates = 0
         self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
@@ -240,28 +240,25 @@ class R2D2:
         weights = torch.from_numpy(
             importance_weights(draw.probabilities, trainer.importance_exponent)
         )
-        batch = self._minibatch = self._replay.gather(draw.indices)
-        parts = list(
-            self._pool.map(
-                lambda shard: self._differentiate(_columns(batch, shard), weights[shard]),
-                self._shards,
-            )
-        )
-        losses, gradients, priorities = zip(*parts, strict=True)
+
+        def shard(columns: slice) -> _Part:
+            batch = self._replay.gather(draw.indices[columns])
+            return self._differentiate(batch, weights[columns])
+
+        parts = list(self._pool.map(shard, self._shards))
+        self._minibatch, losses, gradients, priorities = zip(*parts, strict=True)
         total = gradients[0]
         for gradient in gradients[1:]:
             total = total + gradient
         self._gradient = total
         return draw.indices, list(losses), np.concatenate(priorities)
 
-    def _differentiate(
-        self, batch: SequenceBatch, weights: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, NDArray[np.float64]]:
-        """Return the loss of some sequences, its gradient, flat, and their new priorities."""
+    def _differentiate(self, batch: SequenceBatch, weights: torch.Tensor) -> _Part:
+        """Compute the loss of some sequences, its gradient, and their new priorities."""
         trainer, burn_in = self._trainer, self._trainer.burn_in
         window = self._window(batch)
         observations, actions, rewards, resets = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+            torch.from_numpy(array).to(self._device)
             for array in (
                 batch.observations,
                 batch.previous_actions,
@@ -296,7 +293,7 @@ class R2D2:
         loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
         gradients = torch.autograd.grad(loss, list(self._leaves.values()))
         flat = torch.cat([flatten(gradient) for gradient in gradients])
-        return loss.detach(), flat, self._priorities(errors, window)
+        return _Part(batch, loss.detach(), flat, self._priorities(errors, window))
 
     def _window(self, batch: SequenceBatch) -> _Window:
         """Return what of a batch comes after the prefix."""
@@ -431,6 +428,22 @@ class R2D2:
         """End every thread and process."""
         self._pool.shutdown()
         self._actors.close()
+
+
+class _Part(NamedTuple):
+    """What a shard of a minibatch gives.
+
+    Attributes:
+        batch: Its sequences.
+        loss: Scalar.
+        gradient: Flat, in the memory order of the parameters.
+        priorities: float64 ``[sequences]``.
+    """
+
+    batch: SequenceBatch
+    loss: torch.Tensor
+    gradient: torch.Tensor
+    priorities: NDArray[np.float64]
 
 
 class _Window(NamedTuple):
@@ -584,21 +597,12 @@ def cpu_numerics(spec: TrainingSpec) -> Numerics:
     return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
 
 
-def _columns(batch: SequenceBatch, part: slice) -> SequenceBatch:
-    """Return some of the sequences of a batch."""
-    return SequenceBatch(
-        **{
-            name: array[part] if name == "states" else array[:, part]
-            for name, array in batch._asdict().items()
-        }
-    )
-
-
-def _digest(batch: SequenceBatch) -> str:
+def _digest(batches: Sequence[SequenceBatch]) -> str:
     """Return the XXH3-128 of a minibatch as it was gathered."""
     state = xxhash.xxh3_128()
-    for array in batch:
-        state.update(np.ascontiguousarray(array).data)
+    for batch in batches:
+        for array in batch:
+            state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
 
 

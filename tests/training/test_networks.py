@@ -109,6 +109,16 @@ def test_inputs_are_scaled_and_channels_last():
     torch.testing.assert_close(inputs, frames.float() / 255)
 
 
+def test_frame_stacks_may_share_their_frames():
+    frames = torch.randint(0, 256, (9, 2, 84, 84), dtype=torch.uint8)
+    shared = frames.unfold(0, 4, 1).permute(0, 1, 4, 2, 3).flatten(0, 1)
+    assert shared.data_ptr() == frames.data_ptr()
+    turned = shared.transpose(2, 3)
+    network = nature()
+    assert torch.equal(network.inputs(shared), network.inputs(shared.contiguous()))
+    assert torch.equal(network.inputs(turned), network.inputs(turned.contiguous()))
+
+
 def test_a_batch_of_minatar_frames_keeps_its_channels():
     network = make_network(
         "small-conv",

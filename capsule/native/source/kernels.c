@@ -94,13 +94,14 @@ EXPORT double capsule_sum_of_squares(const float *values, int64_t size) {
 }
 
 INLINE void interleave(const uint8_t *restrict frames, int64_t rows, int64_t row_stride,
-                       int64_t channels, int64_t pixels, float scale, float *restrict out) {
+                       int64_t channels, int64_t channel_stride, int64_t pixels, float scale,
+                       float *restrict out) {
   for (int64_t row = 0; row < rows; row++) {
     const uint8_t *restrict from = frames + row * row_stride;
     float *restrict to = out + row * pixels * channels;
     if (channels == 4) {  // the usual frame stack, written so that it becomes vector code
-      const uint8_t *restrict a = from, *restrict b = a + pixels;
-      const uint8_t *restrict c = b + pixels, *restrict d = c + pixels;
+      const uint8_t *restrict a = from, *restrict b = a + channel_stride;
+      const uint8_t *restrict c = b + channel_stride, *restrict d = c + channel_stride;
       for (int64_t p = 0; p < pixels; p++) {
         to[4 * p] = (float)a[p] * scale;
         to[4 * p + 1] = (float)b[p] * scale;
@@ -110,17 +111,17 @@ INLINE void interleave(const uint8_t *restrict frames, int64_t rows, int64_t row
     } else {
       for (int64_t p = 0; p < pixels; p++)
         for (int64_t channel = 0; channel < channels; channel++)
-          to[p * channels + channel] = (float)from[channel * pixels + p] * scale;
+          to[p * channels + channel] = (float)from[channel * channel_stride + p] * scale;
     }
   }
 }
 
-// uint8 images [rows, channels, pixels], rows `row_stride` bytes apart, to binary32
-// [rows, pixels, channels], times `scale`.
+// uint8 images [rows, channels, pixels], rows `row_stride` and channels `channel_stride` bytes
+// apart, to binary32 [rows, pixels, channels], times `scale`.
 DISPATCH(capsule_interleave, interleave,
          (const uint8_t *restrict frames, int64_t rows, int64_t row_stride, int64_t channels,
-          int64_t pixels, float scale, float *restrict out),
-         (frames, rows, row_stride, channels, pixels, scale, out))
+          int64_t channel_stride, int64_t pixels, float scale, float *restrict out),
+         (frames, rows, row_stride, channels, channel_stride, pixels, scale, out))
 
 // e^x in binary64, within 1e-14 of it; x is taken as -700 or 700 where it is beyond.
 INLINE double exponential(double x) {
