@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Literal, Protocol
 
 from capsule.engine.interface import Exit, Task
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
@@ -201,13 +202,13 @@ def write_log(chunks: Iterable[bytes], path: Path) -> None:
     """Write a task's output to ``path``, at most :data:`LOG_BYTES` of it; the rest is dropped.
 
     The file replaces whatever the task may have put there, a link to elsewhere included. All
-    chunks are consumed in any case, so that a writer at the other end never blocks.
+    chunks are consumed in any case, so that a writer at the other end never blocks. Until the last
+    has come, the file has no name: the folder is the task's, who may remove what it finds there.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     left = LOG_BYTES
-    with os.fdopen(handle, "wb") as stream:
+    with tempfile.TemporaryFile(dir=path.parent) as stream:
         for chunk in chunks:
             stream.write(chunk[:left])
             left -= min(left, len(chunk))
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
+        stream.seek(0)
+        write_atomic(path, stream.read())

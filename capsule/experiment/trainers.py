@@ -178,11 +178,16 @@ class R2d2Trainer(Model):
                 f"actor_update_interval {self.actor_update_interval} is not a multiple of "
                 f"update_interval {self.update_interval}"
             )
-        if self.sequence_period > self.sequence_length:
+        if self.sequence_length % self.sequence_period:
             raise ValueError(
-                f"sequence_period {self.sequence_period} exceeds sequence_length "
-                f"{self.sequence_length}: steps would be left out"
+                f"sequence_length {self.sequence_length} is not a multiple of sequence_period "
+                f"{self.sequence_period}: steps would be learned unequally often, or left out"
             )
+        for name in ("burn_in", "n_step"):
+            if getattr(self, name) > self.sequence_length:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} exceeds sequence_length {self.sequence_length}"
+                )
         if self.replay_start > self.replay_capacity:
             raise ValueError(
                 f"replay_start {self.replay_start} exceeds replay_capacity {self.replay_capacity}"

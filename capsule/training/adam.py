@@ -67,7 +67,7 @@ class Adam:
         """
         self.updates += 1
         w, m, v = (each.flat for each in (self._parameters, self.mean, self.square))
-        factor = 1.0 if maximum_norm == math.inf else _clipping_factor(gradient, maximum_norm)
+        factor = clipping_factor(gradient, maximum_norm)
         correction = 1.0 - _power(self._decay, self.updates)
         square_correction = 1.0 - _power(self._square_decay, self.updates)
         if gradient.device.type == "cpu":
@@ -103,7 +103,10 @@ def global_norm(gradient: torch.Tensor) -> float:
     return math.sqrt(gradient.double().square().sum().item())
 
 
-def _clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
+def clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
+    """Return what brings a gradient to the norm ``maximum``, 1 if it is no longer than that."""
+    if maximum == math.inf:
+        return 1.0
     # A norm that is not a number clips nothing: it stands in the gradient, and so in the weights.
     norm = global_norm(gradient)
     return maximum / norm if norm > maximum else 1.0

@@ -7,6 +7,7 @@ which names it. Until the second exists the previous state is untouched and stil
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,3 +142,15 @@ def _damaged(path: Path, what: str) -> CapsuleError:
         fix="Start a new run directory: this one was changed or is incomplete.",
         exit_code=ExitCode.TRAINING_FAILED,
     )
+
+
+def array_document(array: NDArray[Any]) -> dict[str, Any]:
+    """Return an array as a JSON-safe document, for what belongs beside the tensors."""
+    data = base64.b64encode(np.ascontiguousarray(array).data).decode()
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def document_array(document: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the array of :func:`array_document`; it is not to be written to."""
+    array = np.frombuffer(base64.b64decode(document["data"]), document["dtype"])
+    return array.reshape(document["shape"])

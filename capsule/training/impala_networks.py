@@ -23,7 +23,6 @@ it open. Under :data:`capsule.training.products.CHAINED` a row depends on its ow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -37,8 +36,8 @@ from capsule.training.networks import (
 )
 from capsule.training.products import Products
 from capsule.training.recurrent_networks import (
+    Architecture,
     Tensors,
-    Torso,
     dense,
     lstm_shapes,
     make_plain_torso,
@@ -51,23 +50,8 @@ ImpalaTorsoName = Literal["shallow", "residual", "small-conv", "mlp"]
 _SHALLOW = ((16, 8, 4), (32, 4, 2))  # output channels, kernel size, stride
 
 
-@dataclass(frozen=True)
-class ActorCriticNetwork:
-    """An architecture: a pure function of parameters, inputs and states.
-
-    Attributes:
-        shapes: Parameter name to shape, in order.
-        state_shape: Of one recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
-        actions: Actions to choose from.
-        torso: Makes features of observations.
-        products: How its layers are computed.
-    """
-
-    shapes: dict[str, Shape]
-    state_shape: Shape
-    actions: int
-    torso: Torso
-    products: Products
+class ActorCriticNetwork(Architecture):
+    """A policy and a baseline."""
 
     def unroll(
         self,

@@ -30,7 +30,6 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-import base64
 import math
 import struct
 from collections import deque
@@ -46,17 +45,16 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, TrainingSpec
 from capsule.experiment.trainers import R2d2Trainer
-from capsule.training.actor_host import ActorSettings, ActorsState, Experience, exploration_ladder
+from capsule.training.actor_host import ActorsState, Experience, exploration_ladder
 from capsule.training.actors import Actors
 from capsule.training.adam import Adam
-from capsule.training.environments import Environment, make_environment
-from capsule.training.evaluation import Policy, Seen
+from capsule.training.checkpoint import array_document, document_array
+from capsule.training.evaluation import Policy
 from capsule.training.learned import Learned
 from capsule.training.networks import Parameters, flatten, initialize
-from capsule.training.products import products_for
-from capsule.training.recurrent_networks import RecurrentNetwork, make_recurrent_network
+from capsule.training.r2d2_policy import RecurrentPolicy
+from capsule.training.recurrent_networks import RecurrentNetwork
 from capsule.training.recurrent_q_learning import (
     clip_rewards,
     double_q_targets,
@@ -65,13 +63,11 @@ from capsule.training.recurrent_q_learning import (
     sequence_priorities,
     td_errors,
 )
-from capsule.training.sequence_replay import SequenceBatch, SequenceLayout, SequenceReplay
-from capsule.training.streams import make_streams
-from capsule.training.trainer import Setting, state_interval
+from capsule.training.sequence_replay import SequenceBatch, SequenceReplay
+from capsule.training.trainer import Setting
 
 RETURNS_KEPT = 100
 _NO_STATE = np.zeros(0, np.float32)
-LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
 
 class R2D2:
@@ -389,7 +385,7 @@ class R2D2:
             "returns": list(self.returns),
             "loss": None if self.loss is None else self.loss.hex(),
             "actors": actors.actors,
-            "arrays": {name: _encoded(array) for name, array in actors.arrays.items()},
+            "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
             "replay": self._replay.state(),
         }
 
@@ -406,7 +402,7 @@ class R2D2:
         Raises:
             CapsuleError: An environment or the replay memory does not return to it.
         """
-        arrays = {name: _decoded(array) for name, array in state["arrays"].items()}
+        arrays = {name: document_array(array) for name, array in state["arrays"].items()}
         self._actors.restore(ActorsState(state["actors"], arrays))
         self._replay.restore(state["replay"])
         self.step, self.episodes, self.updates = step, state["episodes"], state["updates"]
@@ -464,139 +460,6 @@ class _Window(NamedTuple):
     valid: torch.Tensor
 
 
-class RecurrentPolicy:
-    """The greedy policy of a recurrent network, with what it remembers of each row."""
-
-    recurrent = True
-
-    def __init__(
-        self, network: RecurrentNetwork, parameters: Parameters, *, clips_rewards: bool
-    ) -> None:
-        self._network = network
-        self._parameters = parameters
-        self._clips_rewards = clips_rewards
-        self._states: torch.Tensor | None = None
-
-    def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the Q-values of each row, and remember what the active ones saw."""
-        device = self._parameters.flat.device
-        earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
-        observations, actions, rewards, begins, active = (
-            torch.from_numpy(array).to(device)
-            for array in (
-                seen.observations,
-                seen.previous_actions,
-                earned,
-                seen.begins,
-                seen.active,
-            )
-        )
-        shape = (len(begins), *self._network.state_shape)
-        if self._states is None:
-            self._states = torch.zeros(shape, device=device)
-        wide = (-1, *[1] * (len(shape) - 1))
-        with torch.inference_mode():
-            before = self._states.masked_fill(begins.view(wide), 0.0)
-            values, after = self._network.unroll(
-                self._parameters.views,
-                observations.unsqueeze(0),
-                actions.unsqueeze(0),
-                rewards.unsqueeze(0),
-                before,
-                torch.ones_like(begins).unsqueeze(0),
-            )
-            self._states = torch.where(active.view(wide), after, before)
-        found: NDArray[np.float32] = values[0].cpu().numpy()
-        return found
-
-
-def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
-    """Make the trainer with its actors and its replay memory."""
-    spec = setting.spec
-    example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
-    network = make_network(trainer, example, spec.accelerator)
-    actors = Actors(
-        actor_settings(setting, trainer, example, sequence_layout(trainer)),
-        processes=setting.workers,
-        determinism=spec.determinism,
-        numerics=cpu_numerics(spec),
-    )
-    options = replay_options(setting, trainer, example, network)
-    replay = SequenceReplay(setting.directory / "replay", **options)
-    return R2D2(setting, trainer, network, actors, replay)
-
-
-def make_network(
-    trainer: R2d2Trainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
-) -> RecurrentNetwork:
-    """Describe the network for an environment, computed as an accelerator computes."""
-    return make_recurrent_network(
-        trainer.network,
-        frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
-        actions=example.actions,
-        recurrent_units=trainer.recurrent_units,
-        hidden_units=trainer.hidden_units,
-        products=products_for(accelerator),
-    )
-
-
-def sequence_layout(
-    trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
-) -> SequenceLayout:
-    """Return how episodes are cut; every learned step has a full n-step target where it can."""
-    return kind(
-        burn_in=trainer.burn_in,
-        learned=trainer.sequence_length,
-        period=trainer.sequence_period,
-        lookahead=trainer.n_step,
-    )
-
-
-def actor_settings(
-    setting: Setting, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
-) -> ActorSettings:
-    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
-    cpu = CpuAccelerator(numerics=cpu_numerics(setting.spec))
-    return ActorSettings(
-        environment=setting.spec.environment,
-        seeds=setting.seeds,
-        network=make_network(trainer, example, cpu),
-        layout=layout,
-        actors=trainer.actors,
-        life_loss=trainer.life_loss,
-        exploration_base=trainer.exploration_base,
-        exploration_exponent=trainer.exploration_exponent,
-    )
-
-
-def replay_options(
-    setting: Setting, trainer: R2d2Trainer, example: Environment, network: RecurrentNetwork
-) -> dict[str, Any]:
-    """Return the options of :class:`SequenceReplay`, but for the folder."""
-    # A step adds one entry, and a second one where it truncates an episode.
-    steps = (state_interval(setting.spec) + trainer.interval_steps) // trainer.actors
-    return {
-        "layout": sequence_layout(trainer),
-        "actors": trainer.actors,
-        "capacity": trainer.replay_capacity,
-        "slack": 2 * steps,
-        "frame_shape": example.frame_shape,
-        "frame_dtype": example.frame_dtype,
-        "frame_stack": example.frame_stack,
-        "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
-        "exponent": trainer.priority_exponent,
-        "floor": LOWEST_PRIORITY,
-        "initial_priority": "given",
-    }
-
-
-def cpu_numerics(spec: TrainingSpec) -> Numerics:
-    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
-    accelerator = spec.accelerator
-    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
-
-
 def _digest(batches: Sequence[SequenceBatch]) -> str:
     """Return the XXH3-128 of a minibatch as it was gathered."""
     state = xxhash.xxh3_128()
@@ -604,14 +467,3 @@ def _digest(batches: Sequence[SequenceBatch]) -> str:
         for array in batch:
             state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
-
-
-def _encoded(array: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as a JSON-safe document."""
-    data = base64.b64encode(np.ascontiguousarray(array).data).decode()
-    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": data}
-
-
-def _decoded(document: Mapping[str, Any]) -> NDArray[Any]:
-    array = np.frombuffer(base64.b64decode(document["data"]), document["dtype"])
-    return array.reshape(document["shape"])

@@ -25,8 +25,8 @@ from capsule.training.actor_host import Experience
 from capsule.training.actors import Actors
 from capsule.training.environments import make_environment
 from capsule.training.evaluation import Policy, Seen
-from capsule.training.r2d2 import (
-    R2D2,
+from capsule.training.r2d2 import R2D2
+from capsule.training.r2d2_making import (
     actor_settings,
     cpu_numerics,
     make_network,
@@ -90,26 +90,13 @@ class RecordingReplay(SequenceReplay):
         for announced, experience in zip(self._announced, experiences, strict=True):
             announced.extend(experience.states[step] for step in range(len(experience.actions)))
 
-    def append(
-        self,
-        actor: int,
-        frame: NDArray[Any],
-        action: int,
-        reward: float,
-        terminal: bool,
-        *,
-        ended: bool,
-        state: NDArray[np.float32] | None,
-        values: ArrayLike = (0.0, 0.0),
-    ) -> list[int]:
+    def append(self, actor: int, *entry: Any, **options: Any) -> list[int]:
         """Add one step, as :meth:`SequenceReplay.append`; it was announced."""
         slot = self._next_slot(actor)
         self._every_state[slot] = self._announced[actor].popleft()
         self._step_numbers[slot] = self._taken[actor]
         self._taken[actor] += 1
-        return super().append(
-            actor, frame, action, reward, terminal, ended=ended, state=state, values=values
-        )
+        return super().append(actor, *entry, **options)
 
     def end_episode(
         self, actor: int, last_frame: NDArray[Any], last_value: float = 0.0
@@ -177,7 +164,7 @@ class RecordedActors(Actors):
 
 
 def make_recorded(setting: Setting, trainer: R2d2Trainer) -> tuple[R2D2, RecordingReplay]:
-    """Make the trainer as :func:`capsule.training.r2d2.make_r2d2`, with a memory that records.
+    """Make the trainer as ``make_r2d2`` does, with a memory that records.
 
     It trains on the CPU, keeps all in main memory and plays all actors in this process.
     """

@@ -76,8 +76,8 @@ class Torso(Protocol):
 
 
 @dataclass(frozen=True)
-class RecurrentNetwork:
-    """An architecture: a pure function of parameters, inputs and states.
+class Architecture:
+    """Of a network that is a pure function of parameters, inputs and states.
 
     Attributes:
         shapes: Parameter name to shape, in order.
@@ -92,6 +92,10 @@ class RecurrentNetwork:
     actions: int
     torso: Torso
     products: Products
+
+
+class RecurrentNetwork(Architecture):
+    """A dueling Q-network."""
 
     def unroll(
         self,

@@ -33,7 +33,6 @@ episodes at most ``capacity / period`` sequences are kept.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -48,6 +47,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.checkpoint import array_document, document_array
 from capsule.training.mapped import MappedArrays
 from capsule.training.recurrent_q_learning import exponentiate
 from capsule.training.streams import Stream
@@ -508,8 +508,8 @@ class SequenceReplay:
                     strict=True,
                 )
             ],
-            "open_states": [_encode(list(writer.states), "<f4") for writer in self._writers],
-            "weights": _encode(self._tree.leaves, "<f8"),
+            "open_states": [self._open_states(writer) for writer in self._writers],
+            "weights": array_document(self._tree.leaves),
             "maximum": self._maximum,
             "digest": self.digest(),
         }
@@ -520,17 +520,16 @@ class SequenceReplay:
         Raises:
             CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
         """
-        shape = self._sequence_fields["states"].shape[1:]
         for actor, (numbers, encoded) in enumerate(
             zip(state["actors"], state["open_states"], strict=True)
         ):
             count, first, opened, cut, finished, oldest = numbers
-            states = _decode(encoded, "<f4").reshape(opened - cut, *shape)
+            states = document_array(encoded)
             self._writers[actor] = _Writer(first, opened, cut, deque(states), count)
             self._counts[actor] = count
             self._finished[actor] = finished
             self._oldest[actor] = oldest
-        self._tree.restore(_decode(state["weights"], "<f8"))
+        self._tree.restore(document_array(state["weights"]))
         self._maximum = state["maximum"]
         if self.digest() != state["digest"]:
             raise CapsuleError(
@@ -540,6 +539,11 @@ class SequenceReplay:
                 fix="start a new run directory: this one was changed or is incomplete",
                 exit_code=ExitCode.TRAINING_FAILED,
             )
+
+    def _open_states(self, writer: _Writer) -> dict[str, Any]:
+        shape = (-1, *self._sequence_fields["states"].shape[1:])
+        states = np.array(writer.states, np.float32)
+        return array_document(states.reshape(shape) if len(states) else states)
 
     def _put(
         self,
@@ -646,11 +650,3 @@ def _parts(base: int, size: int, first: int, end: int) -> list[slice]:
     start, length = first % size, end - first
     wrapped = max(0, start + length - size)
     return [slice(base + start, base + start + length - wrapped), slice(base, base + wrapped)]
-
-
-def _encode(numbers: ArrayLike, dtype: str) -> str:
-    return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
-
-
-def _decode(text: str, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(base64.b64decode(text), dtype)

@@ -104,7 +104,7 @@ def make_trainer(setting: Setting) -> Trainer:
         from capsule.training.dqn import make_dqn
 
         return make_dqn(setting, setting.spec.trainer)
-    from capsule.training.r2d2 import make_r2d2
+    from capsule.training.r2d2_making import make_r2d2
 
     return make_r2d2(setting, setting.spec.trainer)
 

@@ -36,6 +36,17 @@ def test_the_log_is_cut_and_the_writer_is_not_blocked(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["output.log"]
 
 
+def test_a_log_survives_a_task_that_clears_its_folder_meanwhile(tmp_path):
+    def chunks():
+        yield b"before "
+        for path in tmp_path.iterdir():
+            path.unlink()
+        yield b"and after"
+
+    supervise.write_log(chunks(), tmp_path / "output.log")
+    assert (tmp_path / "output.log").read_bytes() == b"before and after"
+
+
 def test_a_run_directory_is_held_by_one(tmp_path):
     refused = pytest.raises(CapsuleError, match="CAP-E008")
     with supervise.exclusive(tmp_path), refused, supervise.exclusive(tmp_path):

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from capsule.training import kernels
 from capsule.training.adam import global_norm
 from capsule.training.impala_loss import (
-    RmsProp,
-    annealed,
     clipped_rewards,
     impala_losses,
     softmax_policy,
 )
 from capsule.training.networks import Parameters
 from capsule.training.recurrent_q_learning import clip_rewards
+from capsule.training.rmsprop import RmsProp, annealed
 from capsule.training.v_trace import Targets, v_trace
 
 CPU = torch.device("cpu")

@@ -1,0 +1,106 @@
+"""R2D2 with its network, actors and replay memory, made as a spec says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, TrainingSpec
+from capsule.experiment.trainers import R2d2Trainer
+from capsule.training.actor_host import ActorSettings
+from capsule.training.actors import Actors
+from capsule.training.environments import Environment, make_environment
+from capsule.training.products import products_for
+from capsule.training.r2d2 import R2D2
+from capsule.training.recurrent_networks import RecurrentNetwork, make_recurrent_network
+from capsule.training.sequence_replay import SequenceLayout, SequenceReplay
+from capsule.training.streams import make_streams
+from capsule.training.trainer import Setting, state_interval
+
+LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
+
+
+def make_r2d2(setting: Setting, trainer: R2d2Trainer) -> R2D2:
+    """Make the trainer with its actors and its replay memory."""
+    spec = setting.spec
+    example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
+    network = make_network(trainer, example, spec.accelerator)
+    actors = Actors(
+        actor_settings(setting, trainer, example, sequence_layout(trainer)),
+        processes=setting.workers,
+        determinism=spec.determinism,
+        numerics=cpu_numerics(spec),
+    )
+    options = replay_options(setting, trainer, example, network)
+    replay = SequenceReplay(setting.directory / "replay", **options)
+    return R2D2(setting, trainer, network, actors, replay)
+
+
+def make_network(
+    trainer: R2d2Trainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> RecurrentNetwork:
+    """Describe the network for an environment, computed as an accelerator computes."""
+    return make_recurrent_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=products_for(accelerator),
+    )
+
+
+def sequence_layout(
+    trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
+) -> SequenceLayout:
+    """Return how episodes are cut; every learned step has a full n-step target where it can."""
+    return kind(
+        burn_in=trainer.burn_in,
+        learned=trainer.sequence_length,
+        period=trainer.sequence_period,
+        lookahead=trainer.n_step,
+    )
+
+
+def actor_settings(
+    setting: Setting, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
+) -> ActorSettings:
+    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    cpu = CpuAccelerator(numerics=cpu_numerics(setting.spec))
+    return ActorSettings(
+        environment=setting.spec.environment,
+        seeds=setting.seeds,
+        network=make_network(trainer, example, cpu),
+        layout=layout,
+        actors=trainer.actors,
+        life_loss=trainer.life_loss,
+        exploration_base=trainer.exploration_base,
+        exploration_exponent=trainer.exploration_exponent,
+    )
+
+
+def replay_options(
+    setting: Setting, trainer: R2d2Trainer, example: Environment, network: RecurrentNetwork
+) -> dict[str, Any]:
+    """Return the options of :class:`SequenceReplay`, but for the folder."""
+    # A step adds one entry, and a second one where it truncates an episode.
+    steps = (state_interval(setting.spec) + trainer.interval_steps) // trainer.actors
+    return {
+        "layout": sequence_layout(trainer),
+        "actors": trainer.actors,
+        "capacity": trainer.replay_capacity,
+        "slack": 2 * steps,
+        "frame_shape": example.frame_shape,
+        "frame_dtype": example.frame_dtype,
+        "frame_stack": example.frame_stack,
+        "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
+        "exponent": trainer.priority_exponent,
+        "floor": LOWEST_PRIORITY,
+        "initial_priority": "given",
+    }
+
+
+def cpu_numerics(spec: TrainingSpec) -> Numerics:
+    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
+    accelerator = spec.accelerator
+    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
