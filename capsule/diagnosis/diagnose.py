@@ -26,7 +26,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
-from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.training.instruments import InstrumentReport, OperatorUse
@@ -269,21 +269,28 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
             fix=f"Name such a number, e.g. --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
             exit_code=ExitCode.USAGE,
         )
-    start = min(trainer.replay_start, steps // 2)
     dense = {"trace_interval": unit, "tensor_interval": unit}
     watched = spec.model_copy(
         update={
-            "trainer": trainer.model_copy(
-                update={
-                    "replay_start": start,
-                    "replay_capacity": min(trainer.replay_capacity, max(start, steps)),
-                    "target_interval": min(trainer.target_interval, steps // 2),
-                }
-            ),
+            "trainer": _learning_soon(trainer, steps),
             "recording": spec.recording.model_copy(update=dense),
         }
     )
     return lock.model_copy(update={"spec": watched}), steps
+
+
+def _learning_soon(trainer: AlgorithmTrainer, steps: int) -> AlgorithmTrainer:
+    """Return a trainer that learns from the first half of some steps on."""
+    if isinstance(trainer, ImpalaTrainer):
+        return trainer  # learns from the first step on
+    start = min(trainer.replay_start, steps // 2)
+    return trainer.model_copy(
+        update={
+            "replay_start": start,
+            "replay_capacity": min(trainer.replay_capacity, max(start, steps)),
+            "target_interval": min(trainer.target_interval, steps // 2),
+        }
+    )
 
 
 def _census(uses: list[OperatorUse]) -> OperatorCensus:

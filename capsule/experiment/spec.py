@@ -7,10 +7,11 @@ on Atari).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import (
     DebianName,
     Model,
@@ -323,6 +324,10 @@ class Spec(Model):
             _check_training(self, self.trainer)
         return self
 
+    def digest(self) -> str:
+        """Return the SHA-256 of its canonical JSON, hexadecimal."""
+        return sha256_hex(canonical_json(self.model_dump(mode="json", by_alias=True)))
+
     def training(self) -> TrainingSpec:
         """Return the same spec, known to train with one of Capsule's own algorithms.
 
@@ -354,7 +359,7 @@ def _check_program(spec: Spec) -> None:
 
 
 _FITTING_NETWORKS = {
-    "atari": ("nature", "residual"),
+    "atari": ("nature", "shallow", "residual"),
     "gymnasium": ("mlp",),
     "minatar": ("small-conv",),
 }
@@ -383,7 +388,8 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
             f"recording.tensor_interval {spec.recording.tensor_interval} is not a multiple of "
             f"recording.trace_interval {spec.recording.trace_interval}"
         )
-    fitting = _FITTING_NETWORKS[spec.environment.suite]
+    offered = get_args(type(trainer).model_fields["network"].annotation)
+    fitting = [name for name in _FITTING_NETWORKS[spec.environment.suite] if name in offered]
     if trainer.network not in fitting:
         raise ValueError(
             f"trainer.network {trainer.network!r} does not fit environment.suite "

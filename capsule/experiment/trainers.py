@@ -207,6 +207,108 @@ class R2d2Trainer(Model):
         return self
 
 
+class LockstepSchedule(Model):
+    """Actors in turn, with a constant policy lag: a rule, so nothing needs to be recorded."""
+
+    mode: Literal["lockstep"]
+    lag: NonNegativeInt = Field(
+        1,
+        description="Parameter updates from the policy version that acts to the one that learns "
+        "from it. 0: nobody acts while the learner learns.",
+    )
+
+
+class RecordedSchedule(Model):
+    """Actors at full speed; who was learned when, and with which lag, is recorded and replayed."""
+
+    mode: Literal["recorded"]
+    lag: PositiveInt = Field(8, description="Most of it: the learner waits for what is older.")
+
+
+class ImpalaTrainer(Model):
+    """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
+
+    algorithm: Literal["impala"]
+    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned.")
+    network: Literal["shallow", "residual", "small-conv", "mlp"] = Field(
+        "shallow", description="Figure 3: 'shallow' is its left, 'residual' its right side."
+    )
+    recurrent_units: NonNegativeInt = Field(
+        0, description="Units of the LSTM, 256 in the paper; 0: none, as on Atari."
+    )
+    hidden_units: PositiveInt = Field(256, description="Of the dense layer before it.")
+    actors: PositiveInt = Field(
+        32, description="Logical actors, played by as many processes as a machine has use for."
+    )
+    unroll_length: PositiveInt = Field(20, description="Steps of an unroll.")
+    batch_size: PositiveInt = Field(32, description="Unrolls of a parameter update.")
+    schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = (
+        LockstepSchedule(mode="lockstep", lag=1)
+    )
+    discount: Probability = 0.99
+    correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
+        "v-trace", description="What is made of it that an older policy acted (section 5.2.2)."
+    )
+    rho_bar: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Clipping level of the ratios that decide what is learned."
+    )
+    c_bar: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Clipping level of the ratios that decide how fast."
+    )
+    trace_decay: Probability = Field(1.0, description="Lambda of remark 2.")
+    correction_epsilon: Annotated[float, Field(gt=0)] = Field(
+        1e-6, description="Of the correction 'epsilon'."
+    )
+    reward_clipping: Literal["unit", "asymmetric", "none"] = Field(
+        "unit",
+        description="'unit': to [-1, 1]; 'asymmetric': 0.3 min(tanh r, 0) + 5 max(tanh r, 0), "
+        "figure D.1, for DMLab.",
+    )
+    baseline_cost: Annotated[float, Field(ge=0)] = 0.5
+    entropy_cost: Annotated[float, Field(ge=0)] = 0.01
+    learning_rate: Annotated[float, Field(gt=0)] = 0.0006
+    annealing: bool = Field(True, description="The learning rate falls in a line to 0.")
+    rmsprop_decay: Probability = 0.99
+    rmsprop_momentum: Probability = 0.0
+    rmsprop_epsilon: Annotated[float, Field(gt=0)] = 0.01
+    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        40.0, description="Longer gradients are shortened to this; null: they are not."
+    )
+    gradient_shards: tuple[PositiveInt, ...] = Field(
+        (16, 16),
+        description="Batch split whose gradients are summed in this order. Part of the result; how "
+        "many threads compute them is not.",
+    )
+
+    @property
+    def interval_steps(self) -> int:
+        """Agent steps from one parameter update to the next."""
+        return self.batch_size * self.unroll_length
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ImpalaTrainer:
+        _check_shards(self.gradient_shards, self.batch_size)
+        if self.total_steps % self.interval_steps:
+            raise ValueError(
+                f"total_steps {self.total_steps} is not a multiple of batch_size {self.batch_size} "
+                f"times unroll_length {self.unroll_length}"
+            )
+        if self.actors < self.batch_size:
+            raise ValueError(
+                f"actors {self.actors} cannot fill a batch_size of {self.batch_size}: each has one "
+                "unroll in a batch"
+            )
+        if self.schedule.mode == "recorded" and self.actors > self.batch_size * self.schedule.lag:
+            least = -(-self.actors // self.batch_size)
+            raise ValueError(
+                f"schedule.lag {self.schedule.lag} cannot be kept: {self.actors} actors take turns "
+                f"in batches of {self.batch_size}, so it needs {least} at least"
+            )
+        if self.c_bar > self.rho_bar:
+            raise ValueError(f"c_bar {self.c_bar} exceeds rho_bar {self.rho_bar} (section 4.1)")
+        return self
+
+
 class CommandTrainer(Model):
     """Any program: it runs as it is, in a copy of its source tree, and its outputs are claimed.
 
@@ -249,7 +351,9 @@ def _check_shards(shards: tuple[int, ...], batch_size: int) -> None:
         )
 
 
-AlgorithmTrainer = Annotated[DqnTrainer | R2d2Trainer, Field(discriminator="algorithm")]
+AlgorithmTrainer = Annotated[
+    DqnTrainer | R2d2Trainer | ImpalaTrainer, Field(discriminator="algorithm")
+]
 
 
 def _trainer_kind(trainer: Any) -> str:

@@ -1,12 +1,8 @@
 """A host plays logical actors in one process (Horgan et al. 2018; Kapturowski et al. 2019).
 
 A logical actor is an environment, streams, a recurrent state and an exploration rate of its own.
-A host steps its actors in turn and evaluates the network for many of them at once. How actors are
-spread over hosts changes no bit all the same. Under ``CHAINED`` of :mod:`capsule.training.products`
-a row of the results depends on nothing but its inputs, and a host evaluates all its actors in one
-batch. The libraries' products depend on the size of the batch and on the row's place in it: there
-each batch has 16 rows, of which actor ``i`` always has row ``i mod 16`` among actors of the same
-``i // 16``, and rows of actors that another host plays are zeros.
+A host steps its actors in turn and evaluates the network for many of them at once; how actors are
+spread over hosts changes no bit all the same (:mod:`capsule.training.actor_rows`).
 
 An *episode* is what the agent takes for one: where it begins, the recurrent state and the frame
 stack are zero, and there is no previous action or reward. It ends with the environment's episode;
@@ -16,9 +12,8 @@ with ``life_loss="reset"`` it also ends where a lost life ends the return, while
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -27,17 +22,15 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
+from capsule.training.actor_rows import ActorRows, Inputs
 from capsule.training.environments import Environment, Frame, Transition, make_environment
-from capsule.training.inference import ROWS
 from capsule.training.networks import Parameters
-from capsule.training.products import CHAINED
 from capsule.training.recurrent_networks import RecurrentNetwork
 from capsule.training.sequence_replay import SequenceLayout
 from capsule.training.streams import Stream
 
 LifeLoss = Literal["roll", "reset"]
 ActorStream = Literal["environment", "no-op", "exploration"]
-NO_ACTION = -1
 
 
 @dataclass(frozen=True)
@@ -148,6 +141,22 @@ def actor_streams(seeds: SeedsSpec, actor: int) -> dict[StreamName, Stream]:
     return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
 
 
+def q_values(
+    network: RecurrentNetwork, parameters: Parameters, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
+    observations, actions, rewards, states = inputs
+    values, after = network.unroll(
+        parameters.views,
+        observations.unsqueeze(0),
+        actions.unsqueeze(0),
+        rewards.unsqueeze(0),
+        states,
+        torch.ones_like(actions, dtype=torch.bool).unsqueeze(0),
+    )
+    return values[0], after
+
+
 class Host:
     """Plays a range of actors in this process; it needs parameters before it can act."""
 
@@ -158,20 +167,14 @@ class Host:
             CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had or played.
         """
         self._network = settings.network
-        self._independent = isinstance(settings.network.products, type(CHAINED))
-        self._first = played.start
         self._resets = settings.life_loss == "reset"
         self._parameters = Parameters(settings.network.shapes, torch.device("cpu"))
         ladder = exploration_ladder(
             settings.actors, settings.exploration_base, settings.exploration_exponent
         )
         self._actors = [_Actor(settings, actor, ladder[actor]) for actor in played]
-        example, count = self._actors[0].environment, len(played)
-        stack = (example.frame_stack, *example.frame_shape)
-        self._stacks = np.zeros((count, *stack), example.frame_dtype)
-        self._previous_actions = np.zeros(count, np.int64)
-        self._previous_rewards = np.zeros(count, np.float32)
-        self._states = np.zeros((count, *settings.network.state_shape), np.float32)
+        example = self._actors[0].environment
+        self._rows = ActorRows(list(played), example, settings.network)
         for row, actor in enumerate(self._actors):
             self._begin(row, actor.environment.reset())
 
@@ -198,12 +201,12 @@ class Host:
         documents = [
             {
                 **actor.state(),
-                "previous_action": int(self._previous_actions[row]),
-                "previous_reward": float(self._previous_rewards[row]),
+                "previous_action": int(self._rows.previous_actions[row]),
+                "previous_reward": float(self._rows.previous_rewards[row]),
             }
             for row, actor in enumerate(self._actors)
         ]
-        arrays = {"recurrent_states": self._states.copy(), "stacks": self._stacks.copy()}
+        arrays = {"recurrent_states": self._rows.states.copy(), "stacks": self._rows.stacks.copy()}
         return ActorsState(documents, arrays)
 
     def restore(self, state: ActorsState) -> None:
@@ -214,10 +217,10 @@ class Host:
         """
         for row, (actor, saved) in enumerate(zip(self._actors, state.actors, strict=True)):
             actor.restore(saved)
-            self._previous_actions[row] = saved["previous_action"]
-            self._previous_rewards[row] = saved["previous_reward"]
-        self._states[:] = state.arrays["recurrent_states"]
-        self._stacks[:] = state.arrays["stacks"]
+            self._rows.previous_actions[row] = saved["previous_action"]
+            self._rows.previous_rewards[row] = saved["previous_reward"]
+        self._rows.states[:] = state.arrays["recurrent_states"]
+        self._rows.stacks[:] = state.arrays["stacks"]
 
     def profiles(self) -> list[dict[str, StreamProfile]]:
         """Return what the streams of each actor gave out so far, by name."""
@@ -232,7 +235,7 @@ class Host:
         transitions = [
             self._act(row, step, values[row], experience) for row, experience in enumerate(made)
         ]
-        self._states[:] = after
+        self._rows.states[:] = after
         cut_off = [row for row, end in enumerate(transitions) if end.ended and not end.terminal]
         self._close(cut_off, step, made)
         for row, (transition, experience) in enumerate(zip(transitions, made, strict=True)):
@@ -247,8 +250,8 @@ class Host:
         """Take one step of one actor, given its Q-values, ``[actions]``."""
         actor = self._actors[row]
         if actor.may_begin_sequence():
-            experience.states[step] = self._states[row].copy()
-        experience.frames[step] = self._stacks[row, -1]
+            experience.states[step] = self._rows.states[row].copy()
+        experience.frames[step] = self._rows.stacks[row, -1]
         action = actor.choose(values)
         transition = actor.step(action)
         experience.actions[step] = action
@@ -257,10 +260,7 @@ class Host:
         experience.terminals[step] = transition.terminal
         experience.ended[step] = transition.ended or (self._resets and transition.terminal)
         experience.values[step] = values[action], values.max()
-        self._previous_actions[row] = action
-        self._previous_rewards[row] = transition.reward
-        self._stacks[row, :-1] = self._stacks[row, 1:]
-        self._stacks[row, -1] = transition.frame
+        self._rows.advance(row, action, transition.reward, transition.frame)
         return transition
 
     def _close(self, rows: list[int], step: int, made: Sequence[Experience]) -> None:
@@ -269,44 +269,17 @@ class Host:
             return
         values, _ = self._evaluate(rows)
         for row, largest in zip(rows, values.max(axis=1).tolist(), strict=True):
-            made[row].last_frames[step] = self._stacks[row, -1].copy()
+            made[row].last_frames[step] = self._rows.stacks[row, -1].copy()
             made[row].last_values[step] = largest
 
     def _evaluate(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return Q-values, ``[rows, actions]``, and recurrent states after what ``rows`` see."""
-        parts = [self._evaluate_batch(*batch) for batch in self._batches(rows)]
-        values, after = zip(*parts, strict=True)
-        return np.concatenate(values), np.concatenate(after)
 
-    def _batches(self, rows: Sequence[int]) -> Iterator[tuple[list[int], list[int], int]]:
-        """Yield some of ``rows`` at a time, their places in a batch, and its size."""
-        if self._independent:
-            yield list(rows), list(range(len(rows))), len(rows)
-            return
-        for _, group in groupby(rows, lambda row: (self._first + row) // ROWS):
-            batch = list(group)
-            yield batch, [(self._first + row) % ROWS for row in batch], ROWS
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return q_values(self._network, self._parameters, inputs)
 
-    def _evaluate_batch(
-        self, rows: list[int], places: list[int], size: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Evaluate the network on a batch of ``size`` with zeros where no row has its place."""
-
-        def batch(array: NDArray[Any]) -> torch.Tensor:
-            result = np.zeros((size, *array.shape[1:]), array.dtype)
-            result[places] = array[rows]
-            return torch.from_numpy(result)
-
-        with torch.inference_mode():
-            values, after = self._network.unroll(
-                self._parameters.views,
-                batch(self._stacks).unsqueeze(0),
-                batch(self._previous_actions).unsqueeze(0),
-                batch(self._previous_rewards).unsqueeze(0),
-                batch(self._states),
-                torch.ones(1, size, dtype=torch.bool),
-            )
-        return values[0].numpy()[places], after.numpy()[places]
+        values, after = self._rows.evaluate(rows, evaluate)
+        return values, after
 
     def _finish(self, row: int, experience: Experience) -> Frame:
         """End an episode of the environment and return the first frame of the next one."""
@@ -318,11 +291,7 @@ class Host:
     def _begin(self, row: int, frame: Frame) -> None:
         """Begin an episode of the agent with ``frame``."""
         self._actors[row].steps = 0
-        self._stacks[row] = 0
-        self._stacks[row, -1] = frame
-        self._previous_actions[row] = NO_ACTION
-        self._previous_rewards[row] = 0
-        self._states[row] = 0
+        self._rows.begin(row, frame)
 
 
 class _Actor:

@@ -125,7 +125,9 @@ class DeepQLearning:
             min_squared_gradient=trainer.min_squared_gradient,
         )
         self._learned = Learned(
-            self.online, self.target, self.optimizer.mean, self.optimizer.square
+            self.online,
+            {"mean": self.optimizer.mean, "square": self.optimizer.square},
+            target=self.target,
         )
         overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
         self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
@@ -384,6 +386,10 @@ class DeepQLearning:
     def stream_profiles(self) -> list[StreamProfile]:
         """Return nothing: every stream is the run's."""
         return []
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return nothing: there are no other files."""
+        return {}
 
     def close(self) -> None:
         """End the helper thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,21 @@ from capsule.training.trace import leaf_digest
 
 
 class Learned:
-    """Parameters, target parameters, the optimizer's means, and whatever a trainer adds."""
+    """Parameters, what an optimizer remembers, target parameters, and what else a trainer has."""
 
     def __init__(
         self,
         online: Parameters,
-        target: Parameters,
-        mean: Parameters,
-        square: Parameters,
-        **others: Parameters,
+        optimizer: Mapping[str, Parameters],
+        *,
+        target: Parameters | None = None,
+        others: Mapping[str, Parameters] = MappingProxyType({}),
     ) -> None:
-        self._online, self._target = online, target
-        self._means = {"mean": mean, "square": square}
-        optimizer = {f"optimizer/{name}": part for name, part in self._means.items()}
-        self._groups = {"parameters": online, "target": target, **optimizer, **others}
+        """Gather parameters; the trace does not digest ``others``."""
+        self._online, self._optimizer = online, optimizer
+        self._targets = {} if target is None else {"target": target}
+        optimized = {f"optimizer/{name}": part for name, part in optimizer.items()}
+        self._groups = {"parameters": online, **self._targets, **optimized, **others}
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all of it, as ``group/name``."""
@@ -52,10 +54,10 @@ class Learned:
         return {
             **({} if gradient is None else {"gradient": _digests(names, gradient)}),
             "parameters": _digests(names, self._online.segments),
-            "target": _digests(names, self._target.segments),
+            **{name: _digests(names, part.segments) for name, part in self._targets.items()},
             "optimizer": {
                 f"{kind}/{name}": digest
-                for kind, part in self._means.items()
+                for kind, part in self._optimizer.items()
                 for name, digest in _digests(names, part.segments).items()
             },
         }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, remove_unfinished, sha256_hex
+from capsule.experiment.canonical import remove_unfinished, write_atomic
 from capsule.experiment.contract import (
     Checkpoint,
     CheckpointIndex,
@@ -31,7 +31,7 @@ from capsule.experiment.contract import (
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import SeedsSpec, Spec, TrainingSpec
+from capsule.experiment.spec import SeedsSpec, TrainingSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
 from capsule.training.job import (
@@ -166,6 +166,8 @@ class Attempt:
         if complete:
             self._evaluate()
         self._write(contract.STREAMS, self._stream_profiles())
+        for name, data in self.learner.artifacts().items():
+            write_atomic(self._directory / name, data)
         self._finish(complete=complete)
         self.learner.close()
 
@@ -229,7 +231,7 @@ class Attempt:
 
         tensors = tensors or self.learner.tensors()
         state = ResumeState(
-            spec=_spec_digest(self._spec),
+            spec=self._spec.digest(),
             step=self.learner.step,
             seconds=self._seconds(),
             tensors=digests or tensor_digests(tensors),
@@ -244,7 +246,7 @@ class Attempt:
         """Go back to the last saved state, if there is one."""
         from capsule.training.checkpoint import load_resume_state
 
-        saved = load_resume_state(self._directory / contract.STATE, _spec_digest(self._spec))
+        saved = load_resume_state(self._directory / contract.STATE, self._spec.digest())
         if saved is None:
             self._trace.restore(None)
             return
@@ -443,7 +445,3 @@ def _evaluated_steps(spec: TrainingSpec) -> list[int]:
     """Return the steps whose networks are evaluated: every interval's, and the final one."""
     total = spec.trainer.total_steps
     return [*range(spec.evaluation.interval, total, spec.evaluation.interval), total]
-
-
-def _spec_digest(spec: Spec) -> str:
-    return sha256_hex(canonical_json(spec.model_dump(mode="json", by_alias=True)))

@@ -46,15 +46,16 @@ from numpy.typing import NDArray
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import R2d2Trainer
-from capsule.training.actor_host import ActorsState, Experience, exploration_ladder
+from capsule.training.actor_host import ActorsState, Experience, exploration_ladder, q_values
+from capsule.training.actor_rows import Inputs
 from capsule.training.actors import Actors
 from capsule.training.adam import Adam
 from capsule.training.checkpoint import array_document, document_array
 from capsule.training.evaluation import Policy
 from capsule.training.learned import Learned
 from capsule.training.networks import Parameters, flatten, initialize
-from capsule.training.r2d2_policy import RecurrentPolicy
 from capsule.training.recurrent_networks import RecurrentNetwork
+from capsule.training.recurrent_policy import RecurrentPolicy
 from capsule.training.recurrent_q_learning import (
     clip_rewards,
     double_q_targets,
@@ -120,10 +121,9 @@ class R2D2:
         )
         self._learned = Learned(
             self.online,
-            self.target,
-            self.optimizer.mean,
-            self.optimizer.square,
-            acting=self.acting,
+            {"mean": self.optimizer.mean, "square": self.optimizer.square},
+            target=self.target,
+            others={"acting": self.acting},
         )
         self._leaves = {
             name: view.detach().requires_grad_() for name, view in self.online.views.items()
@@ -173,8 +173,11 @@ class R2D2:
 
     def policy(self, parameters: Parameters) -> Policy:
         """Return the greedy policy of ``parameters``, for evaluations."""
-        clips = getattr(self._spec.environment, "clip_rewards", False)
-        return RecurrentPolicy(self.network, parameters, clips_rewards=clips)
+
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return q_values(self.network, parameters, inputs)
+
+        return RecurrentPolicy(self.network, self._spec.environment, self._device, evaluate)
 
     def _begin_acting(self) -> None:
         due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
@@ -419,6 +422,10 @@ class R2D2:
             for actor, profiles in enumerate(self._actors.profiles())
             for name, profile in sorted(profiles.items())
         ]
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return nothing: there are no other files."""
+        return {}
 
     def close(self) -> None:
         """End every thread and process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, TrainingSpec
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorSettings
 from capsule.training.actors import Actors
@@ -14,7 +14,7 @@ from capsule.training.r2d2 import R2D2
 from capsule.training.recurrent_networks import RecurrentNetwork, make_recurrent_network
 from capsule.training.sequence_replay import SequenceLayout, SequenceReplay
 from capsule.training.streams import make_streams
-from capsule.training.trainer import Setting, state_interval
+from capsule.training.trainer import Setting, cpu_numerics, state_interval
 
 LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
@@ -98,9 +98,3 @@ def replay_options(
         "floor": LOWEST_PRIORITY,
         "initial_priority": "given",
     }
-
-
-def cpu_numerics(spec: TrainingSpec) -> Numerics:
-    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
-    accelerator = spec.accelerator
-    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"

@@ -28,7 +28,6 @@ from capsule.training.evaluation import Policy, Seen
 from capsule.training.r2d2 import R2D2
 from capsule.training.r2d2_making import (
     actor_settings,
-    cpu_numerics,
     make_network,
     replay_options,
     sequence_layout,
@@ -41,7 +40,7 @@ from capsule.training.sequence_replay import (
     SequenceReplay,
 )
 from capsule.training.streams import Stream, make_streams
-from capsule.training.trainer import Setting
+from capsule.training.trainer import Setting, cpu_numerics
 
 InitialState = Literal["stored", "zero"]
 Tensors = Mapping[str, torch.Tensor]

@@ -541,9 +541,8 @@ class SequenceReplay:
             )
 
     def _open_states(self, writer: _Writer) -> dict[str, Any]:
-        shape = (-1, *self._sequence_fields["states"].shape[1:])
-        states = np.array(writer.states, np.float32)
-        return array_document(states.reshape(shape) if len(states) else states)
+        shape = (len(writer.states), *self._sequence_fields["states"].shape[1:])
+        return array_document(np.array(writer.states, np.float32).reshape(shape))
 
     def _put(
         self,

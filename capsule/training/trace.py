@@ -58,6 +58,7 @@ class Trace:
         *,
         loss: float | None = None,
         minibatch: str | None = None,
+        unrolls: Mapping[str, str] | None = None,
         tensors: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Write one record over what was added since the last one.
@@ -67,13 +68,17 @@ class Trace:
             streams: Every stream; folded into one digest, or named one by one beside ``tensors``.
             loss: Mean loss of the last minibatch.
             minibatch: Digest of the last minibatch as the replay memory gave it.
+            unrolls: Name to digest of each unroll that was learned.
             tensors: Component to tensor name to digest.
         """
         digests = {str(name): f"{stream.draws}:{stream.digest}" for name, stream in streams.items()}
         folded = xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
         flowed = {name: leaf.hex() for name, leaf in self._leaves.items()}
         losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss")}
-        fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded, **flowed}
+        fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded}
+        if unrolls is not None:
+            fields["unrolls"] = unrolls
+        fields |= flowed
         if minibatch is not None:
             fields["minibatch"] = minibatch
         fields |= {"loss": losses, **(tensors or {})}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from capsule.experiment.spec import SeedsSpec, StreamName, TrainingSpec
-from capsule.experiment.trainers import DqnTrainer
+from capsule.experiment.spec import CpuAccelerator, Numerics, SeedsSpec, StreamName, TrainingSpec
+from capsule.experiment.trainers import DqnTrainer, R2d2Trainer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,8 +71,8 @@ class Trainer(Protocol):
     def interval(self) -> None:
         """Take the steps that belong to one update, and once learning has started, update."""
 
-    def exploration(self) -> float:
-        """Return the (mean) probability of a random action at the current step."""
+    def exploration(self) -> float | None:
+        """Return the (mean) probability of a random action, None where policies are random."""
 
     def record(self) -> None:
         """Write one trace record."""
@@ -94,6 +94,9 @@ class Trainer(Protocol):
     def stream_profiles(self) -> list[StreamProfile]:
         """Return the profiles of streams that are the trainer's own."""
 
+    def artifacts(self) -> dict[str, bytes]:
+        """Return files of the run directory that are the trainer's own, by name, at its end."""
+
     def close(self) -> None:
         """End its threads and processes."""
 
@@ -104,9 +107,19 @@ def make_trainer(setting: Setting) -> Trainer:
         from capsule.training.dqn import make_dqn
 
         return make_dqn(setting, setting.spec.trainer)
-    from capsule.training.r2d2_making import make_r2d2
+    if isinstance(setting.spec.trainer, R2d2Trainer):
+        from capsule.training.r2d2_making import make_r2d2
 
-    return make_r2d2(setting, setting.spec.trainer)
+        return make_r2d2(setting, setting.spec.trainer)
+    from capsule.training.impala_making import make_impala
+
+    return make_impala(setting, setting.spec.trainer)
+
+
+def cpu_numerics(spec: TrainingSpec) -> Numerics:
+    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
+    accelerator = spec.accelerator
+    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
 
 
 def state_interval(spec: TrainingSpec) -> int:

@@ -1,0 +1,191 @@
+"""The schedule log: which actor's unroll was learned when, and the policy version it acted with.
+
+A run whose actors are asynchronous is a pure function of its spec and of this log. The file is one
+line of canonical JSON (RFC 8785), the header, and after it the *planes*, compressed by zlib (RFC
+1950): for every unroll in the order it was learned its actor, then for every unroll its *lag*, the
+parameter updates between the version it acted with and the one that it was learned by. Both are
+little-endian, of as many bytes as the header says.
+
+Nothing here needs torch or numpy: hosts read logs with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from pydantic import Field, ValidationError
+
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
+from capsule.experiment.lock import Sha256
+
+MAX_HEADER_BYTES = 4096
+_LARGEST = 0xFFFF
+_Width = Literal[1, 2]
+
+
+class Header(Model):
+    """The first line of a log."""
+
+    schema_id: Literal["capsule/schedule/v1"] = Field("capsule/schedule/v1", alias="schema")
+    spec: Sha256 = Field(description="Of the spec that it is a schedule of, in canonical JSON.")
+    actors: PositiveInt = Field(le=_LARGEST + 1)
+    batch: PositiveInt = Field(description="Unrolls of an update.")
+    updates: NonNegativeInt
+    bytes_of: tuple[_Width, _Width] = Field(description="Of an actor, of a lag.")
+    planes: Sha256 = Field(description="Of the planes, before compression.")
+
+
+@dataclass(frozen=True)
+class ScheduleLog:
+    """A schedule as it was recorded.
+
+    Attributes:
+        spec: SHA-256 of the spec's canonical JSON.
+        actors: How many there are.
+        batch: Unrolls of an update.
+        played: The actor of each unroll, in the order they were learned, ``array('H')``.
+        lags: The lag of each, ``array('H')``.
+    """
+
+    spec: str
+    actors: int
+    batch: int
+    played: array[int]
+    lags: array[int]
+
+    @property
+    def updates(self) -> int:
+        """Parameter updates that it covers."""
+        return len(self.played) // self.batch
+
+    def slots(self, update: int) -> Iterator[tuple[int, int]]:
+        """Yield actor and version of each unroll of an update, in order."""
+        for place in range(update * self.batch, (update + 1) * self.batch):
+            yield self.played[place], update - self.lags[place]
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what it says, whatever compressed it."""
+        header, _ = self._parts()
+        return sha256_hex(_line(header))
+
+    def document(self) -> bytes:
+        """Return the file."""
+        header, planes = self._parts()
+        return _line(header) + zlib.compress(planes, 9)
+
+    def _parts(self) -> tuple[Header, bytes]:
+        widths = _width(self.actors - 1), _width(max(self.lags, default=0))
+        planes = b"".join(
+            _encoded(plane, width)
+            for plane, width in zip((self.played, self.lags), widths, strict=True)
+        )
+        header = Header(
+            spec=self.spec,
+            actors=self.actors,
+            batch=self.batch,
+            updates=self.updates,
+            bytes_of=widths,
+            planes=sha256_hex(planes),
+        )
+        return header, planes
+
+
+def parse_schedule(data: bytes) -> ScheduleLog:
+    """Read a log, of which nothing is believed.
+
+    Raises:
+        CapsuleError: CAP-T341, it is cut off, was changed, or says what no run can have done.
+    """
+    line, feed, compressed = data.partition(b"\n")
+    if not feed or len(line) > MAX_HEADER_BYTES:
+        _refuse("has no header line")
+    try:
+        header = Header.model_validate_json(line)
+    except ValidationError as error:
+        _refuse(f"has a header of another form: {error.errors()[0]['msg']}")
+    unrolls = header.updates * header.batch
+    planes = _decompressed(compressed, unrolls * sum(header.bytes_of))
+    if sha256_hex(planes) != header.planes:
+        _refuse("was changed: its planes do not have the digest that its header states")
+    cut = unrolls * header.bytes_of[0]
+    played, lags = (
+        _decoded(plane, width)
+        for plane, width in zip((planes[:cut], planes[cut:]), header.bytes_of, strict=True)
+    )
+    log = ScheduleLog(header.spec, header.actors, header.batch, played, lags)
+    _check(log)
+    if _line(header) != line + feed:
+        _refuse("is not in canonical form")
+    return log
+
+
+def _check(log: ScheduleLog) -> None:
+    """Refuse what no run can have done."""
+    for update in range(log.updates):
+        slots = list(log.slots(update))
+        seen = {actor for actor, _ in slots}
+        if len(seen) < len(slots):
+            _refuse(f"has an actor twice in update {update}")
+        if max(seen) >= log.actors:
+            _refuse(f"has actor {max(seen)} in update {update}, but there are {log.actors}")
+        if min(version for _, version in slots) < 0:
+            _refuse(f"has a version before the first in update {update}")
+
+
+def _decompressed(data: bytes, size: int) -> bytes:
+    """Return what ``data`` holds if that is ``size`` bytes; never makes more."""
+    stream = zlib.decompressobj()
+    try:
+        planes = stream.decompress(data, size + 1)
+    except zlib.error as error:
+        _refuse(f"does not decompress: {error}")
+    if len(planes) != size or not stream.eof or stream.unused_data:
+        _refuse(f"does not hold the {size} bytes of its planes")
+    return planes
+
+
+def _width(largest: int) -> _Width:
+    return 1 if largest < 256 else 2
+
+
+def _encoded(plane: array[int], width: int) -> bytes:
+    if width == 1:
+        return bytes(plane.tolist())
+    return _little_endian(plane).tobytes()
+
+
+def _decoded(data: bytes, width: int) -> array[int]:
+    if width == 1:
+        return array("H", list(data))
+    plane = array("H")
+    plane.frombytes(data)
+    return _little_endian(plane)
+
+
+def _little_endian(plane: array[int]) -> array[int]:
+    """Return a plane in the other byte order where this machine's is not the file's."""
+    turned = plane[:]
+    if sys.byteorder == "big":
+        turned.byteswap()
+    return turned
+
+
+def _line(header: Header) -> bytes:
+    fields: dict[str, Any] = header.model_dump(mode="json", by_alias=True)
+    return canonical_json(fields) + b"\n"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise CapsuleError(
+        "CAP-T341",
+        f"the schedule log {what}",
+        fix="Take the log from the bundle, or the run directory, again.",
+        exit_code=ExitCode.TAMPERED,
+    )

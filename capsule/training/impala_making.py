@@ -1,0 +1,104 @@
+"""IMPALA with its network, its actors and their schedule, made as a spec says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec
+from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.environments import Environment, make_environment
+from capsule.training.impala import Impala
+from capsule.training.impala_networks import ActorCriticNetwork, make_actor_critic_network
+from capsule.training.products import products_for
+from capsule.training.schedule.executor import Executor
+from capsule.training.schedule.recorder import Recorder
+from capsule.training.schedule.sources import Live, Lockstep, Recorded, Schedule
+from capsule.training.schedule.transports import Processes, Serial, Transport
+from capsule.training.streams import make_streams
+from capsule.training.trainer import Setting, cpu_numerics
+from capsule.training.unrolls import UnrollSettings
+
+_RECORDING = "schedule"
+
+
+def make_impala(setting: Setting, trainer: ImpalaTrainer) -> Impala:
+    """Make the trainer with its actors.
+
+    Raises:
+        CapsuleError: CAP-T341, CAP-T344, there is a schedule to follow which is none, or another's.
+    """
+    spec = setting.spec
+    example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
+    schedule = make_schedule(setting, trainer)
+    transport = make_transport(setting, trainer, example, schedule.lag)
+    executor = Executor(schedule, transport, trainer.actors)
+    recorder = None
+    if trainer.schedule.mode == "recorded":
+        path = setting.directory / _RECORDING
+        recorder = Recorder(path, spec.digest(), trainer.actors, trainer.batch_size)
+    network = make_network(trainer, example, spec.accelerator)
+    return Impala(setting, trainer, network, example.frame_stack, executor, recorder)
+
+
+def make_schedule(setting: Setting, trainer: ImpalaTrainer) -> Schedule:
+    """Return the schedule: the spec's rule, the log to follow, or who is ready first."""
+    if trainer.schedule.mode == "lockstep":
+        updates = trainer.total_steps // trainer.interval_steps
+        return Lockstep(trainer.actors, trainer.batch_size, trainer.schedule.lag, updates)
+    replay = setting.directory.parent / contract.SCHEDULE_REPLAY
+    if replay.exists():
+        return Recorded(_log_to_follow(replay, setting.spec))
+    return Live(trainer.actors, trainer.batch_size, trainer.schedule.lag)
+
+
+def make_transport(
+    setting: Setting, trainer: ImpalaTrainer, example: Environment, lag: int
+) -> Transport:
+    """Start what plays the actors, who act on the CPU, whatever the learner computes on."""
+    numerics = cpu_numerics(setting.spec)
+    settings = UnrollSettings(
+        environment=setting.spec.environment,
+        seeds=setting.seeds,
+        network=make_network(trainer, example, CpuAccelerator(numerics=numerics)),
+        length=trainer.unroll_length,
+    )
+    if setting.workers == 1:
+        return Serial(settings, trainer.actors, lag=lag)
+    return Processes(
+        settings,
+        trainer.actors,
+        processes=setting.workers,
+        lag=lag,
+        determinism=setting.spec.determinism,
+        numerics=numerics,
+    )
+
+
+def make_network(
+    trainer: ImpalaTrainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> ActorCriticNetwork:
+    """Describe the network for an environment, computed as an accelerator computes."""
+    return make_actor_critic_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=products_for(accelerator),
+    )
+
+
+def _log_to_follow(path: Path, spec: TrainingSpec) -> ScheduleLog:
+    log = parse_schedule(path.read_bytes())
+    if log.spec != spec.digest():
+        raise CapsuleError(
+            "CAP-T344",
+            f"the schedule log is of the spec {log.spec}, not of this one, {spec.digest()}",
+            fix="Follow a log with the spec that it was recorded with.",
+            exit_code=ExitCode.USAGE,
+        )
+    return log

@@ -1,0 +1,363 @@
+"""Unrolls: what the actors of an actor-learner do (Espeholt et al. 2018, section 3).
+
+A logical actor is an environment, streams and a recurrent state of its own. For one *unroll* it
+takes a fixed number of steps with one version of the policy, which is then the behaviour policy mu
+of these steps, and draws its actions from it. A host plays any set of actors in one process, and
+evaluates the network for all at once that unroll with the same version; which actors a host plays,
+and which of them unroll together, changes no bit (:mod:`capsule.training.actor_rows`).
+
+An actor is a value: every unroll brings a snapshot of its actor, from which any host goes on. So a
+run is saved, resumed, or carried on after the loss of a host, without asking a host for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
+from capsule.training import kernels
+from capsule.training.actor_rows import ActorRows, Inputs
+from capsule.training.environments import make_environment
+from capsule.training.impala_networks import ActorCriticNetwork
+from capsule.training.networks import Parameters
+from capsule.training.streams import Stream
+
+ActorStream = Literal["environment", "no-op", "exploration"]
+
+
+@dataclass(frozen=True)
+class UnrollSettings:
+    """What makes the actors of a run; all of it can be handed to another process.
+
+    Attributes:
+        environment: The spec's ``environment`` section.
+        seeds: The spec's ``seeds`` section, with the root seed that holds.
+        network: The policy.
+        length: Steps of an unroll.
+    """
+
+    environment: EnvironmentSpec
+    seeds: SeedsSpec
+    network: ActorCriticNetwork
+    length: int
+
+
+class Request(NamedTuple):
+    """An actor's next unroll, with a version of the policy."""
+
+    actor: int
+    version: int
+
+
+class Snapshot(NamedTuple):
+    """An actor between two unrolls.
+
+    Attributes:
+        document: JSON-safe: the environment, the streams, and what was done last.
+        stack: The last frames, ``[frame_stack, *frame_shape]``.
+        state: Recurrent, float32 ``[*state_shape]``.
+    """
+
+    document: dict[str, Any]
+    stack: NDArray[Any]
+    state: NDArray[np.float32]
+
+
+class Unroll(NamedTuple):
+    """What one actor did in one unroll; a row for each step, and one for what came of the last.
+
+    Attributes:
+        frames: ``[frame_stack - 1 + steps + 1, *frame_shape]``: those before the first row's, then
+            the newest of each row.
+        ages: int64 ``[steps + 1]``: steps of the episode before each row; 0: it begins.
+        previous_actions: int64 ``[steps + 1]``; -1 for none.
+        previous_rewards: float32 ``[steps + 1]``.
+        actions: int64 ``[steps]``.
+        log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps]``.
+        rewards: float64 ``[steps]``: training rewards.
+        terminals: bool ``[steps]``: nothing after the step counts for it.
+        state: Recurrent, before row 0: float32 ``[*state_shape]``.
+        returns: Game returns of the episodes that ended, in order.
+    """
+
+    frames: NDArray[Any]
+    ages: NDArray[np.int64]
+    previous_actions: NDArray[np.int64]
+    previous_rewards: NDArray[np.float32]
+    actions: NDArray[np.int64]
+    log_behaviour: NDArray[np.float32]
+    rewards: NDArray[np.float64]
+    terminals: NDArray[np.bool_]
+    state: NDArray[np.float32]
+    returns: list[float]
+
+    def digest(self) -> str:
+        """Return the XXH3-64 of all of it, hexadecimal."""
+        digest = xxhash.xxh3_64()
+        for part in self:
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+
+class Played(NamedTuple):
+    """An unroll that is finished.
+
+    Attributes:
+        actor: Whose.
+        unroll: What it did.
+        after: The actor then.
+    """
+
+    actor: int
+    unroll: Unroll
+    after: Snapshot
+
+
+def actor_streams(seeds: SeedsSpec, actor: int) -> dict[StreamName, Stream]:
+    """Return the streams of one actor: those of its name, with the actor as index.
+
+    Streams:
+        environment, no-op: as the environment draws them.
+        exploration: one uniform per step, which the policy's distribution makes an action.
+    """
+    names: tuple[ActorStream, ...] = get_args(ActorStream)
+    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
+
+
+def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[StreamProfile]:
+    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``."""
+    profiles = []
+    for name, stream in sorted(actor_streams(seeds, actor).items()):
+        stream.restore(snapshot.document["streams"][name])
+        profiles.append(stream.profile().model_copy(update={"name": f"{name}/{actor}"}))
+    return profiles
+
+
+class UnrollHost:
+    """Plays some actors in this process."""
+
+    def __init__(self, settings: UnrollSettings, played: Sequence[int]) -> None:
+        """Make the actors ``played``, which ascend, each with an episode begun.
+
+        Raises:
+            CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had or played.
+        """
+        self._network, self._length = settings.network, settings.length
+        self._row_of = {actor: row for row, actor in enumerate(played)}
+        self._actors = [_Actor(settings, actor) for actor in played]
+        self._rows = ActorRows(played, self._actors[0].environment, settings.network)
+        self._versions: dict[int, Parameters] = {}
+        for row, actor in enumerate(self._actors):
+            self._rows.begin(row, actor.environment.reset())
+
+    def unroll(
+        self, requests: Iterable[Request], parameters: Mapping[int, NDArray[np.float32]], lag: int
+    ) -> list[Played]:
+        """Let actors unroll, those of one version together.
+
+        Args:
+            requests: At most one of each actor.
+            parameters: Versions that this host has not been given before, each in the order of
+                :attr:`Parameters.flat`.
+            lag: Versions older than the newest by more than this are forgotten.
+
+        """
+        for version, flat in parameters.items():
+            kept = Parameters(self._network.shapes, torch.device("cpu"))
+            kept.flat.copy_(torch.from_numpy(flat))
+            self._versions[version] = kept
+        newest = max(self._versions)
+        self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
+        done: list[Played] = []
+        by_version = attrgetter("version", "actor")
+        ordered = sorted(requests, key=by_version)
+        for version, group in groupby(ordered, attrgetter("version")):
+            actors = [request.actor for request in group]
+            done += self._together(actors, self._versions[version])
+        return done
+
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
+        """Bring actors back to snapshots.
+
+        Raises:
+            CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore` says.
+        """
+        for actor, snapshot in snapshots.items():
+            row = self._row_of[actor]
+            document = snapshot.document
+            self._actors[row].restore(document)
+            self._rows.stacks[row] = snapshot.stack
+            self._rows.states[row] = snapshot.state
+            self._rows.previous_actions[row] = document["previous_action"]
+            self._rows.previous_rewards[row] = document["previous_reward"]
+
+    def _together(self, actors: Sequence[int], parameters: Parameters) -> list[Played]:
+        """Let actors, which ascend, unroll with the same parameters."""
+        rows = [self._row_of[actor] for actor in actors]
+        made = [self._blank(row) for row in rows]
+
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+            return act(self._network, parameters, inputs)
+
+        for step in range(self._length):
+            logarithms, probabilities, after = self._rows.evaluate(rows, evaluate)
+            for place, (row, unroll) in enumerate(zip(rows, made, strict=True)):
+                self._rows.states[row] = after[place]
+                self._step(row, step, logarithms[place], probabilities[place], unroll)
+        for row, unroll in zip(rows, made, strict=True):
+            self._see(row, self._length, unroll)
+        snapshots = map(self._snapshot, rows)
+        return [Played(*each) for each in zip(actors, made, snapshots, strict=True)]
+
+    def _blank(self, row: int) -> Unroll:
+        """Return an unroll of which only the time before is known."""
+        example, steps, rows = self._actors[row].environment, self._length, self._length + 1
+        stack = self._rows.stacks[row]
+        shape = (len(stack) - 1 + rows, *example.frame_shape)
+        made = Unroll(
+            frames=np.zeros(shape, example.frame_dtype),
+            ages=np.zeros(rows, np.int64),
+            previous_actions=np.zeros(rows, np.int64),
+            previous_rewards=np.zeros(rows, np.float32),
+            actions=np.zeros(steps, np.int64),
+            log_behaviour=np.zeros(steps, np.float32),
+            rewards=np.zeros(steps),
+            terminals=np.zeros(steps, np.bool_),
+            state=self._rows.states[row].copy(),
+            returns=[],
+        )
+        made.frames[: len(stack) - 1] = stack[:-1]
+        return made
+
+    def _step(
+        self,
+        row: int,
+        step: int,
+        logarithms: NDArray[np.float32],
+        probabilities: NDArray[np.float32],
+        made: Unroll,
+    ) -> None:
+        """Take one step of one actor, given ``ln mu`` and ``mu``, ``[actions]``."""
+        actor = self._actors[row]
+        self._see(row, step, made)
+        action = sample(probabilities, actor.streams["exploration"].uniform())
+        transition = actor.environment.step(action)
+        made.actions[step] = action
+        made.log_behaviour[step] = logarithms[action]
+        made.rewards[step] = transition.reward
+        made.terminals[step] = transition.terminal or transition.ended
+        actor.age += 1
+        actor.episode_return += transition.game_reward
+        self._rows.advance(row, action, transition.reward, transition.frame)
+        if transition.ended:
+            made.returns.append(actor.episode_return)
+            actor.age, actor.episode_return = 0, 0.0
+            self._rows.begin(row, actor.environment.reset())
+
+    def _see(self, row: int, step: int, made: Unroll) -> None:
+        """Enter what an actor sees before a step."""
+        stack = self._rows.stacks[row]
+        made.frames[len(stack) - 1 + step] = stack[-1]
+        made.ages[step] = self._actors[row].age
+        made.previous_actions[step] = self._rows.previous_actions[row]
+        made.previous_rewards[step] = self._rows.previous_rewards[row]
+
+    def _snapshot(self, row: int) -> Snapshot:
+        document = {
+            **self._actors[row].document(),
+            "previous_action": int(self._rows.previous_actions[row]),
+            "previous_reward": float(self._rows.previous_rewards[row]),
+        }
+        return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
+
+
+def act(
+    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``ln mu`` and ``mu``, float32 ``[rows, actions]``, and the states after the step."""
+    logits, after = logits_of(network, parameters, inputs)
+    logarithms, probabilities, _ = kernels.log_softmax(logits.contiguous())
+    return logarithms, probabilities, after
+
+
+def logits_of(
+    network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
+    observations, actions, rewards, states = inputs
+    logits, _, after = network.unroll(
+        parameters.views,
+        observations.unsqueeze(0),
+        actions.unsqueeze(0),
+        rewards.unsqueeze(0),
+        states,
+        torch.zeros_like(actions, dtype=torch.bool).unsqueeze(0),
+    )
+    return logits[0], after
+
+
+def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
+    """Return the action at which the distribution function passes ``uniform``.
+
+    Args:
+        probabilities: float32 ``[actions]``; added up one after the other in float64.
+        uniform: In ``[0, 1)``, of their sum.
+    """
+    cumulated = np.cumsum(probabilities, dtype=np.float64)
+    return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
+
+
+def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:
+    """Return observations, ``[steps + 1, unrolls, frame_stack, *frame_shape]``, newest frame last.
+
+    Frames of an earlier episode are zeros.
+    """
+    rows = len(unrolls[0].ages)
+    frame = unrolls[0].frames
+    observations = np.zeros((rows, len(unrolls), frame_stack, *frame.shape[1:]), frame.dtype)
+    for column, unroll in enumerate(unrolls):
+        for place in range(frame_stack):
+            seen = unroll.ages >= frame_stack - 1 - place
+            observations[seen, column, place] = unroll.frames[place : place + rows][seen]
+    return observations
+
+
+class _Actor:
+    """One logical actor, but for what is evaluated in batches.
+
+    Attributes:
+        environment: Its environment.
+        streams: What it draws from.
+        age: Steps of the running episode.
+        episode_return: Game return of the running episode.
+    """
+
+    def __init__(self, settings: UnrollSettings, actor: int) -> None:
+        self.streams = actor_streams(settings.seeds, actor)
+        self.environment = make_environment(settings.environment, self.streams, training=True)
+        self.age = 0
+        self.episode_return = 0.0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment.state(),
+            "streams": {name: stream.state() for name, stream in self.streams.items()},
+            "age": self.age,
+            "return": self.episode_return,
+        }
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        self.environment.restore(document["environment"])
+        for name, stream in self.streams.items():
+            stream.restore(document["streams"][name])
+        self.age, self.episode_return = document["age"], document["return"]
