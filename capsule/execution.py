@@ -97,6 +97,7 @@ def execute(
     *,
     stop_after: int | None = None,
     replay: Path | None = None,
+    schedule: Path | None = None,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -110,6 +111,7 @@ def execute(
         run_directory: Becomes the run directory of ``capsule.experiment.contract``.
         stop_after: Only this many steps (a prefix re-execution).
         replay: The recorded randomness to replay, for a run that recorded it.
+        schedule: The schedule log to follow, for a run that recorded it.
         reporter: Told about each event.
 
     Raises:
@@ -124,6 +126,8 @@ def execute(
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )
+    if schedule is not None:
+        write_atomic(run_directory / contract.SCHEDULE_REPLAY, schedule.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
     attempt = Attempt(run_directory, lock.spec, replay=replay)
     launcher = attempt.arguments(native=NATIVE, run_directory=RUN_DIRECTORY)

@@ -19,8 +19,9 @@ from capsule.experiment.canonical import (
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, Sha256
+from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
-from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
@@ -75,6 +76,9 @@ class TrainingClaims(Claims):
 
     schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
     streams: tuple[contract.StreamProfile, ...]
+    schedule: Sha256 | None = Field(
+        None, description="Of the schedule log; null unless the spec has the schedule recorded."
+    )
     trace: TraceClaim
     checkpoints: tuple[CheckpointClaim, ...]
     evaluation: contract.Evaluation
@@ -124,13 +128,36 @@ def read_document(path: Path, model: type[Document]) -> Document:
         parse_canonical_json(data)
         return model.model_validate_json(data)
     except (OSError, ValueError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise CapsuleError(
-            "CAP-B090",
-            f"{path.name} of the run is not a valid {model.__name__}: {reason}",
-            fix="The training side did not keep the run contract; look at its output.log.",
-            exit_code=ExitCode.TRAINING_FAILED,
-        ) from error
+        reason = str(error.strerror if isinstance(error, OSError) else error).splitlines()[0]
+        raise _broken(path.name, model.__name__, reason) from error
+
+
+def _broken(name: str, what: str, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B090",
+        f"{name} of the run is not a valid {what}: {reason}",
+        fix="The training side did not keep the run contract; look at its output.log.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+def records_schedule(lock: Lock) -> bool:
+    """Tell whether a run of ``lock`` leaves a schedule log."""
+    trainer = lock.spec.trainer
+    return isinstance(trainer, ImpalaTrainer) and trainer.schedule.mode == "recorded"
+
+
+def read_schedule(path: Path) -> ScheduleLog:
+    """Read a schedule log of a run directory or a bundle.
+
+    Raises:
+        CapsuleError: CAP-B090 missing; CAP-T341 not what it must be.
+    """
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            return parse_schedule(stream.read(MAX_DOCUMENT_BYTES))
+    except OSError as error:
+        raise _broken(path.name, "schedule log", error.strerror or str(error)) from error
 
 
 def image_relaxations(lock: Lock, engine: str) -> tuple[str, ...]:
@@ -152,9 +179,11 @@ def collect_claims(
     result = read_document(run_directory / contract.RESULT, contract.Result)
     streams = read_document(run_directory / contract.STREAMS, contract.StreamProfiles)
     index = read_document(run_directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    schedule = read_schedule(run_directory / contract.SCHEDULE) if records_schedule(lock) else None
     return TrainingClaims(
         **dict(_common_claims(lock, image, engine, run_directory)),
         streams=streams.streams,
+        schedule=None if schedule is None else schedule.digest(),
         trace=TraceClaim(records=result.trace_records, head=result.trace_head),
         checkpoints=tuple(
             CheckpointClaim(step=item.step, digest=item.digest()) for item in index.checkpoints

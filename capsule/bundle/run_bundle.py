@@ -52,6 +52,7 @@ STREAMS = "profiles/streams.json"
 ENTROPY_REPORT = "profiles/entropy.json"
 ENTROPY_PROFILE = "profiles/entropy.profile"
 LEDGER = "profiles/ledger.json"
+SCHEDULE = "profiles/schedule.log"
 SECCOMP = "image/seccomp.json"
 PROJECT_DIFF = "spec/project.diff"
 WORKSPACE = "workspace/"  # outputs of a program, under their own names
@@ -195,6 +196,10 @@ def _run_files(directory: Path, claims: Claims) -> dict[str, Content]:
         )
     if isinstance(claims, ProgramClaims):
         return members | _program_files(directory, claims)
+    if isinstance(claims, TrainingClaims) and claims.schedule is not None:
+        members[SCHEDULE] = Content(
+            directory / contract.SCHEDULE, "profile", "application/octet-stream"
+        )
     return members | _training_files(directory)
 
 

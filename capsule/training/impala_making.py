@@ -50,7 +50,7 @@ def make_schedule(setting: Setting, trainer: ImpalaTrainer) -> Schedule:
         return Lockstep(trainer.actors, trainer.batch_size, trainer.schedule.lag, updates)
     replay = setting.directory.parent / contract.SCHEDULE_REPLAY
     if replay.exists():
-        return Recorded(_log_to_follow(replay, setting.spec))
+        return Recorded(_log_to_follow(replay, setting.spec, trainer), trainer.schedule.lag)
     return Live(trainer.actors, trainer.batch_size, trainer.schedule.lag)
 
 
@@ -92,12 +92,17 @@ def make_network(
     )
 
 
-def _log_to_follow(path: Path, spec: TrainingSpec) -> ScheduleLog:
+def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> ScheduleLog:
     log = parse_schedule(path.read_bytes())
-    if log.spec != spec.digest():
+    bound = max(log.lags, default=0)
+    found = log.spec, log.actors, log.batch, max(bound, trainer.schedule.lag)
+    wanted = spec.digest(), trainer.actors, trainer.batch_size, trainer.schedule.lag
+    if found != wanted:
         raise CapsuleError(
             "CAP-T344",
-            f"the schedule log is of the spec {log.spec}, not of this one, {spec.digest()}",
+            f"the schedule log is of the spec {log.spec}: {log.actors} actors in batches of "
+            f"{log.batch} with a lag up to {bound}; this is {wanted[0]}: {wanted[1]} in batches of "
+            f"{wanted[2]}, up to {wanted[3]}",
             fix="Follow a log with the spec that it was recorded with.",
             exit_code=ExitCode.USAGE,
         )

@@ -12,9 +12,10 @@ dense layer follows. ``shallow`` and ``residual`` see numbers from 0 to 1.
 previous reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the
 heads read these themselves.
 
-*Heads*. A dense layer for the logits of the policy and one for the baseline.
+*Language*. With a ``vocabulary`` the features of an instruction, as
+:mod:`capsule.training.language` makes them, follow those of the torso.
 
-What reads instructions, an LSTM of 64 over embeddings of 20, is not here.
+*Heads*. A dense layer for the logits of the policy and one for the baseline.
 
 Weights and biases start as :func:`capsule.training.networks.initialize` has them; the paper leaves
 it open. Under :data:`capsule.training.products.CHAINED` a row depends on its own inputs alone.
@@ -23,10 +24,12 @@ it open. Under :data:`capsule.training.products.CHAINED` a row depends on its ow
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from capsule.training.language import LanguageChannel
 from capsule.training.networks import (
     Convolutions,
     Shape,
@@ -50,8 +53,17 @@ ImpalaTorsoName = Literal["shallow", "residual", "small-conv", "mlp"]
 _SHALLOW = ((16, 8, 4), (32, 4, 2))  # output channels, kernel size, stride
 
 
+@dataclass(frozen=True)
 class ActorCriticNetwork(Architecture):
-    """A policy and a baseline."""
+    """A policy and a baseline.
+
+    Attributes:
+        language: Makes features of instructions; None where there are none.
+        words: Most words of an instruction; 0 where there are none.
+    """
+
+    language: LanguageChannel | None = None
+    words: int = 0
 
     def unroll(
         self,
@@ -61,6 +73,7 @@ class ActorCriticNetwork(Architecture):
         previous_rewards: torch.Tensor,
         states: torch.Tensor,
         resets: torch.Tensor,
+        instructions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Evaluate sequences, time-major. A time of 1 is one step of acting.
 
@@ -72,12 +85,23 @@ class ActorCriticNetwork(Architecture):
             states: float32 ``[batch, *state_shape]``, before row 0.
             resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
                 recurrent state becomes zero; elsewhere row 0 goes on from ``states``.
+            instructions: int64 ``[time, batch, words]``, as
+                :meth:`capsule.training.language.Vocabulary.encode` numbers words; None if the
+                network reads none.
 
         Returns:
             Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
             after the last row, ``[batch, *state_shape]``.
+
+        Raises:
+            ValueError: Instructions are missing, or the network reads none.
         """
         features = self.torso.features(parameters, observations.flatten(0, 1))
+        if (instructions is None) != (self.language is None):
+            raise ValueError("instructions go with a network that has a vocabulary")
+        if instructions is not None and self.language is not None:
+            told = self.language.features(parameters, instructions.flatten(0, 1))
+            features = torch.cat((features, told), 1)
         hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
         if 0 not in self.state_shape:
             first = states.where(~resets[0].view(-1, 1, 1), 0.0)
@@ -99,6 +123,8 @@ def make_actor_critic_network(
     recurrent_units: int,
     hidden_units: int,
     products: Products,
+    vocabulary: int = 0,
+    words: int = 0,
 ) -> ActorCriticNetwork:
     """Describe the network with the torso called ``name`` for one kind of observation.
 
@@ -110,6 +136,8 @@ def make_actor_critic_network(
         recurrent_units: Of the LSTM; the paper has 256, and on Atari 0, none.
         hidden_units: Of the torso's dense layer; the paper has 256, as has ``residual`` always.
         products: How its layers are computed.
+        vocabulary: Words that instructions are made of; 0 where there are none.
+        words: Most words of an instruction; 0 where there are none.
     """
     if name == "residual":
         torso = make_residual_torso(frame_stack, frame_shape, products)
@@ -118,14 +146,18 @@ def make_actor_critic_network(
     else:
         stack = make_convolutions(name, frame_stack, frame_shape, products)
         torso = make_plain_torso(stack, hidden_units)
+    language = LanguageChannel(vocabulary, products) if vocabulary else None
     width = torso.width + 1 + actions
     shapes = dict(torso.shapes)
+    if language is not None:
+        shapes |= language.shapes
+        width += language.width
     if recurrent_units:
         shapes |= lstm_shapes(width, recurrent_units)
         width = recurrent_units
     shapes |= dense_shapes("policy", width, actions) | dense_shapes("baseline", width, 1)
     state_shape = (2, recurrent_units) if recurrent_units else (0,)
-    return ActorCriticNetwork(shapes, state_shape, actions, torso, products)
+    return ActorCriticNetwork(shapes, state_shape, actions, torso, products, language, words)
 
 
 def _shallow(frame_stack: int, frame_shape: Shape, products: Products) -> Convolutions:

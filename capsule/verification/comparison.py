@@ -31,6 +31,7 @@ _ORDER = (
     "flags",
     "libraries",
     "streams",
+    "schedule",
     "trace",
     "checkpoints",
     "parameters",

@@ -9,7 +9,14 @@ from typing import Any
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import CheckpointClaim, Claims, ProgramClaims, TrainingClaims
+from capsule.bundle.claims import (
+    CheckpointClaim,
+    Claims,
+    ProgramClaims,
+    TrainingClaims,
+    read_schedule,
+    records_schedule,
+)
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.entropy.profile import parse
 from capsule.experiment import contract
@@ -17,6 +24,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import trace_head
+from capsule.experiment.trainers import ImpalaTrainer
 from capsule.image.project import read_project
 from capsule.verification.layers import PROJECT, bad_layer, unpacked_layer
 
@@ -49,7 +57,7 @@ def check_consistency(parts: Contents) -> None:
 
 def _training(parts: Contents, claims: TrainingClaims) -> None:
     """Check what a trainer of Capsule's own claims."""
-    for check in (_trace, _streams, _evaluation, _checkpoints):
+    for check in (_schedule, _trace, _streams, _evaluation, _checkpoints):
         check(parts, claims)
     _final_tensors(parts)
 
@@ -112,6 +120,20 @@ def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, P
     files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
     members = run_bundle.output_members(files.items())
     return {path: bundle.member(member) for path, member in members.items()}
+
+
+def _schedule(parts: Contents, claims: TrainingClaims) -> None:
+    """Check that a recorded schedule is there where it must be, and is one of this run."""
+    recorded = records_schedule(parts.lock)
+    _equal(run_bundle.LOCK, "whether the schedule was recorded", recorded, bool(claims.schedule))
+    trainer = parts.lock.spec.trainer
+    if not isinstance(trainer, ImpalaTrainer) or not recorded:
+        return
+    log = read_schedule(parts.bundle.member(run_bundle.SCHEDULE))
+    of_run = parts.lock.spec.digest(), trainer.actors, trainer.batch_size, claims.steps
+    found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
+    _equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
+    _equal(run_bundle.SCHEDULE, "the run that it is of", of_run, found)
 
 
 def _trace(parts: Contents, claims: TrainingClaims) -> None:

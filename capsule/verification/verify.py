@@ -286,6 +286,11 @@ def _reexecute(
                 if claims.entropy_profile is None
                 else bundle.member(run_bundle.ENTROPY_PROFILE)
             ),
+            schedule=(
+                bundle.member(run_bundle.SCHEDULE)
+                if isinstance(claims, TrainingClaims) and claims.schedule is not None
+                else None
+            ),
             reporter=reporter,
         )
         if isinstance(claims, ProgramClaims):

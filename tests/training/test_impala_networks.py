@@ -11,6 +11,7 @@ from capsule.training import kernels
 from capsule.training.impala_networks import make_actor_critic_network
 from capsule.training.products import CHAINED, LIBRARY
 
+from .test_language import reference as reference_language
 from .test_recurrent_networks import CPU, leaves, parameters_of, reference_torso, same_bits
 
 KINDS = {  # torso: frame stack, shape of a frame, recurrent units
@@ -23,7 +24,7 @@ LSTM = pytest.mark.parametrize("recurrent", [True, False])
 EACH = pytest.mark.parametrize("name", KINDS)
 
 
-def network(name="mlp", recurrent=True, products=CHAINED, actions=5):
+def network(name="mlp", recurrent=True, products=CHAINED, actions=5, **language):
     stack, shape, units = KINDS[name]
     return make_actor_critic_network(
         name,
@@ -33,6 +34,7 @@ def network(name="mlp", recurrent=True, products=CHAINED, actions=5):
         recurrent_units=units if recurrent else 0,
         hidden_units=17,
         products=products,
+        **language,
     )
 
 
@@ -98,9 +100,13 @@ def test_an_lstm_stands_before_the_heads():
 
 
 def test_the_paper_counts_1_2_and_1_6_million_parameters():
-    """Figure 3. What reads instructions is missing here; the paper counts it."""
-    language = 4 * 64 * (20 + 64 + 1) + 4 * 256 * 64  # and its way into the other LSTM
-    shallow, residual = (size_of(paper(name)) + language for name in ("shallow", "residual"))
+    """Figure 3, with what reads instructions; the number of words it leaves open."""
+    language = {"vocabulary": 1000, "words": 20}
+    shallow, residual = (size_of(paper(name, **language)) for name in ("shallow", "residual"))
+    few = {"vocabulary": 1, "words": 20}
+    assert size_of(paper("shallow", **few)) - size_of(paper("shallow")) == (
+        20 + 4 * 64 * (20 + 64 + 1) + 4 * 256 * 64  # and its way into the other LSTM
+    )
     assert (round(shallow / 1e6, 1), round(residual / 1e6, 1)) == (1.2, 1.6)
     # With padding, 18x24 and 9x12 would be left of 72x96, where now 17x23 and 7x10 are.
     padded = shallow + 256 * 32 * (9 * 12 - 7 * 10)
@@ -136,9 +142,11 @@ def features_of(name, weights, observations):
     return functional.linear(flat, weights["dense1.weight"], weights["dense1.bias"]).relu()
 
 
-def reference(net, name, weights, observations, actions, rewards, states, resets):
+def reference(net, name, weights, observations, actions, rewards, states, resets, told=None):
     time, batch = actions.shape
     features = features_of(name, weights, observations.flatten(0, 1))
+    if told is not None:
+        features = torch.cat((features, told), 1)
     one_hot = functional.one_hot(actions + 1, net.actions + 1)[..., 1:].flatten(0, 1)
     hidden = torch.cat((features, rewards.view(-1, 1), one_hot), 1).view(time, batch, -1)
     if net.state_shape != (0,):
@@ -196,6 +204,105 @@ def test_the_previous_action_and_reward_reach_both_heads(recurrent):
         logits, baselines, _ = net.unroll(parameters, observations, *inputs, states, resets)
         assert len({tuple(row.tolist()) for row in logits[0]}) == 6
         assert len(set(baselines[0].tolist())) == 6
+
+
+# --- language -------------------------------------------------------------------------------------
+
+LANGUAGE = {"vocabulary": 32, "words": 6}
+
+
+def instructed(net, time, batch):
+    """Draw sequences, of which every second row has another instruction, some none."""
+    generator = torch.Generator().manual_seed(7)
+    instructions = torch.randint(0, 32, (time, batch, 6), generator=generator)
+    lengths = torch.randint(0, 7, (time, batch, 1), generator=generator)
+    instructions[torch.arange(6) >= lengths] = -1
+    instructions[1::2] = instructions[0 : time - 1 : 2]
+    return *sequences(net, "mlp", time, batch), instructions
+
+
+@LSTM
+def test_instructions_stand_between_the_torso_and_the_previous_reward(recurrent):
+    plain, net = network("mlp", recurrent), network("mlp", recurrent, **LANGUAGE)
+    added = {name: shape for name, shape in net.shapes.items() if name not in plain.shapes}
+    assert net.language is not None
+    assert added == net.language.shapes
+    reader = "lstm.inputs.weight" if recurrent else "policy.weight"
+    assert net.shapes[reader][1] == plain.shapes[reader][1] + 64
+    assert (plain.language, plain.words, net.words) == (None, 0, 6)
+
+
+@pytest.mark.parametrize("products", [CHAINED, LIBRARY], ids=["chained", "library"])
+@LSTM
+def test_results_and_gradients_with_instructions_equal_torchs(recurrent, products):
+    net = network("mlp", recurrent, products, **LANGUAGE)
+    *inputs, instructions = instructed(net, 5, 3)
+    results = []
+    for ours in (True, False):
+        weights = leaves(parameters_of(net))
+        if ours:
+            found = net.unroll(weights, *inputs, instructions)
+        else:
+            told = reference_language(weights, instructions.flatten(0, 1))
+            found = reference(net, "mlp", weights, *inputs, told=told)
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
+        results.append([*found, *torch.autograd.grad(loss, list(weights.values()))])
+    for mine, theirs in zip(*results, strict=True):
+        scale = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6 * scale)
+
+
+@LSTM
+def test_steps_and_rows_with_instructions_get_the_bits_of_the_whole(recurrent):
+    net = network("mlp", recurrent, **LANGUAGE)
+    parameters = parameters_of(net).views
+    *inputs, states, resets, instructions = instructed(net, 4, 7)
+    logits, baselines, after = net.unroll(parameters, *inputs, states, resets, instructions)
+    state = states
+    for step in range(4):
+        one = [part[step : step + 1] for part in (*inputs, resets, instructions)]
+        first, second, state = net.unroll(parameters, *one[:3], state, *one[3:])
+        assert same_bits(first[0], logits[step])
+        assert same_bits(second[0], baselines[step])
+    assert same_bits(state, after)
+    for row in range(7):
+        part = slice(row, row + 1)
+        one = [tensor[:, part] for tensor in (*inputs, resets, instructions)]
+        first, second, state = net.unroll(parameters, *one[:3], states[part], *one[3:])
+        assert same_bits(first, logits[:, part])
+        assert same_bits(second.contiguous(), baselines[:, part].contiguous())
+        assert same_bits(state, after[part])
+
+
+@LSTM
+def test_instructions_reach_both_heads_and_every_parameter_of_theirs_learns(recurrent):
+    net = network("mlp", recurrent, **LANGUAGE)
+    weights = leaves(parameters_of(net))
+    inputs = [part[:, :1].expand(1, 4, *part.shape[2:]) for part in sequences(net, "mlp", 1, 4)[:3]]
+    states, resets = torch.zeros(4, *net.state_shape), torch.zeros(1, 4, dtype=torch.bool)
+    none = -torch.ones(1, 4, 6, dtype=torch.int64)
+    told = none.clone()
+    told[0, :, 0] = torch.tensor([3, 5, 5, -1])
+    told[0, :, 1] = torch.tensor([-1, -1, 3, -1])
+    logits, baselines, _ = net.unroll(weights, *inputs, states, resets, told)
+    assert len({tuple(row.tolist()) for row in logits[0]}) == 4
+    assert len(set(baselines[0].tolist())) == 4
+    silent, _, _ = net.unroll(weights, *inputs, states, resets, none)
+    assert same_bits(silent[0, 3], logits[0, 3])
+    for head in (logits, baselines):
+        loss = head.square().sum()
+        names = [name for name in net.shapes if name.startswith("language.")]
+        wanted = [weights[name] for name in names]
+        assert all(part.any() for part in torch.autograd.grad(loss, wanted, retain_graph=True))
+
+
+def test_instructions_go_with_a_network_that_reads_them():
+    for language, given in ((LANGUAGE, False), ({}, True)):
+        net = network("mlp", **language)
+        *inputs, instructions = instructed(net, 2, 3)
+        with pytest.raises(ValueError, match="vocabulary"):
+            net.unroll(parameters_of(net).views, *inputs, instructions if given else None)
 
 
 # --- time and batch -------------------------------------------------------------------------------

@@ -86,8 +86,9 @@ class Lockstep:
 class Recorded:
     """The schedule that a log holds, again."""
 
-    def __init__(self, log: ScheduleLog) -> None:
-        self.lag = max(log.lags, default=0)
+    def __init__(self, log: ScheduleLog, lag: int) -> None:
+        """Follow a log, with the bound that it was recorded under."""
+        self.lag = lag
         self._log = log
         self._versions: list[array[int]] = [array("L") for _ in range(log.actors)]
         for update in range(log.updates):
