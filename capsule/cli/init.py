@@ -12,6 +12,7 @@ from capsule.cli.common import DEFAULT_SPEC, JsonOption, guarded, print_json
 TEMPLATES = {
     "dqn": "dqn-breakout-small.yaml",
     "r2d2": "r2d2-breakout-small.yaml",
+    "impala": "impala-breakout-small.yaml",
     "own-program": "own-program.yaml",
 }
 
@@ -21,11 +22,11 @@ def command(
     path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_SPEC,
     *,
     template: Annotated[
-        Literal["dqn", "r2d2", "own-program"],
+        Literal["dqn", "r2d2", "impala", "own-program"],
         typer.Option(
             "--template",
-            help="'dqn' and 'r2d2': deterministic training on Breakout, small enough for two CPU "
-            "cores; 'own-program': a program of your own, beside the spec.",
+            help="'dqn', 'r2d2', 'impala': deterministic training on Breakout, small enough for "
+            "two CPU cores; 'own-program': a program of your own, beside the spec.",
         ),
     ] = "dqn",
     as_json: JsonOption = False,

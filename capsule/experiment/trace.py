@@ -30,6 +30,7 @@ MAX_LINE_BYTES = 1 << 20
 # An earlier component is the cause of a later one's difference, never the other way round.
 COMPONENTS = (
     "streams",
+    "schedule",
     "unrolls",
     "observations",
     "actions",

@@ -162,7 +162,7 @@ class Impala:
     def _note(self, items: Sequence[Item]) -> None:
         """Trace and record what is learned now."""
         slots = np.array([(item.actor, item.version) for item in items], np.int64)
-        self._trace.add("indices", slots)
+        self._trace.add("schedule", slots)
         if self._recorder is not None:
             self._recorder.append(self.updates, slots)
         for actor, number, _, unroll in items:

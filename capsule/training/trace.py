@@ -22,7 +22,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trace import GENESIS, SEGMENT_RECORDS, extend, segment_line
 from capsule.training.streams import Stream
 
-_FLOWING = ("observations", "actions", "rewards", "terminals", "indices", "loss")
+_FLOWING = ("schedule", "observations", "actions", "rewards", "terminals", "indices", "loss")
 
 
 class Trace:
@@ -73,12 +73,11 @@ class Trace:
         """
         digests = {str(name): f"{stream.draws}:{stream.digest}" for name, stream in streams.items()}
         folded = xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
-        flowed = {name: leaf.hex() for name, leaf in self._leaves.items()}
-        losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss")}
-        fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded}
+        flowed = {name: leaf.hex() for name, leaf in self._leaves.items() if leaf}
+        losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss", "")}
+        fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded, **flowed}
         if unrolls is not None:
             fields["unrolls"] = unrolls
-        fields |= flowed
         if minibatch is not None:
             fields["minibatch"] = minibatch
         fields |= {"loss": losses, **(tensors or {})}

@@ -33,7 +33,7 @@ def refused(*overrides):
         (["recurrent_units=0"], "recurrent_state 'stored' needs an LSTM"),
         (["network=mlp"], "trainer.network 'mlp' does not fit environment.suite 'atari'"),
         (["burn_inn=3"], "trainer.burn_inn is not a known key"),
-        (["algorithm=r2d3"], "does not match any of the expected tags: 'dqn', 'r2d2'"),
+        (["algorithm=r2d3"], "does not match any of the expected tags: 'dqn', 'r2d2', 'impala'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_named(overrides, message):

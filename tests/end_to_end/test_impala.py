@@ -1,0 +1,94 @@
+"""IMPALA in a container: an asynchronous run, killed and resumed, whose schedule verify replays."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from capsule.bundle import run_bundle
+from capsule.experiment import contract
+from capsule.experiment.schedule_log import parse_schedule
+
+from .conftest import Run, edit_json, forge
+from .test_run import containers, docker, resume, start, traced, wait_for
+
+pytestmark = [pytest.mark.engine, pytest.mark.network]
+
+SPEC = """\
+schema: capsule/spec/v1
+name: impala
+seeds: {root: 1}
+environment: {suite: atari, game: breakout}
+trainer:
+  algorithm: impala
+  recurrent_units: 16
+  hidden_units: 16
+  total_steps: 800
+  actors: 6
+  unroll_length: 10
+  batch_size: 4
+  gradient_shards: [2, 2]
+  schedule: {mode: recorded, lag: 3}
+evaluation:
+  interval: 800
+  starts: 2
+  candidates: 6
+  shortlist: 4
+  min_actions: 4
+  max_actions: 12
+  max_minutes: 0.05
+recording: {trace_interval: 40, tensor_interval: 200, checkpoint_interval: 200}
+limits: {memory_mb: 4096, minutes: 20}
+"""
+
+
+@pytest.fixture(scope="module")
+def resumed(workplace, tmp_path_factory):
+    """The run that was killed once."""
+    (workplace / "impala.yaml").write_text(SPEC)
+    process, directory = start(workplace, tmp_path_factory.mktemp("impala"), spec="impala.yaml")
+    wait_for(lambda: traced(directory, 8), process)
+    for container in containers(directory):
+        docker("kill", "--signal", "KILL", container)
+    process.communicate()
+    claim_id = resume(workplace, directory)
+    (bundle,) = directory.glob("*.capsule.tar")
+    return Run(bundle, directory, claim_id, workplace / "alice", workplace / "impala.yaml")
+
+
+def put(files, log):
+    """Replace the schedule of a bundle, and what is claimed of it."""
+    files[run_bundle.SCHEDULE] = log.document()
+    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(schedule=log.digest()))
+
+
+def test_an_asynchronous_run_is_resumed_and_its_schedule_replayed_bit_for_bit(resumed, tmp_path):
+    assert (resumed.directory / contract.SCHEDULE).exists()
+    done = resumed.verify(resumed.bundle, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise")
+    assert done.document["claim_id"] == resumed.claim_id
+
+
+def test_another_schedule_gives_another_run_and_its_first_difference_is_named(resumed, tmp_path):
+    def reorder(files):
+        log = parse_schedule(files[run_bundle.SCHEDULE])
+        swapped = array("H", [*log.played[1::-1], *log.played[2:]])
+        put(files, replace(log, played=swapped))
+
+    lie = forge(resumed, reorder, tmp_path / "lie.capsule.tar")
+    done = resumed.verify(lie, cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
+    first = done.document["first_difference"]
+    assert (first["step"], first["component"]) == (40, "schedule")
+    assert "observations" in first["also"]
+
+
+def test_a_schedule_of_another_run_contradicts_the_bundle(resumed, tmp_path):
+    def shorten(files):
+        log = parse_schedule(files[run_bundle.SCHEDULE])
+        put(files, replace(log, played=log.played[:-4], lags=log.lags[:-4]))
+
+    done = resumed.verify(forge(resumed, shorten, tmp_path / "lie.capsule.tar"), cwd=tmp_path)
+    assert done.status == 3
+    assert done.document["error"]["code"] == "CAP-V010"
+    assert run_bundle.SCHEDULE in done.document["error"]["message"]
