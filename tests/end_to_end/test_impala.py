@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from capsule.bundle import run_bundle
-from capsule.experiment import contract
 from capsule.experiment.schedule_log import parse_schedule
 
 from .conftest import Run, edit_json, forge
@@ -63,7 +62,6 @@ def put(files, log):
 
 
 def test_an_asynchronous_run_is_resumed_and_its_schedule_replayed_bit_for_bit(resumed, tmp_path):
-    assert (resumed.directory / contract.SCHEDULE).exists()
     done = resumed.verify(resumed.bundle, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise")
     assert done.document["claim_id"] == resumed.claim_id
