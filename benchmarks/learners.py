@@ -10,7 +10,7 @@ from capsule.training import determinism
 
 if TYPE_CHECKING:
     from capsule.experiment.spec import TrainingSpec
-    from capsule.training.trainer import Trainer
+    from capsule.training.trainer import Setting, Trainer
 
 
 def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Trainer:
@@ -21,9 +21,16 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
         workers: Threads to use.
         traced: Write the trace, as a run does.
     """
+    from capsule.training.trainer import make_trainer
+
+    return make_trainer(make_setting(spec, workers=workers, traced=traced))
+
+
+def make_setting(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Setting:
+    """Return what :func:`make_learner` gives its trainer, with a new directory."""
     from capsule.training.streams import make_streams
     from capsule.training.trace import Trace
-    from capsule.training.trainer import Setting, make_trainer
+    from capsule.training.trainer import Setting
 
     directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
     trace = Trace(directory / "trace.jsonl")
@@ -32,4 +39,4 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
         trace.records = 1  # the first record digests every tensor
     streams = make_streams(spec.seeds)
     device = determinism.device_of(spec)
-    return make_trainer(Setting(directory, spec, spec.seeds, streams, trace, device, workers))
+    return Setting(directory, spec, spec.seeds, streams, trace, device, workers)

@@ -147,6 +147,12 @@ def records_schedule(lock: Lock) -> bool:
     return isinstance(trainer, ImpalaTrainer) and trainer.schedule.mode == "recorded"
 
 
+def has_population(lock: Lock) -> bool:
+    """Tell whether a run of ``lock`` leaves the ancestry of a population."""
+    trainer = lock.spec.trainer
+    return isinstance(trainer, ImpalaTrainer) and trainer.population is not None
+
+
 def read_schedule(path: Path) -> ScheduleLog:
     """Read a schedule log of a run directory or a bundle.
 

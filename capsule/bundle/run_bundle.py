@@ -21,6 +21,7 @@ from capsule.bundle.claims import (
     ProgramClaims,
     TrainingClaims,
     collect_claims,
+    has_population,
     read_document,
 )
 from capsule.bundle.licences import collect_licences
@@ -53,6 +54,7 @@ ENTROPY_REPORT = "profiles/entropy.json"
 ENTROPY_PROFILE = "profiles/entropy.profile"
 LEDGER = "profiles/ledger.json"
 SCHEDULE = "profiles/schedule.log"
+POPULATION = "run/population.json"
 SECCOMP = "image/seccomp.json"
 PROJECT_DIFF = "spec/project.diff"
 WORKSPACE = "workspace/"  # outputs of a program, under their own names
@@ -107,6 +109,7 @@ def pack_run(
         members = {
             **_documents(run, claims, embed_image=embed_image),
             **_run_files(run.directory, claims),
+            **_population_files(run),
             **_image_files(run, cache, Path(scratch), embed_image=embed_image),
             **_project_files(run.lock, cache, Path(scratch)),
         }
@@ -201,6 +204,13 @@ def _run_files(directory: Path, claims: Claims) -> dict[str, Content]:
             directory / contract.SCHEDULE, "profile", "application/octet-stream"
         )
     return members | _training_files(directory)
+
+
+def _population_files(run: FinishedRun) -> dict[str, Content]:
+    """Take the ancestry of a population, which the trace claims."""
+    if not has_population(run.lock):
+        return {}
+    return {POPULATION: _json(run.directory / contract.POPULATION, "run")}
 
 
 def _program_files(directory: Path, claims: ProgramClaims) -> dict[str, Content]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,6 +47,14 @@ def command(
     ] = None,
     overrides: SetOption = None,
     engine: EngineOption = "auto",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="docker:N|[ray://]HOST:PORT",
+            help="Play actors on a Ray cluster: N containers, or one that is there (IMPALA).",
+        ),
+    ] = None,
     embed_image: Annotated[
         bool, typer.Option("--embed-image", help="Carry the whole image in the bundle.")
     ] = False,
@@ -59,6 +68,7 @@ def command(
     from capsule.bundle.claims import read_document
     from capsule.bundle.keys import load_private
     from capsule.bundle.run_bundle import FinishedRun, pack_run
+    from capsule.engine.cluster import OnCluster, parse_cluster
     from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
@@ -73,6 +83,8 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
+        if cluster is not None:
+            chosen = OnCluster(chosen, parse_cluster(cluster, lock.spec, os.environ))
         fingerprint = take_fingerprint(chosen.describe())
         for finding in check_requirements(lock.spec, fingerprint):
             raise finding

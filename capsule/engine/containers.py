@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from capsule.engine.cluster import in_cluster
 from capsule.engine.connection import ContainerEngineName, component, engine_errors, engine_name
 from capsule.engine.gpu import about_gpu, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
@@ -95,9 +96,9 @@ class ContainerEngine:
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task in a container of the prepared image, by the image's id.
 
-        The container has no network, a read-only root, no capabilities, no new privileges, limited
-        memory and processes, and a private ``/tmp``. Its user is the caller; when the caller is
-        root it is 1000:1000, to whom the run directory is given.
+        The container has no network but that of its cluster, a read-only root, no capabilities, no
+        new privileges, limited memory and processes, and a private ``/tmp``. Its user is the
+        caller; when the caller is root it is 1000:1000, to whom the run directory is given.
 
         Raises:
             CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not
@@ -108,15 +109,16 @@ class ContainerEngine:
         # From here on a signal is only counted, so that no container is ever left behind.
         with interrupts() as interruptions, exclusive(task.run_directory), engine_errors(self.name):
             self._remove_leftovers(task.run_directory)
-            settings = self._settings(task)
-            container = self._start(settings, gpu=task.gpu is not None)
-            try:
-                running = _RunningContainer(container)
-                return supervise(
-                    running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-                )
-            finally:
-                _collect(container, task.run_directory)
+            plain = self._settings(task)
+            with in_cluster(task.cluster, plain, self._client, self._start_worker) as settings:
+                container = self._start(settings, gpu=task.gpu is not None)
+                try:
+                    running = _RunningContainer(container)
+                    return supervise(
+                        running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+                    )
+                finally:
+                    _collect(container, task.run_directory)
 
     def _find(self, image: Image) -> EngineImage | None:
         from docker.errors import ImageNotFound
@@ -158,6 +160,8 @@ class ContainerEngine:
         label = f"{_LABEL}={run_label(run_directory)}"
         for container in self._client.containers.list(all=True, filters={"label": label}):
             container.remove(force=True, v=True)
+        for network in self._client.networks.list(filters={"label": label}):
+            network.remove()
 
     def _settings(self, task: Task) -> dict[str, Any]:
         from docker.types import LogConfig, Mount, Ulimit
@@ -234,6 +238,9 @@ class ContainerEngine:
                 "directory.",
                 exit_code=ExitCode.NO_ENGINE,
             ) from error
+
+    def _start_worker(self, settings: dict[str, Any]) -> Container:
+        return self._start(settings, gpu=False)
 
     def _start_once(self, settings: dict[str, Any]) -> Container:
         container = self._client.containers.create(**settings)

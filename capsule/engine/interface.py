@@ -19,6 +19,30 @@ NATIVE = "{native}"  # the folder of the native parts
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Workers:
+    """A cluster of containers beside a task, made for it and removed with it.
+
+    Attributes:
+        count: How many there are, of the task's image, to play its actors.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
+class RemoteCluster:
+    """A cluster that is there already.
+
+    Attributes:
+        address: Of its head, ``HOST:PORT`` or ``ray://HOST:PORT``.
+        token: File with its token; None for a cluster without.
+    """
+
+    address: str
+    token: Path | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One execution of the training side.
@@ -29,6 +53,7 @@ class Task:
         limits: What it may use.
         gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
+        cluster: The Ray cluster that it uses, the only network it sees; None without.
     """
 
     run_directory: Path
@@ -36,6 +61,7 @@ class Task:
     limits: LimitsSpec
     gpu: int | None = None
     arguments: tuple[str, ...]
+    cluster: Workers | RemoteCluster | None = None
 
     def command(self, *, run_directory: str, native: str) -> list[str]:
         """Return the arguments for a task that sees these folders at the given paths."""

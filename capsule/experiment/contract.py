@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
@@ -25,6 +25,7 @@ TRACE = "trace.jsonl"  # one trace record per line
 STREAMS = "streams.json"  # StreamProfiles
 SCHEDULE = "schedule.log"  # capsule.experiment.schedule_log (trainer.schedule.mode: recorded)
 SCHEDULE_REPLAY = "schedule.replay"  # the same, to be followed; written by the host
+POPULATION = "population.json"  # Ancestry (trainer.population)
 CHECKPOINTS = "checkpoints"  # folder of checkpoint_name(step).{json,safetensors}
 CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
 EVALUATION = "evaluation.json"  # Evaluation
@@ -50,6 +51,11 @@ SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
 RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
 PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
 
+# Of the training side: the Ray cluster that actors play on, and in how many processes; the latter
+# may be left to the number of its free processors. No cluster, no variable.
+CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
+CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"
+
 Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
 
 
@@ -60,6 +66,11 @@ class Job(Model):
     spec: Spec
     stop_after: int | None = Field(
         None, description="Stop after this many steps (a prefix re-execution); whole run if null."
+    )
+    learners: PositiveInt = Field(
+        1,
+        description="Processes that share the gradient of a batch, of trainers that can; 1: "
+        "threads of one. Changes no bit.",
     )
 
 
@@ -103,6 +114,40 @@ class StreamProfiles(Model):
     schema_id: Literal["capsule/streams/v1"] = Field("capsule/streams/v1", alias="schema")
     generator: Literal["philox4x64-10"] = "philox4x64-10"
     streams: tuple[StreamProfile, ...]
+
+
+class Generation(Model):
+    """One stretch of a population's member, with the same hyper-parameters all along."""
+
+    number: int = Field(description="Its place among all of the population, from 0.")
+    member: int
+    parent: int | None = Field(description="Whose weights it began with; null for new ones.")
+    step: int = Field(description="The member's agent steps at its beginning.")
+    parent_step: int | None = Field(description="Those of the parent's member at that moment.")
+    hyperparameters: dict[str, Hex] = Field(description="By their names in the spec.")
+    score: Hex | None = Field(description="Fitness that the member had reached; null at first.")
+    rival: int | None = Field(description="The member it was compared with; null at first.")
+    rival_score: Hex | None = Field(description="That one's fitness; null if there was none yet.")
+    copied: bool = Field(description="Whether weights and hyper-parameters were the rival's.")
+
+    @property
+    def name(self) -> str:
+        """What a trace record calls it."""
+        return f"generation {self.number}, member {self.member}"
+
+    def document(self) -> dict[str, Any]:
+        """Return what a trace record has of it."""
+        return self.model_dump(mode="json")
+
+
+class Ancestry(Model):
+    """Every generation of a population, in the order in which they began.
+
+    It is claimed by the trace, whose component "generations" has all of them.
+    """
+
+    schema_id: Literal["capsule/population/v1"] = Field("capsule/population/v1", alias="schema")
+    generations: tuple[Generation, ...]
 
 
 def checkpoint_name(step: int) -> str:

@@ -4,7 +4,8 @@ A run whose actors are asynchronous is a pure function of its spec and of this l
 line of canonical JSON (RFC 8785), the header, and after it the *planes*, compressed by zlib (RFC
 1950): for every unroll in the order it was learned its actor, then for every unroll its *lag*, the
 parameter updates between the version it acted with and the one that it was learned by. Both are
-little-endian, of as many bytes as the header says.
+little-endian, of as many bytes as the header says. A digest in the header is of the header and the
+planes, so that there is one header for what a log says, whatever compressed it.
 
 Nothing here needs torch or numpy: hosts read logs with it.
 """
@@ -24,9 +25,10 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.experiment.lock import Sha256
+from capsule.experiment.trainers import MAX_RECORDED_ACTORS, MAX_RECORDED_UNROLLS
 
-MAX_HEADER_BYTES = 4096
-_LARGEST = 0xFFFF
+MAX_HEADER_BYTES = 1024
+_NO_DIGEST = "0" * 64
 _Width = Literal[1, 2]
 
 
@@ -35,11 +37,14 @@ class Header(Model):
 
     schema_id: Literal["capsule/schedule/v1"] = Field("capsule/schedule/v1", alias="schema")
     spec: Sha256 = Field(description="Of the spec that it is a schedule of, in canonical JSON.")
-    actors: PositiveInt = Field(le=_LARGEST + 1)
-    batch: PositiveInt = Field(description="Unrolls of an update.")
-    updates: NonNegativeInt
+    actors: PositiveInt = Field(le=MAX_RECORDED_ACTORS)
+    batch: PositiveInt = Field(le=MAX_RECORDED_ACTORS, description="Unrolls of an update.")
+    updates: NonNegativeInt = Field(le=MAX_RECORDED_UNROLLS)
     bytes_of: tuple[_Width, _Width] = Field(description="Of an actor, of a lag.")
-    planes: Sha256 = Field(description="Of the planes, before compression.")
+    content: Sha256 = Field(
+        _NO_DIGEST,
+        description="Of the line, with 64 zeros here, and the planes before compression.",
+    )
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,14 @@ class ScheduleLog:
         for place in range(update * self.batch, (update + 1) * self.batch):
             yield self.played[place], update - self.lags[place]
 
+    @property
+    def header(self) -> Header:
+        """What the file begins with."""
+        return self._parts()[0]
+
     def digest(self) -> str:
         """Return the SHA-256 of what it says, whatever compressed it."""
-        header, _ = self._parts()
-        return sha256_hex(_line(header))
+        return sha256_hex(_line(self.header))
 
     def document(self) -> bytes:
         """Return the file."""
@@ -92,9 +101,8 @@ class ScheduleLog:
             batch=self.batch,
             updates=self.updates,
             bytes_of=widths,
-            planes=sha256_hex(planes),
         )
-        return header, planes
+        return header.model_copy(update={"content": _content(header, planes)}), planes
 
 
 def parse_schedule(data: bytes) -> ScheduleLog:
@@ -111,9 +119,11 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     except ValidationError as error:
         _refuse(f"has a header of another form: {error.errors()[0]['msg']}")
     unrolls = header.updates * header.batch
+    if unrolls > MAX_RECORDED_UNROLLS:
+        _refuse(f"claims {unrolls} unrolls, more than {MAX_RECORDED_UNROLLS}")
     planes = _decompressed(compressed, unrolls * sum(header.bytes_of))
-    if sha256_hex(planes) != header.planes:
-        _refuse("was changed: its planes do not have the digest that its header states")
+    if _content(header, planes) != header.content:
+        _refuse("was changed: it does not have the digest that its header states")
     cut = unrolls * header.bytes_of[0]
     played, lags = (
         _decoded(plane, width)
@@ -121,7 +131,7 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     )
     log = ScheduleLog(header.spec, header.actors, header.batch, played, lags)
     _check(log)
-    if _line(header) != line + feed:
+    if _line(log.header) != line + feed:
         _refuse("is not in canonical form")
     return log
 
@@ -151,6 +161,10 @@ def _decompressed(data: bytes, size: int) -> bytes:
     return planes
 
 
+def _content(header: Header, planes: bytes) -> str:
+    return sha256_hex(_line(header.model_copy(update={"content": _NO_DIGEST})) + planes)
+
+
 def _width(largest: int) -> _Width:
     return 1 if largest < 256 else 2
 
@@ -163,7 +177,7 @@ def _encoded(plane: array[int], width: int) -> bytes:
 
 def _decoded(data: bytes, width: int) -> array[int]:
     if width == 1:
-        return array("H", list(data))
+        return array("H", iter(data))
     plane = array("H")
     plane.frombytes(data)
     return _little_endian(plane)

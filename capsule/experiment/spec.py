@@ -7,6 +7,7 @@ on Atari).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -25,11 +26,21 @@ from capsule.experiment.fields import (
     Seed,
     VersionConstraint,
 )
-from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
+from capsule.experiment.scores import reference_of
+from capsule.experiment.trainers import (
+    AlgorithmTrainer,
+    CommandTrainer,
+    ImpalaTrainer,
+    PopulationSpec,
+    ScoreReference,
+    TrainerSpec,
+)
 
 StreamName = Literal[
     "environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"
 ]
+# A name and a digest take up to 80 bytes of the 4 MiB of a line; tensors take the rest.
+MAX_RECORD_UNROLLS = 1 << 15
 Numerics = Literal["portable-v3", "portable-v3-strict", "portable-v2", "native"]
 
 
@@ -174,12 +185,17 @@ class SeedsSpec(Model):
         return self
 
 
+RomName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+
+
 class AtariEnvironment(Model):
     """An Atari 2600 game through the Arcade Learning Environment."""
 
     suite: Literal["atari"]
-    game: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = Field(
-        description="ROM name as in ale-py, e.g. 'breakout'."
+    game: RomName = Field(description="ROM name as in ale-py, e.g. 'breakout'.")
+    further_games: tuple[RomName, ...] = Field(
+        (),
+        description="Multi-task training, of 'impala': actor N plays game N modulo their number.",
     )
     sticky_action_probability: Probability = Field(
         0.0, description="Chance per emulator frame that the previous action is repeated."
@@ -207,6 +223,11 @@ class GymnasiumEnvironment(Model):
     observation: str | None = Field(
         None, description="The only entry of a Dict observation that is seen, e.g. 'image'."
     )
+    instruction: str | None = Field(
+        None,
+        description="The entry of a Dict observation that says in words what to do, e.g. 'mission';"
+        " trainer.language reads it.",
+    )
     hidden: tuple[NonNegativeInt, ...] = Field(
         (),
         description="Indices of the flat observation that the agent does not see, e.g. [1, 3]: "
@@ -226,6 +247,55 @@ class MinAtarEnvironment(Model):
 EnvironmentSpec = Annotated[
     AtariEnvironment | GymnasiumEnvironment | MinAtarEnvironment, Field(discriminator="suite")
 ]
+
+
+def tasks_of(environment: EnvironmentSpec) -> tuple[EnvironmentSpec, ...]:
+    """Return the environment of each task, of which there is one unless it has further games."""
+    if not isinstance(environment, AtariEnvironment):
+        return (environment,)
+    games = (environment.game, *environment.further_games)
+    return tuple(
+        environment.model_copy(update={"game": game, "further_games": ()}) for game in games
+    )
+
+
+def references_of(
+    environment: EnvironmentSpec, population: PopulationSpec
+) -> dict[str, ScoreReference]:
+    """Return the scores that a population normalises returns by: by game or id, in order of tasks.
+
+    Raises:
+        ValueError: A task has none; or some are given that have no use.
+    """
+    names = [task.id if task.suite == "gymnasium" else task.game for task in tasks_of(environment)]
+    known = {} if environment.suite == "minatar" else _published_references(names)
+    given = population.references
+    for name in given:
+        if name not in names:
+            raise ValueError(
+                f"trainer.population.references: {name!r} is none of the tasks {', '.join(names)}"
+            )
+        if name in known:
+            raise ValueError(
+                f"trainer.population.references: {name!r} has published scores; leave it out"
+            )
+    for name in names:
+        if name not in known and name not in given:
+            raise ValueError(
+                f"trainer.population.references lacks {name!r}: no scores of random play and of a "
+                f"person are known for it; add {{{name}: {{random: …, human: …}}}}"
+            )
+    return {name: (known | given)[name] for name in names}
+
+
+def _published_references(names: Sequence[str]) -> dict[str, ScoreReference]:
+    """Return the references of those tasks that have some in Atari-57 or DMLab-30."""
+    published = {name: reference_of(name) for name in names}
+    return {
+        name: ScoreReference(random=reference.random, human=reference.human)
+        for name, reference in published.items()
+        if reference is not None
+    }
 
 
 class CodeSpec(Model):
@@ -248,6 +318,11 @@ class EvaluationSpec(Model):
 
     interval: PositiveInt = Field(250_000, description="Steps between evaluated networks.")
     starts: PositiveInt = Field(100, description="Start sequences, one episode each.")
+    noop_max: NonNegativeInt = Field(
+        0,
+        description="Start with 1 to so many no-ops (the first action) instead of ranked random "
+        "sequences; 30 is the protocol of Mnih et al. 2015.",
+    )
     candidates: PositiveInt = 1000
     shortlist: PositiveInt = 250
     min_actions: NonNegativeInt = 55
@@ -394,6 +469,68 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
         raise ValueError(
             f"trainer.network {trainer.network!r} does not fit environment.suite "
             f"{spec.environment.suite!r}; use {fitting[0]!r}"
+        )
+    _check_language(spec.environment, trainer)
+    _check_tasks(spec, spec.environment, trainer)
+    if isinstance(trainer, ImpalaTrainer):
+        _check_unrolls(spec.recording, trainer)
+        if trainer.population is not None:
+            references_of(spec.environment, trainer.population)
+
+
+def _check_unrolls(recording: RecordingSpec, trainer: ImpalaTrainer) -> None:
+    """Refuse trace records that name more unrolls than a line of a trace has room for."""
+    members = 1 if trainer.population is None else trainer.population.members
+    unrolls = members * recording.trace_interval // trainer.unroll_length
+    if unrolls > MAX_RECORD_UNROLLS:
+        raise ValueError(
+            f"recording.trace_interval {recording.trace_interval} puts {unrolls} unrolls into one "
+            f"trace record, which has room for {MAX_RECORD_UNROLLS}"
+        )
+
+
+def _check_tasks(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Refuse several games where they do not fit."""
+    if not isinstance(environment, AtariEnvironment) or not environment.further_games:
+        return
+    games = (environment.game, *environment.further_games)
+    if trainer.algorithm != "impala":
+        raise ValueError(
+            f"environment.further_games do not apply to trainer.algorithm {trainer.algorithm!r}: "
+            "leave them out, or use 'impala'"
+        )
+    if len({*games}) < len(games):
+        raise ValueError(f"environment.further_games: a game is named twice in {', '.join(games)}")
+    if not environment.full_action_set:
+        raise ValueError("environment.further_games need full_action_set: true")
+    if not spec.evaluation.noop_max:
+        raise ValueError("environment.further_games need evaluation.noop_max, e.g. 30")
+    for name, number in (
+        ("trainer.actors", trainer.actors),
+        ("evaluation.starts", spec.evaluation.starts),
+    ):
+        if number % len(games):
+            raise ValueError(f"{name} {number} is not a multiple of the {len(games)} games")
+
+
+def _check_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Refuse instructions that nobody reads, and a reader without any."""
+    told = environment.instruction if isinstance(environment, GymnasiumEnvironment) else None
+    language = trainer.language if isinstance(trainer, ImpalaTrainer) else None
+    if told is not None and not isinstance(trainer, ImpalaTrainer):
+        raise ValueError(
+            f"environment.instruction {told!r} is not read by trainer.algorithm "
+            f"{trainer.algorithm!r}: leave it out, or use 'impala'"
+        )
+    if told is not None and language is None:
+        raise ValueError(
+            f"environment.instruction {told!r} is not read: say in trainer.language which words "
+            "it has, or leave it out"
+        )
+    if told is None and language is not None:
+        raise ValueError(
+            "trainer.language has nothing to read: name in environment.instruction the entry of a "
+            "Gymnasium observation that is an instruction, or leave it out"
         )
 
 

@@ -25,12 +25,13 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 
 GENESIS = bytes(32)
 SEGMENT_RECORDS = 1024
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 22
 
 # An earlier component is the cause of a later one's difference, never the other way round.
 COMPONENTS = (
     "streams",
     "schedule",
+    "generations",
     "unrolls",
     "observations",
     "actions",

@@ -207,6 +207,13 @@ class R2d2Trainer(Model):
         return self
 
 
+# What a schedule log has room for. The longest training of Espeholt et al. 2018, 10^10 frames with
+# every action repeated four times in unrolls of 100 steps, has 25 million unrolls.
+MAX_RECORDED_ACTORS = 1 << 16
+MAX_RECORDED_LAG = (1 << 16) - 1
+MAX_RECORDED_UNROLLS = 1 << 25
+
+
 class LockstepSchedule(Model):
     """Actors in turn, with a constant policy lag: a rule, so nothing needs to be recorded."""
 
@@ -222,7 +229,101 @@ class RecordedSchedule(Model):
     """Actors at full speed; who was learned when, and with which lag, is recorded and replayed."""
 
     mode: Literal["recorded"]
-    lag: PositiveInt = Field(8, description="Most of it: the learner waits for what is older.")
+    lag: PositiveInt = Field(
+        8,
+        le=MAX_RECORDED_LAG,
+        description="Most of it: the learner waits for what is older.",
+    )
+
+
+class ActorInference(Model):
+    """Whoever plays actors evaluates the policy for them."""
+
+    mode: Literal["actor"]
+
+
+class ServerInference(Model):
+    """One process evaluates the policy for all actors: section 3.1, "dynamic batching"."""
+
+    mode: Literal["server"]
+    rows: PositiveInt = Field(
+        16,
+        le=1024,
+        description="Of each batch; those that nobody asks for are zeros. So nobody's result "
+        "depends on who else asks.",
+    )
+
+
+class LanguageSpec(Model):
+    """What instructions are made of: the language channel of Espeholt et al. 2018, figure 3."""
+
+    vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+        "babyai", description="Every word there is, in small letters; 'babyai': the 32 of BabyAI."
+    )
+    longest: PositiveInt = Field(
+        72, description="Most words of an instruction. 72 are enough for every level of BabyAI."
+    )
+
+
+class UnrollReplaySpec(Model):
+    """Experience replay of section 5.2.2: part of every batch is drawn from earlier unrolls."""
+
+    unrolls: PositiveInt = Field(
+        description="Of a batch, drawn uniformly from the replay memory; half of it in the paper."
+    )
+    capacity: PositiveInt = Field(10_000, description="Unrolls kept, the newest.")
+
+
+DRAWN_BY_MEMBERS = ("entropy_cost", "learning_rate", "rmsprop_epsilon")  # table D.1
+
+
+class ScoreReference(Model):
+    """Scores of a task by which its returns are normalised."""
+
+    random: float = Field(description="Of random play; it counts 0.")
+    human: float = Field(description="Of a person; it counts 1.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ScoreReference:
+        if self.human <= self.random:
+            raise ValueError(f"human {self.human} does not exceed random {self.random}")
+        return self
+
+
+class PopulationSpec(Model):
+    """Population-based training; the defaults are Espeholt et al. 2018, appendix F.
+
+    All steps of a spec are those of one member: ``members`` times as many are played. What learns
+    is a whole trainer for each member, with actors, seeds and a replay memory of its own.
+    """
+
+    members: int = Field(
+        24,
+        ge=2,
+        le=64,
+        description="Each draws entropy_cost, learning_rate and rmsprop_epsilon (table D.1), begins"
+        " with the gradient_norm of the spec, and changes all of them as it evolves.",
+    )
+    burn_in: NonNegativeInt = Field(
+        5_000_000,
+        description="Agent steps of a member before which it does not evolve; 20 million frames on "
+        "Atari.",
+    )
+    episodes: PositiveInt = Field(
+        5_000, description="Returns of a member, after the burn-in, from one fitness to the next."
+    )
+    margin: Annotated[float, Field(ge=0)] = Field(
+        0.05, description="A fitness higher by no more than this is not copied."
+    )
+    probability: Probability = Field(0.33, description="Of each hyper-parameter to change.")
+    factor: Annotated[float, Field(gt=1)] = Field(
+        1.2, description="What a change multiplies by or divides by, each as likely."
+    )
+    references: dict[Word, ScoreReference] = Field(
+        default_factory=dict,
+        description="By game or id, for tasks other than those of Atari-57 and DMLab-30: the "
+        "fitness is the mean over the tasks of min(1, (return - random) / (human - random)).",
+    )
 
 
 class ImpalaTrainer(Model):
@@ -237,13 +338,23 @@ class ImpalaTrainer(Model):
         0, description="Units of the LSTM, 256 in the paper; 0: none, as on Atari."
     )
     hidden_units: PositiveInt = Field(256, description="Of the dense layer before it.")
+    language: LanguageSpec | None = Field(
+        None, description="How environment.instruction is read; null: there is none."
+    )
     actors: PositiveInt = Field(
         32, description="Logical actors, played by as many processes as a machine has use for."
     )
     unroll_length: PositiveInt = Field(20, description="Steps of an unroll.")
     batch_size: PositiveInt = Field(32, description="Unrolls of a parameter update.")
+    replay: UnrollReplaySpec | None = Field(None, description="Null: all of a batch are new.")
     schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = (
         LockstepSchedule(mode="lockstep", lag=1)
+    )
+    inference: Annotated[ActorInference | ServerInference, Field(discriminator="mode")] = (
+        ActorInference(mode="actor")
+    )
+    population: PopulationSpec | None = Field(
+        None, description="Several members, of which the fitter replace others; null: one trainer."
     )
     discount: Probability = 0.99
     correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
@@ -283,30 +394,66 @@ class ImpalaTrainer(Model):
     @property
     def interval_steps(self) -> int:
         """Agent steps from one parameter update to the next."""
-        return self.batch_size * self.unroll_length
+        return self.fresh * self.unroll_length
+
+    @property
+    def fresh(self) -> int:
+        """Unrolls of a batch that are new."""
+        return self.batch_size - (0 if self.replay is None else self.replay.unrolls)
 
     @model_validator(mode="after")
     def _consistent(self) -> ImpalaTrainer:
         _check_shards(self.gradient_shards, self.batch_size)
+        if self.fresh < 1:
+            raise ValueError(
+                f"replay.unrolls {self.batch_size - self.fresh} leave nothing new in a batch_size "
+                f"of {self.batch_size}"
+            )
         if self.total_steps % self.interval_steps:
             raise ValueError(
-                f"total_steps {self.total_steps} is not a multiple of batch_size {self.batch_size} "
-                f"times unroll_length {self.unroll_length}"
+                f"total_steps {self.total_steps} is not a multiple of the {self.fresh} new unrolls "
+                f"of a batch times unroll_length {self.unroll_length}"
             )
-        if self.actors < self.batch_size:
+        if self.actors < self.fresh:
             raise ValueError(
-                f"actors {self.actors} cannot fill a batch_size of {self.batch_size}: each has one "
-                "unroll in a batch"
+                f"actors {self.actors} cannot fill a batch with {self.fresh} new unrolls: each has "
+                "one in it"
             )
-        if self.schedule.mode == "recorded" and self.actors > self.batch_size * self.schedule.lag:
-            least = -(-self.actors // self.batch_size)
-            raise ValueError(
-                f"schedule.lag {self.schedule.lag} cannot be kept: {self.actors} actors take turns "
-                f"in batches of {self.batch_size}, so it needs {least} at least"
-            )
+        if self.schedule.mode == "recorded":
+            self._check_recorded(self.schedule.lag)
+        if self.population is not None:
+            self._check_population()
         if self.c_bar > self.rho_bar:
             raise ValueError(f"c_bar {self.c_bar} exceeds rho_bar {self.rho_bar} (section 4.1)")
         return self
+
+    def _check_population(self) -> None:
+        """Refuse what has no place, or no effect, beside a population."""
+        if self.schedule.mode == "recorded":
+            raise ValueError("schedule.mode 'recorded' cannot be had with population: use lockstep")
+        for name in DRAWN_BY_MEMBERS:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"{name} {value} does not apply: each member of the population draws its own; "
+                    "leave it out"
+                )
+
+    def _check_recorded(self, lag: int) -> None:
+        """Refuse a schedule that cannot be kept, or not be recorded."""
+        if self.actors > self.fresh * lag:
+            least = -(-self.actors // self.fresh)
+            raise ValueError(
+                f"schedule.lag {lag} cannot be kept: {self.actors} actors take turns in batches of "
+                f"{self.fresh}, so it needs {least} at least"
+            )
+        unrolls = self.total_steps // self.unroll_length
+        for name, number, most in (
+            ("actors", self.actors, MAX_RECORDED_ACTORS),
+            ("total_steps / unroll_length", unrolls, MAX_RECORDED_UNROLLS),
+        ):
+            if number > most:
+                raise ValueError(f"{name} {number} exceeds the {most} of a recorded schedule")
 
 
 class CommandTrainer(Model):

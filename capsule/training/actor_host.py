@@ -145,7 +145,7 @@ def q_values(
     network: RecurrentNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
-    observations, actions, rewards, states = inputs
+    observations, actions, rewards, states, _ = inputs
     values, after = network.unroll(
         parameters.views,
         observations.unsqueeze(0),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import EvaluationPoint
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import EnvironmentSpec, EvaluationSpec, SeedsSpec, StreamName
+from capsule.experiment.spec import EnvironmentSpec, EvaluationSpec, SeedsSpec, StreamName, tasks_of
 from capsule.training.environments import Environment, Frame, make_environment
 from capsule.training.streams import Stream
 
@@ -39,6 +39,7 @@ class Seen(NamedTuple):
         observations: ``[rows, frame_stack, *frame_shape]``.
         previous_actions: int64 ``[rows]``; -1 at the beginning of an episode.
         previous_rewards: float32 ``[rows]``, as the game gave them; 0 there.
+        instructions: ``rows`` texts; empty where nothing is said.
         begins: bool ``[rows]``: the first step of an episode.
         active: bool ``[rows]``: the others wait, and what a policy remembers of them with them.
     """
@@ -46,6 +47,7 @@ class Seen(NamedTuple):
     observations: NDArray[Any]
     previous_actions: NDArray[np.int64]
     previous_rewards: NDArray[np.float32]
+    instructions: list[str]
     begins: NDArray[np.bool_]
     active: NDArray[np.bool_]
 
@@ -84,9 +86,11 @@ def evaluation_environments(
     Its only stream is ``evaluation-environment`` with that index, from the seed of the stream
     ``evaluation``; what training draws never matters. As loading a game takes long, environments
     whose indices agree modulo ``instances`` (at least ``evaluation.starts``) share one instance:
-    asking for one ends the other.
+    asking for one ends the other. Of several tasks, environment ``index`` is of that number modulo
+    theirs, and ``instances`` a multiple of it.
     """
     seed = seeds.streams.get("evaluation", seeds.root)
+    tasks = tasks_of(spec)
     made: dict[int, Environment] = {}
 
     def make(index: int) -> Environment:
@@ -96,7 +100,7 @@ def evaluation_environments(
         if slot in made:
             made[slot].rewire(streams)
         else:
-            made[slot] = make_environment(spec, streams, training=False)
+            made[slot] = make_environment(tasks[index % len(tasks)], streams, training=False)
         return made[slot]
 
     return make
@@ -107,7 +111,8 @@ def generate_starts(
 ) -> Starts:
     """Choose the start sequences of a run.
 
-    All candidates are drawn first, each a length in ``[min_actions, max_actions]`` and then its
+    With ``noop_max`` each is 1 to so many no-ops (Mnih et al. 2015), and that is all. Otherwise all
+    candidates are drawn first, each a length in ``[min_actions, max_actions]`` and then its
     actions. Candidate ``c`` is played in environment ``c``; those whose game ends are dropped, the
     others are ranked by the largest Q-value of the state they reach (ties: earlier candidate
     first). ``starts`` are drawn from the best ``shortlist`` without replacement. In a stochastic
@@ -123,6 +128,8 @@ def generate_starts(
     Raises:
         CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
     """
+    if spec.noop_max:
+        return tuple((0,) * (1 + stream.below(spec.noop_max)) for _ in range(spec.starts))
     candidates = [_draw_sequence(actions, spec, stream) for _ in range(spec.candidates)]
     reached: list[tuple[float, Sequence[int]]] = []
     for first in range(0, len(candidates), spec.starts):
@@ -214,6 +221,11 @@ class _Player:
         self._see(transition.frame)
         return transition.game_reward
 
+    @property
+    def instruction(self) -> str:
+        """What the agent is told to do now."""
+        return self._environment.instruction
+
     def _see(self, frame: Frame) -> None:
         self.observation = np.concatenate([self.observation[1:], frame[None]])
 
@@ -236,6 +248,7 @@ def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
         observations=np.zeros((rows, *observation.shape), observation.dtype),
         previous_actions=np.full(rows, -1),
         previous_rewards=np.zeros(rows, np.float32),
+        instructions=[""] * rows,
         begins=np.zeros(rows, np.bool_),
         active=np.zeros(rows, np.bool_),
     )
@@ -243,6 +256,7 @@ def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
         seen.observations[row] = players[row].observation
         seen.previous_actions[row] = players[row].previous_action
         seen.previous_rewards[row] = players[row].previous_reward
+        seen.instructions[row] = players[row].instruction
         seen.begins[row] = players[row].begins
         seen.active[row] = True
     return seen

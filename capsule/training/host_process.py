@@ -51,6 +51,23 @@ class HostHere:
         """There is nothing to wait for."""
 
 
+class Role(NamedTuple):
+    """What a process is for, as messages say it.
+
+    Attributes:
+        name: Of the process, for the operating system.
+        part: What it has one or more of.
+        death: Code of its death.
+    """
+
+    name: str
+    part: str
+    death: str
+
+
+ACTORS = Role("actors", "actor", "CAP-T331")
+
+
 class HostProcess:
     """An object in a process of its own, asked one thing at a time."""
 
@@ -58,31 +75,35 @@ class HostProcess:
         self,
         number: int,
         make_host: Callable[[], Any],
-        played: Sequence[int],
+        parts: Sequence[int],
         determinism: DeterminismSpec,
         numerics: Numerics,
+        *,
+        role: Role = ACTORS,
     ) -> None:
         """Start the process.
 
         Args:
             number: Its number, for messages.
             make_host: Makes the object there; to be pickled.
-            played: Actors that it plays, for messages.
+            parts: Actors that it plays, or what else it has, for messages.
             determinism: The spec's ``determinism`` section. The process has one maths thread
                 whatever the section says.
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            role: What it is for.
         """
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve,
             args=(theirs, make_host, determinism, numerics),
-            name=f"actors-{number}",
+            name=f"{role.name}-{number}",
             daemon=True,
         )
         self._process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
-        self._who = f"process {number} ({_which(played)})"
+        self._who = f"process {number} ({which(parts, role.part)})"
+        self._death_code = role.death
 
     def fileno(self) -> int:
         """Return what :func:`multiprocessing.connection.wait` waits on until it has answered."""
@@ -97,19 +118,15 @@ class HostProcess:
         """Wait for what the method returned.
 
         Raises:
-            CapsuleError: CAP-T331, the process died; CAP-T332, it failed; or what it raised.
+            CapsuleError: CAP-T331, or what the role has, the process died; CAP-T332, it failed;
+                or what it raised.
         """
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._death() from None
-        if isinstance(answer, _Failure):
-            raise CapsuleError(
-                answer.code,
-                f"{self._who}: {answer.message}",
-                fix=answer.fix,
-                exit_code=answer.exit_code,
-            )
+        if isinstance(answer, Failure):
+            raise answer.error(self._who)
         return answer
 
     def hang_up(self) -> None:
@@ -127,7 +144,7 @@ class HostProcess:
     def _death(self) -> CapsuleError:
         self._process.join(STOP_SECONDS)
         return CapsuleError(
-            "CAP-T331",
+            self._death_code,
             f"{self._who} died: {_ending(self._process.exitcode)}",
             fix="See output.log for its last words; raise limits.memory_mb if memory ran out. Then "
             "run again: the run goes on from its last saved state.",
@@ -135,13 +152,24 @@ class HostProcess:
         )
 
 
-class _Failure(NamedTuple):
-    """What a :class:`CapsuleError` says."""
+class Failure(NamedTuple):
+    """What a :class:`CapsuleError` says; unlike that, it can be pickled."""
 
     code: str
     message: str
     fix: str
     exit_code: ExitCode
+
+    @classmethod
+    def of(cls, error: CapsuleError) -> Failure:
+        """Take over what an error says."""
+        return cls(error.code, error.message, error.fix, error.exit_code)
+
+    def error(self, who: str) -> CapsuleError:
+        """Return the error again, with the name of the process that it was raised in."""
+        return CapsuleError(
+            self.code, f"{who}: {self.message}", fix=self.fix, exit_code=self.exit_code
+        )
 
 
 def _serve(
@@ -154,20 +182,20 @@ def _serve(
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
-        _settle(determinism, numerics)
+        settle(determinism, numerics)
         host = make_host()
         while True:
             method, arguments = _receive(pipe)
             _send(pipe, method(host, *arguments))
     except CapsuleError as error:
-        _send(pipe, _Failure(error.code, error.message, error.fix, error.exit_code))
+        _send(pipe, Failure.of(error))
     except Exception as error:  # noqa: BLE001 - the trainer ends with it
         message = f"{type(error).__name__}: {error}"
         fix = "Report it, with the run's spec."
-        _send(pipe, _Failure("CAP-T332", message, fix, ExitCode.TRAINING_FAILED))
+        _send(pipe, Failure("CAP-T332", message, fix, ExitCode.TRAINING_FAILED))
 
 
-def _settle(determinism: DeterminismSpec, numerics: Numerics) -> None:
+def settle(determinism: DeterminismSpec, numerics: Numerics) -> None:
     """Set in this process what no child inherits, and read it back.
 
     Raises:
@@ -203,14 +231,16 @@ def stop(hosts: Sequence[HostHere | HostProcess]) -> None:
         host.wait()
 
 
-def _which(actors: Sequence[int]) -> str:
-    """Name actors: ``actor 3``, ``actors 0 to 3``, ``actors 0, 2, …, 6``."""
-    first, last = actors[0], actors[-1]
+def which(numbers: Sequence[int], part: str = ACTORS.part) -> str:
+    """Name parts: ``actor 3``, ``actors 0 to 3``, ``actors 1 and 4``, ``actors 0, 2, …, 6``."""
+    first, last = numbers[0], numbers[-1]
     if first == last:
-        return f"actor {first}"
-    if last - first == len(actors) - 1:
-        return f"actors {first} to {last}"
-    return f"actors {first}, {actors[1]}, …, {last}"
+        return f"{part} {first}"
+    if last - first == len(numbers) - 1:
+        return f"{part}s {first} to {last}"
+    if len(numbers) == 2:
+        return f"{part}s {first} and {last}"
+    return f"{part}s {first}, {numbers[1]}, …, {last}"
 
 
 def _ending(status: int | None) -> str:

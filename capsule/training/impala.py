@@ -11,8 +11,7 @@ Deviations from the paper:
 * The lag between the policy that acts and the one that learns is bounded, in lockstep constant.
 * An episode that was cut short by its limit counts as ended, as in the code that its authors
   published: nothing is bootstrapped from its last state.
-* Evaluations are greedy, by Capsule's protocol for all trainers; the paper's play up to 30 no-ops
-  and then sample.
+* Evaluations are greedy, as of all trainers here; the paper does not say how it chose actions.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,20 +34,24 @@ from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.actor_rows import Inputs
 from capsule.training.checkpoint import array_document, document_array
 from capsule.training.evaluation import Policy
-from capsule.training.impala_loss import clipped_rewards, impala_losses, softmax_policy
 from capsule.training.impala_networks import ActorCriticNetwork
+from capsule.training.language import make_vocabulary
 from capsule.training.learned import Learned
-from capsule.training.networks import Parameters, flatten, initialize
+from capsule.training.learners import Learners, Summed
+from capsule.training.networks import Parameters, initialize
 from capsule.training.recurrent_policy import RecurrentPolicy
 from capsule.training.rmsprop import RmsProp, annealed
 from capsule.training.schedule.executor import Executor, Item
 from capsule.training.schedule.recorder import Recorder
 from capsule.training.trainer import Setting
-from capsule.training.unrolls import Snapshot, Unroll, logits_of, stacked, stream_profiles
-from capsule.training.v_trace import Correction
+from capsule.training.unroll_replay import UnrollReplay
+from capsule.training.unrolls import Snapshot, Unroll, logits_of, stream_profiles
 
 RETURNS_KEPT = 100
 _VERSION = "versions/{}"
+
+MakeLearners = Callable[[ImpalaTrainer, Parameters], Learners]
+"""Gives the gradients at parameters, with the costs of a spec's section ``trainer``."""
 
 
 class Impala:
@@ -72,9 +74,10 @@ class Impala:
         setting: Setting,
         trainer: ImpalaTrainer,
         network: ActorCriticNetwork,
-        frame_stack: int,
+        make_learners: MakeLearners,
         executor: Executor,
         recorder: Recorder | None,
+        replay: UnrollReplay | None,
     ) -> None:
         """Draw theta.
 
@@ -82,14 +85,14 @@ class Impala:
             setting: The run.
             trainer: The spec's section ``trainer``.
             network: Architecture.
-            frame_stack: Frames of one observation.
+            make_learners: Gives the gradients at parameters.
             executor: Gives the unrolls to learn.
             recorder: Keeps the schedule, where the spec has it recorded.
+            replay: Keeps unrolls, where the spec has them replayed.
         """
         self._setting, self._spec, self._trainer = setting, setting.spec, trainer
         self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
-        self._frame_stack = frame_stack
-        self._executor, self._recorder = executor, recorder
+        self._executor, self._recorder, self._replay = executor, recorder, replay
         self.network, self.actions = network, network.actions
         self.online = Parameters(network.shapes, self._device)
         initialize(self.online, setting.streams["initialization"])
@@ -102,20 +105,8 @@ class Impala:
         self._learned = Learned(
             self.online, {"square": self.optimizer.square, "step": self.optimizer.step}
         )
-        self._correction = Correction(
-            trainer.correction,
-            trainer.rho_bar,
-            trainer.c_bar,
-            trainer.trace_decay,
-            trainer.correction_epsilon,
-        )
-        self._leaves = {
-            name: view.detach().requires_grad_() for name, view in self.online.views.items()
-        }
-        cuts = np.cumsum([0, *trainer.gradient_shards])
-        self._shards = [slice(first, end) for first, end in pairwise(cuts)]
-        on_cpu = self._device.type == "cpu"
-        self._pool = ThreadPoolExecutor(setting.workers if on_cpu else 1, "learner")
+        self._make_learners = make_learners
+        self._learners = make_learners(trainer, self.online)
         self._gradient = self.online.flat[:0]
         self._unrolls: dict[str, str] = {}  # those of the trace record to come, by digest
         self._published = False
@@ -132,15 +123,51 @@ class Impala:
 
     def interval(self) -> None:
         """Learn one batch of unrolls."""
-        if not self._published:
-            self._publish()
-        items = self._executor.collect(self.updates)
-        self._note(items)
-        self._update(self._learn([item.unroll for item in items]))
-        self._publish()
-        self.step += self._trainer.interval_steps
+        self.publish()
+        self.learn()
+        self.publish()
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
+
+    def publish(self) -> None:
+        """Let actors have theta_k, unless they have it."""
+        if self._published:
+            return
+        flat = self.online.flat.detach().cpu().numpy().copy()
+        self._executor.publish(self.updates, flat)
+        self._published = True
+
+    def learn(self) -> list[tuple[int, float]]:
+        """Learn one batch of unrolls, to theta_{k+1}, which is not published.
+
+        Returns:
+            Actor and game return of each episode that ended, in order.
+        """
+        items = self._executor.collect(self.updates)
+        self._note(items)
+        fresh = [item.unroll for item in items]
+        self._update(self._learners.learn([*fresh, *self._replayed(fresh)]))
+        self._published = False
+        self.step += self._trainer.interval_steps
+        return [(item.actor, each) for item in items for each in item.unroll.returns]
+
+    def adopt(
+        self, values: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Go on with other hyper-parameters, and with what another learner has learned.
+
+        Args:
+            values: Of ``entropy_cost``, ``learning_rate``, ``rmsprop_epsilon``, ``gradient_norm``
+                or some of them, by name.
+            tensors: The other's :meth:`tensors`; None: go on with its own.
+        """
+        self._trainer = self._trainer.model_copy(update=dict(values))
+        self.optimizer.epsilon = self._trainer.rmsprop_epsilon
+        self._learners.close()
+        self._learners = self._make_learners(self._trainer, self.online)
+        if tensors is not None:
+            self._learned.load(tensors)
+            self._published = False
 
     def exploration(self) -> None:
         """Return None: the policy is random by itself."""
@@ -151,13 +178,10 @@ class Impala:
         def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
             return logits_of(self.network, parameters, inputs)
 
-        return RecurrentPolicy(self.network, self._spec.environment, self._device, evaluate)
-
-    def _publish(self) -> None:
-        """Let actors have theta_k."""
-        flat = self.online.flat.detach().cpu().numpy().copy()
-        self._executor.publish(self.updates, flat)
-        self._published = True
+        vocabulary = make_vocabulary(self._trainer.language)
+        return RecurrentPolicy(
+            self.network, self._spec.environment, self._device, evaluate, vocabulary
+        )
 
     def _note(self, items: Sequence[Item]) -> None:
         """Trace and record what is learned now."""
@@ -176,74 +200,19 @@ class Impala:
 
     # Learning
 
-    def _learn(self, unrolls: Sequence[Unroll]) -> list[torch.Tensor]:
-        """Compute the gradient at theta_k; return the loss of each shard."""
+    def _replayed(self, fresh: Sequence[Unroll]) -> list[Unroll]:
+        """Keep what is new, and draw the rest of the batch from all that is kept."""
+        if self._replay is None:
+            return []
+        self._replay.append(fresh)
+        count = self._trainer.batch_size - len(fresh)
+        indices, drawn = self._replay.sample(self._streams["minibatch"], count)
+        self._trace.add("indices", indices)
+        return drawn
 
-        def shard(columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._differentiate(unrolls[columns])
-
-        losses, gradients = zip(*self._pool.map(shard, self._shards), strict=True)
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total = total + gradient
-        self._gradient = total
-        return list(losses)
-
-    def _differentiate(self, unrolls: Sequence[Unroll]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the loss of some unrolls, a scalar, and its gradient, flat."""
-        batch = self._batch(unrolls)
-        logits, baselines, _ = self.network.unroll(
-            self._leaves,
-            batch.observations,
-            batch.previous_actions,
-            batch.previous_rewards,
-            batch.states,
-            batch.resets,
-        )
-        policy = softmax_policy(logits[:-1])
-        log_target = policy.of(batch.actions)
-        targets = self._correction.targets(
-            log_target.detach(),
-            batch.log_behaviour,
-            batch.rewards,
-            batch.discounts,
-            baselines.detach(),
-        )
-        loss = impala_losses(
-            log_target,
-            policy.entropies,
-            baselines[:-1],
-            targets,
-            baseline_cost=self._trainer.baseline_cost,
-            entropy_cost=self._trainer.entropy_cost,
-        ).total
-        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
-        return loss.detach(), torch.cat([flatten(gradient) for gradient in gradients])
-
-    def _batch(self, unrolls: Sequence[Unroll]) -> _Batch:
-        """Put unrolls beside each other."""
-
-        def columns(name: str) -> NDArray[Any]:
-            return np.stack([getattr(unroll, name) for unroll in unrolls], 1)
-
-        rewards = clipped_rewards(columns("rewards"), self._trainer.reward_clipping)
-        discounts = np.float32(self._trainer.discount) * ~columns("terminals")
-        arrays = (
-            stacked(unrolls, self._frame_stack),
-            columns("previous_actions"),
-            columns("previous_rewards"),
-            columns("ages") == 0,
-            np.stack([unroll.state for unroll in unrolls]),
-            columns("actions"),
-            columns("log_behaviour"),
-            rewards,
-            discounts.astype(np.float32),
-        )
-        return _Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
-
-    def _update(self, losses: Sequence[torch.Tensor]) -> None:
-        """Descend the summed gradient, theta_k to theta_{k+1}."""
-        parts = [float(loss) for loss in losses]
+    def _update(self, result: Summed) -> None:
+        """Descend the gradient of a batch at theta_k, to theta_{k+1}."""
+        parts, self._gradient = result
         self._trace.add("loss", struct.pack(f"<{len(parts)}d", *parts))
         self.loss = sum(parts)
         if not math.isfinite(self.loss):
@@ -266,16 +235,24 @@ class Impala:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
         complete = first or self.step % self._spec.recording.tensor_interval == 0
-        sizes = [len(segment) for segment in self.online.segments]
-        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
         self._trace.record(
             self.step,
             self._streams,
             loss=self.loss,
-            unrolls=self._unrolls,
-            tensors=self._learned.digests(gradient) if complete else None,
+            unrolls=self.take_unrolls(),
+            tensors=self.digests() if complete else None,
         )
-        self._unrolls = {}
+
+    def take_unrolls(self) -> dict[str, str]:
+        """Return name to digest of the unrolls that were learned since the last time."""
+        unrolls, self._unrolls = self._unrolls, {}
+        return unrolls
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Return the components of a trace record that are tensors: name to digest."""
+        sizes = [len(segment) for segment in self.online.segments]
+        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
+        return self._learned.digests(gradient)
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state, by group and name, and older policy versions."""
@@ -295,8 +272,9 @@ class Impala:
             "updates": self.updates,
             "returns": list(self.returns),
             "loss": None if self.loss is None else self.loss.hex(),
-            "unrolls": self._unrolls,
+            "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
             "learned": self._executor.learned,
+            "replay": None if self._replay is None else self._replay.state(),
             "actors": [
                 None if each is None else _document(each) for each in self._executor.snapshots
             ],
@@ -329,6 +307,8 @@ class Impala:
         )
         if self._recorder is not None:
             self._recorder.cut(self.updates)
+        if self._replay is not None:
+            self._replay.restore(state["replay"])
         self._published = False
 
     def stream_profiles(self) -> list[StreamProfile]:
@@ -348,36 +328,10 @@ class Impala:
 
     def close(self) -> None:
         """End every thread and process."""
-        self._pool.shutdown()
+        self._learners.close()
         self._executor.close()
         if self._recorder is not None:
             self._recorder.close()
-
-
-class _Batch(NamedTuple):
-    """Unrolls beside each other, ``rows`` one more than ``steps``.
-
-    Attributes:
-        observations: ``[rows, unrolls, frame_stack, *frame_shape]``.
-        previous_actions: int64 ``[rows, unrolls]``.
-        previous_rewards: float32 ``[rows, unrolls]``.
-        resets: bool ``[rows, unrolls]``: an episode begins.
-        states: Recurrent, before row 0: float32 ``[unrolls, *state_shape]``.
-        actions: int64 ``[steps, unrolls]``.
-        log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps, unrolls]``.
-        rewards: float32 ``[steps, unrolls]``.
-        discounts: float32 ``[steps, unrolls]``: 0 where the return ends.
-    """
-
-    observations: torch.Tensor
-    previous_actions: torch.Tensor
-    previous_rewards: torch.Tensor
-    resets: torch.Tensor
-    states: torch.Tensor
-    actions: torch.Tensor
-    log_behaviour: torch.Tensor
-    rewards: torch.Tensor
-    discounts: torch.Tensor
 
 
 def _name(update: int, actor: int, number: int) -> str:

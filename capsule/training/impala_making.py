@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec, tasks_of
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.environments import Environment, make_environment
 from capsule.training.impala import Impala
+from capsule.training.impala_gradient import ImpalaGradient
 from capsule.training.impala_networks import ActorCriticNetwork, make_actor_critic_network
+from capsule.training.inference import ROWS
+from capsule.training.inference_server import require_batch_invariance
+from capsule.training.language import make_vocabulary
+from capsule.training.learners import Learners, Ranks, Threads
+from capsule.training.networks import Parameters
 from capsule.training.products import products_for
 from capsule.training.schedule.executor import Executor
 from capsule.training.schedule.recorder import Recorder
 from capsule.training.schedule.sources import Live, Lockstep, Recorded, Schedule
 from capsule.training.schedule.transports import Processes, Serial, Transport
 from capsule.training.streams import make_streams
-from capsule.training.trainer import Setting, cpu_numerics
+from capsule.training.trainer import Setting, cpu_numerics, state_interval
+from capsule.training.unroll_replay import UnrollReplay
 from capsule.training.unrolls import UnrollSettings
 
 _RECORDING = "schedule"
@@ -38,49 +47,113 @@ def make_impala(setting: Setting, trainer: ImpalaTrainer) -> Impala:
     recorder = None
     if trainer.schedule.mode == "recorded":
         path = setting.directory / _RECORDING
-        recorder = Recorder(path, spec.digest(), trainer.actors, trainer.batch_size)
+        recorder = Recorder(path, spec.digest(), trainer.actors, trainer.fresh)
     network = make_network(trainer, example, spec.accelerator)
-    return Impala(setting, trainer, network, example.frame_stack, executor, recorder)
+    learners = partial(make_learners, setting, network, example.frame_stack)
+    return Impala(
+        setting, trainer, network, learners, executor, recorder, make_replay(setting, trainer)
+    )
+
+
+def make_replay(setting: Setting, trainer: ImpalaTrainer) -> UnrollReplay | None:
+    """Return the replay memory that the spec asks for, empty."""
+    if trainer.replay is None:
+        return None
+    updates = state_interval(setting.spec) // trainer.interval_steps
+    return UnrollReplay(
+        setting.directory / "replay",
+        capacity=trainer.replay.capacity,
+        slack=updates * trainer.fresh,
+    )
+
+
+def make_learners(
+    setting: Setting,
+    network: ActorCriticNetwork,
+    frame_stack: int,
+    trainer: ImpalaTrainer,
+    parameters: Parameters,
+) -> Learners:
+    """Return who computes gradients: threads here, or other processes as well."""
+    make = partial(ImpalaGradient, trainer, network, frame_stack)
+    shards = trainer.gradient_shards
+    if setting.learners == 1:
+        threads = setting.workers if setting.device.type == "cpu" else 1
+        return Threads(make(parameters), shards, threads)
+    return Ranks(
+        parameters,
+        make,
+        shards,
+        ranks=setting.learners,
+        shapes=network.shapes,
+        determinism=setting.spec.determinism,
+        numerics=cpu_numerics(setting.spec),
+    )
 
 
 def make_schedule(setting: Setting, trainer: ImpalaTrainer) -> Schedule:
     """Return the schedule: the spec's rule, the log to follow, or who is ready first."""
     if trainer.schedule.mode == "lockstep":
         updates = trainer.total_steps // trainer.interval_steps
-        return Lockstep(trainer.actors, trainer.batch_size, trainer.schedule.lag, updates)
+        return Lockstep(trainer.actors, trainer.fresh, trainer.schedule.lag, updates)
     replay = setting.directory.parent / contract.SCHEDULE_REPLAY
     if replay.exists():
         return Recorded(_log_to_follow(replay, setting.spec, trainer), trainer.schedule.lag)
-    return Live(trainer.actors, trainer.batch_size, trainer.schedule.lag)
+    return Live(trainer.actors, trainer.fresh, trainer.schedule.lag)
 
 
 def make_transport(
     setting: Setting, trainer: ImpalaTrainer, example: Environment, lag: int
 ) -> Transport:
-    """Start what plays the actors, who act on the CPU, whatever the learner computes on."""
+    """Start what plays the actors, who act on the CPU, whatever the learner computes on.
+
+    Raises:
+        CapsuleError: CAP-T321, this machine's bits of a row depend on its batch.
+    """
     numerics = cpu_numerics(setting.spec)
     settings = UnrollSettings(
-        environment=setting.spec.environment,
+        tasks=tasks_of(setting.spec.environment),
         seeds=setting.seeds,
         network=make_network(trainer, example, CpuAccelerator(numerics=numerics)),
         length=trainer.unroll_length,
+        vocabulary=make_vocabulary(trainer.language),
+        rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
     )
-    if setting.workers == 1:
+    require_batch_invariance(settings, setting.spec.determinism)
+    if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
+        from capsule.training.schedule.ray_transport import RayTransport, pins_of
+
+        hosts = os.environ.get(contract.CLUSTER_HOSTS_VARIABLE)
+        return RayTransport(
+            settings,
+            trainer.actors,
+            cluster=cluster,
+            hosts=int(hosts) if hosts else None,
+            lag=lag,
+            pins=pins_of(setting.spec, numerics),
+        )
+    if setting.hosts == 0:  # nor is a server started here: hosts get its bits by themselves
         return Serial(settings, trainer.actors, lag=lag)
     return Processes(
         settings,
         trainer.actors,
-        processes=setting.workers,
+        processes=setting.hosts,
         lag=lag,
         determinism=setting.spec.determinism,
         numerics=numerics,
+        served=trainer.inference.mode == "server",
     )
 
 
 def make_network(
     trainer: ImpalaTrainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
 ) -> ActorCriticNetwork:
-    """Describe the network for an environment, computed as an accelerator computes."""
+    """Describe the network for an environment, computed as an accelerator computes.
+
+    Raises:
+        CapsuleError: CAP-T241, the vocabulary is none.
+    """
+    vocabulary = make_vocabulary(trainer.language)
     return make_actor_critic_network(
         trainer.network,
         frame_stack=example.frame_stack,
@@ -89,6 +162,8 @@ def make_network(
         recurrent_units=trainer.recurrent_units,
         hidden_units=trainer.hidden_units,
         products=products_for(accelerator),
+        vocabulary=len(vocabulary.words),
+        words=vocabulary.longest,
     )
 
 
@@ -96,7 +171,7 @@ def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> Sc
     log = parse_schedule(path.read_bytes())
     bound = max(log.lags, default=0)
     found = log.spec, log.actors, log.batch, max(bound, trainer.schedule.lag)
-    wanted = spec.digest(), trainer.actors, trainer.batch_size, trainer.schedule.lag
+    wanted = spec.digest(), trainer.actors, trainer.fresh, trainer.schedule.lag
     if found != wanted:
         raise CapsuleError(
             "CAP-T344",

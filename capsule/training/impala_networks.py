@@ -86,8 +86,8 @@ class ActorCriticNetwork(Architecture):
             resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
                 recurrent state becomes zero; elsewhere row 0 goes on from ``states``.
             instructions: int64 ``[time, batch, words]``, as
-                :meth:`capsule.training.language.Vocabulary.encode` numbers words; None if the
-                network reads none.
+                :meth:`capsule.training.language.Vocabulary.encode` numbers words; None or of no
+                words if the network reads none.
 
         Returns:
             Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
@@ -97,7 +97,7 @@ class ActorCriticNetwork(Architecture):
             ValueError: Instructions are missing, or the network reads none.
         """
         features = self.torso.features(parameters, observations.flatten(0, 1))
-        if (instructions is None) != (self.language is None):
+        if (0 if instructions is None else instructions.shape[2]) != self.words:
             raise ValueError("instructions go with a network that has a vocabulary")
         if instructions is not None and self.language is not None:
             told = self.language.features(parameters, instructions.flatten(0, 1))

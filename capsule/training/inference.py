@@ -80,41 +80,21 @@ class Reply:
     replica: int
 
 
-class Replica:
-    """One of the services that answer requests."""
+class Batches:
+    """Evaluates a policy for whoever asks; who asks together reaches no result."""
 
-    def __init__(
-        self,
-        rank: int,
-        policy: Policy,
-        choose: Choose,
-        determinism: DeterminismSpec,
-        seeds: SeedsSpec,
-        *,
-        rows: int = ROWS,
-    ) -> None:
-        self._rank = rank
+    def __init__(self, policy: Policy, determinism: DeterminismSpec, rows: int = ROWS) -> None:
+        """Take a policy, and the rows of each batch of it."""
         self._policy = policy
-        self._choose = choose
         self._determinism = determinism
-        self._seed = seeds.streams.get("exploration", seeds.root)
-        self._shared = Stream("exploration/replica", self._seed, rank)
         self._rows = rows
 
-    def answer(self, requests: Iterable[Request]) -> list[Reply]:
-        """Answer requests of any actors and policy versions.
-
-        Returns:
-            One reply each, in the order in which they were worked out.
-        """
+    def evaluate(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Tensors]]:
+        """Yield each request with its row of the policy's outputs, as they are worked out."""
         pending = list(requests)
         if self._determinism.deterministic_routing:
             pending.sort(key=attrgetter("version", "actor", "step"))
-        return [self._reply(request, outputs) for request, outputs in self._evaluated(pending)]
-
-    def _evaluated(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Tensors]]:
-        """Yield each request with its row of the policy's outputs."""
-        for version, group in groupby(requests, key=attrgetter("version")):
+        for version, group in groupby(pending, key=attrgetter("version")):
             for batch in self._batches(list(group)):
                 outputs = self._policy(version, _stacked(batch))
                 for row, request in enumerate(batch):
@@ -130,6 +110,35 @@ class Replica:
         for request in requests:
             columns[request.actor % self._rows].append(request)
         yield from zip_longest(*columns)
+
+
+class Replica:
+    """One of the services that answer requests."""
+
+    def __init__(
+        self,
+        rank: int,
+        policy: Policy,
+        choose: Choose,
+        determinism: DeterminismSpec,
+        seeds: SeedsSpec,
+        *,
+        rows: int = ROWS,
+    ) -> None:
+        self._rank = rank
+        self._batches = Batches(policy, determinism, rows)
+        self._choose = choose
+        self._determinism = determinism
+        self._seed = seeds.streams.get("exploration", seeds.root)
+        self._shared = Stream("exploration/replica", self._seed, rank)
+
+    def answer(self, requests: Iterable[Request]) -> list[Reply]:
+        """Answer requests of any actors and policy versions.
+
+        Returns:
+            One reply each, in the order in which they were worked out.
+        """
+        return [self._reply(*evaluated) for evaluated in self._batches.evaluate(requests)]
 
     def _reply(self, request: Request, outputs: Tensors) -> Reply:
         stream = self._shared
@@ -216,4 +225,4 @@ def _stacked(batch: Sequence[Request | None]) -> Tensors:
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().numpy().tobytes()

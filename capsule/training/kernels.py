@@ -19,6 +19,7 @@ from capsule.native import native_part
 
 ALIGNMENT = 64  # bytes: a vector of AVX-512, a cache line
 INSTRUCTION_SETS = ("none", "AVX2", "AVX-512")
+_WIDE = 65  # rows and units of a dense layer that fill vectors either way round
 _library = ctypes.CDLL(str(native_part("libcapsule-kernels.so")))  # calls release the GIL
 _library.capsule_sum_of_squares.restype = ctypes.c_double
 
@@ -280,11 +281,20 @@ def has_products() -> bool:
 
 
 def convolution(
-    images: torch.Tensor, filters: torch.Tensor, bias: torch.Tensor, stride: int, *, rectified: bool
+    images: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor,
+    stride: int,
+    *,
+    rectified: bool,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``images * filters + bias``, ``[rows, down, across, filters]``, or at least zero."""
+    """Return ``images * filters + bias``, ``[rows, down, across, filters]``, or at least zero.
+
+    ``out`` is where to; new memory by default.
+    """
     shape = _convolution(images.shape, filters.shape, stride)
-    result = _empty(shape.rows, shape.down, shape.across, shape.filters)
+    result = convolved(images, filters, stride) if out is None else out
     scratch = _empty(filters.numel())
     _library.capsule_convolution(
         ctypes.byref(shape),
@@ -294,33 +304,47 @@ def convolution(
     return result
 
 
+def convolved(
+    images: torch.Tensor, filters: torch.Tensor, stride: int, rows: int | None = None
+) -> torch.Tensor:
+    """Return memory for the convolution of images, as many as there are or ``rows`` of them."""
+    shape = _convolution(images.shape, filters.shape, stride)
+    return _empty(shape.rows if rows is None else rows, shape.down, shape.across, shape.filters)
+
+
 def rectified_back(
-    gradient: torch.Tensor, outputs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient: torch.Tensor, outputs: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     """Go back through a rectifier and the bias before it.
 
     Args:
         gradient: ``[rows, down, across, filters]``, for the rectifier's ``outputs``.
         outputs: What came out.
+        bias: The bias's gradient of the rows before, ``[filters]``; these rows are added.
 
     Returns:
-        The gradient for what went in, and the bias's ``[filters]``.
+        The gradient for what went in.
     """
-    through, bias = _empty(*outputs.shape), _empty(outputs.shape[-1])
+    through = _empty(*outputs.shape)
     _library.capsule_rectified_back(
         *map(_pointer, (gradient, outputs, through, bias)), *_sizes(*outputs.flatten(0, -2).shape)
     )
-    return through, bias
+    return through
 
 
 def filters_back(
-    images: torch.Tensor, gradient: torch.Tensor, filters: torch.Size, stride: int
-) -> torch.Tensor:
-    """Return the gradient for the filters of a convolution, of shape ``filters``."""
-    result = _empty(*filters)
-    shape = _convolution(images.shape, filters, stride)
-    _library.capsule_filters_back(ctypes.byref(shape), *map(_pointer, (images, gradient, result)))
-    return result
+    images: torch.Tensor, gradient: torch.Tensor, filters: torch.Tensor, stride: int
+) -> None:
+    """Go back to the filters of a convolution.
+
+    Args:
+        images: What it was of.
+        gradient: ``[rows, down, across, filters]``, for what came out.
+        filters: The filters' gradient of the images before, of their shape; these are added.
+        stride: In both directions.
+    """
+    shape = _convolution(images.shape, filters.shape, stride)
+    _library.capsule_filters_back(ctypes.byref(shape), *map(_pointer, (images, gradient, filters)))
 
 
 def images_back(
@@ -338,11 +362,16 @@ def images_back(
 def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``inputs weight^T + bias``, ``[rows, units]``, of ``[rows, in]``, ``[units, in]``."""
     (rows, fan_in), units = inputs.shape, weight.shape[0]
-    lanes = _lanes(rows)
-    result, scratch = _empty(rows, units), _empty((fan_in + units) * lanes)
-    _library.capsule_dense(
-        *map(_pointer, (inputs, weight, bias, result, scratch)), *_sizes(rows, fan_in, units, lanes)
-    )
+    result = _empty(rows, units)
+    tensors = inputs, weight, bias, result
+    if min(rows, units) >= _WIDE:
+        _library.capsule_dense(*map(_pointer, tensors), *_sizes(rows, fan_in, units))
+    else:
+        lanes = _lanes(rows)
+        scratch = _empty((fan_in + units) * lanes)
+        _library.capsule_narrow_dense(
+            *map(_pointer, (*tensors, scratch)), *_sizes(rows, fan_in, units, lanes)
+        )
     return result
 
 

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.trainers import LanguageSpec
 from capsule.training.networks import Shape
 from capsule.training.products import CHAINED, Products
 from capsule.training.recurrent_networks import Tensors, lstm_shapes, unroll_lstm
@@ -54,7 +55,7 @@ class Vocabulary:
 
     Attributes:
         words: All of them, sorted; the number of a word is its place.
-        longest: Most words of an instruction.
+        longest: Most words of an instruction; 0 where there are no instructions.
     """
 
     def __init__(self, words: Iterable[str], longest: int) -> None:
@@ -62,7 +63,7 @@ class Vocabulary:
 
         Args:
             words: In any order; twice counts once.
-            longest: At least 1.
+            longest: Most words of an instruction.
 
         Raises:
             CapsuleError: CAP-T241, one of them is not a single word in small letters.
@@ -91,17 +92,33 @@ class Vocabulary:
             raise _unreadable(
                 f"the instruction {instruction!r} has the word {unknown[0]!r}, which is not among "
                 f"the {len(self.words)} of the vocabulary",
-                fix="add the word to the vocabulary",
+                fix="add the word to trainer.language.vocabulary",
             )
         if len(words) > self.longest:
             raise _unreadable(
                 f"the instruction {instruction!r} has {len(words)} words; there is room for "
                 f"{self.longest}",
-                fix=f"make room for {len(words)}",
+                fix=f"set trainer.language.longest to {len(words)} or more",
             )
         numbers = np.full(self.longest, NO_WORD, np.int64)
         numbers[: len(words)] = [self._numbers[word] for word in words]
         return numbers
+
+
+NO_INSTRUCTIONS = Vocabulary((), 0)
+
+
+def make_vocabulary(spec: LanguageSpec | None) -> Vocabulary:
+    """Return the vocabulary that a spec's section ``trainer.language`` describes.
+
+    Raises:
+        CapsuleError: CAP-T241, as :class:`Vocabulary` says.
+    """
+    if spec is None:
+        return NO_INSTRUCTIONS
+    return Vocabulary(
+        BABYAI_WORDS if spec.vocabulary == "babyai" else spec.vocabulary, spec.longest
+    )
 
 
 def _split(text: str) -> list[str]:

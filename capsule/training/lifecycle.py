@@ -148,7 +148,16 @@ class Attempt:
         self._streams = make_streams(self._seeds)
         self._trace: Trace = Trace(directory / contract.TRACE)
         self.learner: Trainer = make_trainer(
-            Setting(state, spec, self._seeds, self._streams, self._trace, device, self._workers)
+            Setting(
+                state,
+                spec,
+                self._seeds,
+                self._streams,
+                self._trace,
+                device,
+                self._workers,
+                job.learners,
+            )
         )
         self._events = _Events(directory / contract.EVENTS, self.learner, spec)
         self._restore()

@@ -18,14 +18,30 @@ Order of the sums, from first to last; each sum begins with zero:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.training import kernels
+
+IMAGES = 32  # that go through a stack of convolutions together, and stay in the cache
+
+
+class Convolution(NamedTuple):
+    """A layer.
+
+    Attributes:
+        filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
+        bias: float32 ``[filters]``.
+        stride: In both directions.
+    """
+
+    filters: torch.Tensor
+    bias: torch.Tensor
+    stride: int
 
 
 class Products(Protocol):
@@ -48,6 +64,23 @@ class Products(Protocol):
             bias: float32 ``[filters]``.
             stride: In both directions.
             rectified: Whether results below zero become zero.
+
+        Returns:
+            float32 ``[batch, filters, down, across]``, channels-last in memory.
+        """
+
+    def rectified_convolutions(
+        self,
+        observations: torch.Tensor,
+        prepare: Callable[[torch.Tensor], torch.Tensor],
+        layers: Sequence[Convolution],
+    ) -> torch.Tensor:
+        """Convolve with one rectified layer after another.
+
+        Args:
+            observations: ``[batch, ...]``. No gradient is computed for them.
+            prepare: Makes of any rows of them what :meth:`convolution` takes.
+            layers: First to last, at least one.
 
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
@@ -103,6 +136,17 @@ class _Library:
         outputs = functional.conv2d(images, filters, bias, stride)
         return outputs.relu_() if rectified else outputs
 
+    def rectified_convolutions(
+        self,
+        observations: torch.Tensor,
+        prepare: Callable[[torch.Tensor], torch.Tensor],
+        layers: Sequence[Convolution],
+    ) -> torch.Tensor:
+        hidden = prepare(observations)
+        for layer in layers:
+            hidden = self.convolution(hidden, *layer, rectified=True)
+        return hidden
+
     def dense(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
@@ -131,6 +175,17 @@ class _Chained:
         rectified: bool,
     ) -> torch.Tensor:
         return _apply(_Convolution, images, filters, bias, stride, rectified)
+
+    def rectified_convolutions(
+        self,
+        observations: torch.Tensor,
+        prepare: Callable[[torch.Tensor], torch.Tensor],
+        layers: Sequence[Convolution],
+    ) -> torch.Tensor:
+        parameters = [tensor for layer in layers for tensor in (layer.filters, layer.bias)]
+        keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in parameters)
+        strides = [layer.stride for layer in layers]
+        return _apply(_Convolutions, observations, prepare, strides, keeps, *parameters)
 
     def dense(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -182,7 +237,9 @@ class _Convolution(torch.autograd.Function):
         through, bias = _back(_last(gradient), *outputs)
         filters = images = None
         if wants_filters:
-            filters = _first(kernels.filters_back(inputs, through, weights.shape, context.stride))
+            filters = torch.zeros_like(weights)
+            kernels.filters_back(inputs, through, filters, context.stride)
+            filters = _first(filters)
         if wants_images:
             images = _first(kernels.images_back(through, weights, inputs.shape, context.stride))
         return images, filters, bias if wants_bias else None, None, None
@@ -194,7 +251,68 @@ def _back(
     """Go back through the bias and the rectifier, if there is one."""
     if outputs is None:
         return gradient, kernels.column_sums(gradient.flatten(0, -2))
-    return kernels.rectified_back(gradient, outputs)
+    bias = gradient.new_zeros(gradient.shape[-1])
+    return kernels.rectified_back(gradient, outputs, bias), bias
+
+
+class _Convolutions(torch.autograd.Function):
+    """A stack of them, some images at a time, which stay in the cache from layer to layer.
+
+    The gradients' sums are taken up again where the images before left them.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        observations: torch.Tensor,
+        prepare: Callable[[torch.Tensor], torch.Tensor],
+        strides: Sequence[int],
+        keeps: bool,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        filters, biases = [_last(each) for each in parameters[::2]], parameters[1::2]
+        rows, last = len(observations), len(strides) - 1
+        outputs: list[torch.Tensor] = []
+        for part in _parts(rows):
+            hidden = _last(prepare(observations[part]))
+            for layer, (weights, bias, stride) in enumerate(
+                zip(filters, biases, strides, strict=True)
+            ):
+                whole = keeps or layer == last
+                if layer == len(outputs):
+                    room = kernels.convolved(hidden, weights, stride, rows if whole else None)
+                    outputs.append(room)
+                out = outputs[layer][part if whole else slice(len(hidden))]
+                kernels.convolution(hidden, weights, bias, stride, rectified=True, out=out)
+                hidden = out
+        if keeps:
+            context.prepare, context.strides = prepare, strides
+            context.save_for_backward(observations, *filters, *outputs)
+        return _first(outputs[last])
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        observations, *tensors = context.saved_tensors
+        strides = context.strides
+        filters, outputs = tensors[: len(strides)], tensors[len(strides) :]
+        gradients = [(torch.zeros_like(each), each.new_zeros(len(each))) for each in filters]
+        for part in _parts(len(observations)):
+            inputs = [_last(context.prepare(observations[part]))]
+            inputs += [output[part] for output in outputs[:-1]]
+            back = _last(gradient[part])
+            for layer, stride in reversed(list(enumerate(strides))):
+                filters_gradient, bias_gradient = gradients[layer]
+                back = kernels.rectified_back(back, outputs[layer][part], bias_gradient)
+                kernels.filters_back(inputs[layer], back, filters_gradient, stride)
+                if layer:
+                    shape = inputs[layer].shape
+                    back = kernels.images_back(back, filters[layer], shape, stride)
+        flat = [each for pair in gradients for each in (_first(pair[0]), pair[1])]
+        return None, None, None, None, *flat
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + IMAGES, rows)) for start in range(0, rows, IMAGES))
 
 
 class _Dense(torch.autograd.Function):

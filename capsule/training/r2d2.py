@@ -254,45 +254,62 @@ class R2D2:
 
     def _differentiate(self, batch: SequenceBatch, weights: torch.Tensor) -> _Part:
         """Compute the loss of some sequences, its gradient, and their new priorities."""
-        trainer, burn_in = self._trainer, self._trainer.burn_in
+        trainer = self._trainer
         window = self._window(batch)
-        observations, actions, rewards, resets = (
-            torch.from_numpy(array).to(self._device)
-            for array in (
-                batch.observations,
-                batch.previous_actions,
-                batch.previous_rewards,
-                batch.resets,
+        rows = _Rows(
+            *(
+                torch.from_numpy(array).to(self._device)
+                for array in (
+                    batch.observations,
+                    batch.previous_actions,
+                    batch.previous_rewards,
+                    batch.resets,
+                )
             )
         )
         states = self._initial_states(batch)
-
-        def unroll(
-            parameters: Mapping[str, torch.Tensor], rows: slice, start: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.network.unroll(
-                parameters, observations[rows], actions[rows], rewards[rows], start, resets[rows]
-            )
-
-        def values_of(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            start = states
-            if burn_in and trainer.recurrent_units:
-                with torch.no_grad():
-                    _, after = unroll(parameters, slice(burn_in), states)
-                fresh = resets[burn_in].view(-1, *[1] * (states.dim() - 1))
-                start = torch.where(fresh, states, after)
-            return unroll(parameters, slice(burn_in, None), start)[0]
-
+        first, end = trainer.burn_in, trainer.burn_in + trainer.sequence_length
         with torch.no_grad():
-            target_values = values_of(self.target.views)
-        values = values_of(self._leaves)
-        targets = self._targets(window, values.detach(), target_values)
-        errors = td_errors(values[: trainer.sequence_length], window.actions, targets)
+            start = self._burn_in(self.target.views, rows, states)
+            target_values, _ = self._unroll(self.target.views, rows, slice(first, None), start)
+            start = self._burn_in(self._leaves, rows, states)
+        values, after = self._unroll(self._leaves, rows, slice(first, end), start)
+        with torch.no_grad():  # steps that are only bootstrapped from
+            others, _ = self._unroll(self._leaves, rows, slice(end, None), after)
+            online_values = torch.cat((values, others))
+        targets = self._targets(window, online_values, target_values)
+        errors = td_errors(values, window.actions, targets)
         weights = weights.to(self._device)
         loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
         gradients = torch.autograd.grad(loss, list(self._leaves.values()))
         flat = torch.cat([flatten(gradient) for gradient in gradients])
         return _Part(batch, loss.detach(), flat, self._priorities(errors, window))
+
+    def _burn_in(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rows: _Rows,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the recurrent states before the learned steps, from those before the first row."""
+        steps = self._trainer.burn_in
+        if not (steps and self._trainer.recurrent_units):
+            return states
+        observations, actions, rewards, resets = rows.part(slice(steps))
+        after = self.network.advance(parameters, observations, actions, rewards, states, resets)
+        fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
+        return torch.where(fresh, states, after)
+
+    def _unroll(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rows: _Rows,
+        part: slice,
+        states: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the Q-values of a part of the rows, and the states after it."""
+        observations, actions, rewards, resets = rows.part(part)
+        return self.network.unroll(parameters, observations, actions, rewards, states, resets)
 
     def _window(self, batch: SequenceBatch) -> _Window:
         """Return what of a batch comes after the prefix."""
@@ -447,6 +464,19 @@ class _Part(NamedTuple):
     loss: torch.Tensor
     gradient: torch.Tensor
     priorities: NDArray[np.float64]
+
+
+class _Rows(NamedTuple):
+    """What a network sees of a batch, as :meth:`RecurrentNetwork.unroll` takes it."""
+
+    observations: torch.Tensor
+    previous_actions: torch.Tensor
+    previous_rewards: torch.Tensor
+    resets: torch.Tensor
+
+    def part(self, rows: slice) -> _Rows:
+        """Return some of the rows."""
+        return _Rows(*(each[rows] for each in self))
 
 
 class _Window(NamedTuple):

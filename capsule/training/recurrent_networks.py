@@ -51,7 +51,7 @@ from capsule.training.networks import (
     images,
     make_convolutions,
 )
-from capsule.training.products import Products
+from capsule.training.products import Convolution, Products
 
 TorsoName = Literal["nature", "residual", "small-conv", "mlp"]
 Tensors = Mapping[str, torch.Tensor]
@@ -123,13 +123,38 @@ class RecurrentNetwork(Architecture):
             Q-values, float32 ``[time, batch, actions]``, and the states after the last row,
             ``[batch, *state_shape]``.
         """
+        seen = observations, previous_actions, previous_rewards
+        hidden, states = self._remember(parameters, *seen, states, resets)
+        return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
+
+    def advance(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the states that :meth:`unroll` returns, without computing Q-values."""
+        seen = observations, previous_actions, previous_rewards
+        return self._remember(parameters, *seen, states, resets)[1]
+
+    def _remember(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the memory makes of sequences, ``[time * batch, units]``, and the states."""
         features = self.torso.features(parameters, observations.flatten(0, 1))
         inputs = memory_inputs(features, previous_actions, previous_rewards, self.actions)
         if 0 in self.state_shape:
-            hidden = dense(self.products, parameters, "memory", inputs).relu()
-        else:
-            hidden, states = unroll_lstm(self.products, parameters, inputs, states, states, resets)
-        return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
+            return dense(self.products, parameters, "memory", inputs).relu(), states
+        return unroll_lstm(self.products, parameters, inputs, states, states, resets)
 
     def _duel(self, parameters: Tensors, hidden: torch.Tensor) -> torch.Tensor:
         advantages, value = (
@@ -198,7 +223,15 @@ class _Plain:
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
-        features = stack.features(parameters, stack.inputs(observations))
+        if stack.strides:
+            layers = [
+                Convolution(parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"], s)
+                for layer, s in enumerate(stack.strides, start=1)
+            ]
+            found = stack.products.rectified_convolutions(observations, stack.inputs, layers)
+            features = found.permute(0, 2, 3, 1).flatten(1)
+        else:
+            features = stack.inputs(observations)
         if self.shapes == stack.shapes:
             return features
         return dense(stack.products, parameters, "dense1", features).relu()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from capsule.experiment.spec import EnvironmentSpec
 from capsule.training.actor_rows import Inputs
 from capsule.training.evaluation import Seen
+from capsule.training.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.recurrent_networks import Architecture
 
 Evaluate = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
@@ -28,6 +29,7 @@ class RecurrentPolicy:
         environment: EnvironmentSpec,
         device: torch.device,
         evaluate: Evaluate,
+        vocabulary: Vocabulary = NO_INSTRUCTIONS,
     ) -> None:
         """Begin with nothing remembered.
 
@@ -37,20 +39,28 @@ class RecurrentPolicy:
                 rewards, and so is shown them.
             device: Where it is evaluated.
             evaluate: The network with its parameters.
+            vocabulary: What instructions are made of.
         """
         self._state_shape, self._device, self._evaluate = network.state_shape, device, evaluate
+        self._vocabulary = vocabulary
         self._clips_rewards = getattr(environment, "clip_rewards", False)
         self._states: torch.Tensor | None = None
 
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the values of each row, and remember what the active ones saw."""
+        """Return the values of each row, and remember what the active ones saw.
+
+        Raises:
+            CapsuleError: CAP-T242, the vocabulary has no numbers for an instruction.
+        """
+        told = np.stack([self._vocabulary.encode(text) for text in seen.instructions])
         earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
-        observations, actions, rewards, begins, active = (
+        observations, actions, rewards, instructions, begins, active = (
             torch.from_numpy(array).to(self._device)
             for array in (
                 seen.observations,
                 seen.previous_actions,
                 earned,
+                told,
                 seen.begins,
                 seen.active,
             )
@@ -61,7 +71,9 @@ class RecurrentPolicy:
         wide = (-1, *[1] * (len(shape) - 1))
         with torch.inference_mode():
             before = self._states.masked_fill(begins.view(wide), 0.0)
-            values, after = self._evaluate(Inputs(observations, actions, rewards, before))
+            values, after = self._evaluate(
+                Inputs(observations, actions, rewards, before, instructions)
+            )
             self._states = torch.where(active.view(wide), after, before)
         found: NDArray[np.float32] = values.cpu().numpy()
         return found

@@ -46,6 +46,7 @@ class RmsProp:
     Attributes:
         square: Running mean of the squared gradient, shaped as the parameters.
         step: The last step, shaped as the parameters. With ``square``, that is the state.
+        epsilon: As given; may be changed between updates.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RmsProp:
         self.square.flat.fill_(initial_square)
         self.step = parameters.zeros_like()
         self._parameters = parameters
-        self._epsilon = epsilon
+        self.epsilon = epsilon
         self._decay = decay
         self._momentum = momentum
 
@@ -93,12 +94,12 @@ class RmsProp:
                 factor=factor,
                 decay=self._decay,
                 momentum=self._momentum,
-                epsilon=self._epsilon,
+                epsilon=self.epsilon,
                 rate=rate,
             )
             return
         g = gradient * factor
         v.mul_(self._decay).add_(g * g * (1.0 - self._decay))
-        step = g.div(v.add(self._epsilon).sqrt_()).mul_(rate)
+        step = g.div(v.add(self.epsilon).sqrt_()).mul_(rate)
         u.mul_(self._momentum).add_(step)
         w.sub_(u)

@@ -58,6 +58,7 @@ class Trace:
         *,
         loss: float | None = None,
         minibatch: str | None = None,
+        generations: Mapping[str, Any] | None = None,
         unrolls: Mapping[str, str] | None = None,
         tensors: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
@@ -68,6 +69,7 @@ class Trace:
             streams: Every stream; folded into one digest, or named one by one beside ``tensors``.
             loss: Mean loss of the last minibatch.
             minibatch: Digest of the last minibatch as the replay memory gave it.
+            generations: Name to document of each that began in a population.
             unrolls: Name to digest of each unroll that was learned.
             tensors: Component to tensor name to digest.
         """
@@ -76,6 +78,8 @@ class Trace:
         flowed = {name: leaf.hex() for name, leaf in self._leaves.items() if leaf}
         losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss", "")}
         fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded, **flowed}
+        if generations is not None:
+            fields["generations"] = generations
         if unrolls is not None:
             fields["unrolls"] = unrolls
         if minibatch is not None:

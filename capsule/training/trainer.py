@@ -36,6 +36,9 @@ class Setting:
         trace: Where every interval is recorded.
         device: Where the networks live.
         workers: Threads or processes to use; changes no result.
+        learners: Processes to share the gradient of a batch; changes no result. 1: this one alone,
+            with its threads.
+        members: Trainers that share the workers, and take turns.
     """
 
     directory: Path
@@ -45,6 +48,13 @@ class Setting:
     trace: Trace
     device: torch.device
     workers: int
+    learners: int = 1
+    members: int = 1
+
+    @property
+    def hosts(self) -> int:
+        """Processes that play actors, beside this one; 0: this one plays them."""
+        return max(1, self.workers // self.members) if self.workers > 1 else 0
 
 
 class Trainer(Protocol):
@@ -111,6 +121,10 @@ def make_trainer(setting: Setting) -> Trainer:
         from capsule.training.r2d2_making import make_r2d2
 
         return make_r2d2(setting, setting.spec.trainer)
+    if setting.spec.trainer.population is not None:
+        from capsule.training.impala_population import make_population
+
+        return make_population(setting, setting.spec.trainer, setting.spec.trainer.population)
     from capsule.training.impala_making import make_impala
 
     return make_impala(setting, setting.spec.trainer)

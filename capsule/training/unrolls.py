@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -24,11 +24,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
 from capsule.training import kernels
-from capsule.training.actor_rows import ActorRows, Inputs
+from capsule.training.actor_rows import ActorRows, Arrays, Inputs
 from capsule.training.environments import make_environment
 from capsule.training.impala_networks import ActorCriticNetwork
+from capsule.training.inference import ROWS
+from capsule.training.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks import Parameters
 from capsule.training.streams import Stream
 
@@ -40,16 +43,21 @@ class UnrollSettings:
     """What makes the actors of a run; all of it can be handed to another process.
 
     Attributes:
-        environment: The spec's ``environment`` section.
+        tasks: The spec's ``environment`` section for each task; actor ``i`` plays task ``i`` modulo
+            their number.
         seeds: The spec's ``seeds`` section, with the root seed that holds.
         network: The policy.
         length: Steps of an unroll.
+        vocabulary: What instructions are made of.
+        rows: Of each batch that the policy is evaluated in, where that matters.
     """
 
-    environment: EnvironmentSpec
+    tasks: tuple[EnvironmentSpec, ...]
     seeds: SeedsSpec
     network: ActorCriticNetwork
     length: int
+    vocabulary: Vocabulary = NO_INSTRUCTIONS
+    rows: int = ROWS
 
 
 class Request(NamedTuple):
@@ -82,6 +90,7 @@ class Unroll(NamedTuple):
         ages: int64 ``[steps + 1]``: steps of the episode before each row; 0: it begins.
         previous_actions: int64 ``[steps + 1]``; -1 for none.
         previous_rewards: float32 ``[steps + 1]``.
+        instructions: int64 ``[steps + 1, words]``.
         actions: int64 ``[steps]``.
         log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps]``.
         rewards: float64 ``[steps]``: training rewards.
@@ -94,6 +103,7 @@ class Unroll(NamedTuple):
     ages: NDArray[np.int64]
     previous_actions: NDArray[np.int64]
     previous_rewards: NDArray[np.float32]
+    instructions: NDArray[np.int64]
     actions: NDArray[np.int64]
     log_behaviour: NDArray[np.float32]
     rewards: NDArray[np.float64]
@@ -143,22 +153,49 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
     return profiles
 
 
+class Served(Protocol):
+    """The policy elsewhere."""
+
+    def evaluate(self, version: int, step: int, actors: Sequence[int], inputs: Arrays) -> Arrays:
+        """Return what :func:`act` does for one step of an unroll, a row for each actor.
+
+        Raises:
+            CapsuleError: CAP-T362, it is gone.
+        """
+
+
 class UnrollHost:
     """Plays some actors in this process."""
 
-    def __init__(self, settings: UnrollSettings, played: Sequence[int]) -> None:
+    def __init__(
+        self, settings: UnrollSettings, played: Sequence[int], served: Served | None = None
+    ) -> None:
         """Make the actors ``played``, which ascend, each with an episode begun.
 
+        Args:
+            settings: What makes them.
+            played: Their numbers.
+            served: Evaluates the policy; None: this host does.
+
         Raises:
-            CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had or played.
+            CapsuleError: CAP-T212 to CAP-T216, the environment cannot be had or played; CAP-T242,
+                an actor is told what the vocabulary has no numbers for.
         """
         self._network, self._length = settings.network, settings.length
         self._row_of = {actor: row for row, actor in enumerate(played)}
         self._actors = [_Actor(settings, actor) for actor in played]
-        self._rows = ActorRows(played, self._actors[0].environment, settings.network)
+        self._rows = ActorRows(
+            played,
+            self._actors[0].environment,
+            settings.network,
+            settings.vocabulary,
+            size=settings.rows,
+        )
+        self._served = served
         self._versions: dict[int, Parameters] = {}
         for row, actor in enumerate(self._actors):
             self._rows.begin(row, actor.environment.reset())
+            self._rows.tell(row, actor.environment.instruction)
 
     def unroll(
         self, requests: Iterable[Request], parameters: Mapping[int, NDArray[np.float32]], lag: int
@@ -168,22 +205,24 @@ class UnrollHost:
         Args:
             requests: At most one of each actor.
             parameters: Versions that this host has not been given before, each in the order of
-                :attr:`Parameters.flat`.
+                :attr:`Parameters.flat`; none where the policy is evaluated elsewhere.
             lag: Versions older than the newest by more than this are forgotten.
 
+        Raises:
+            CapsuleError: CAP-T362, the policy is evaluated elsewhere, where nobody answers.
         """
         for version, flat in parameters.items():
             kept = Parameters(self._network.shapes, torch.device("cpu"))
             kept.flat.copy_(torch.from_numpy(flat))
             self._versions[version] = kept
-        newest = max(self._versions)
+        newest = max(self._versions, default=0)
         self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
         done: list[Played] = []
         by_version = attrgetter("version", "actor")
         ordered = sorted(requests, key=by_version)
         for version, group in groupby(ordered, attrgetter("version")):
             actors = [request.actor for request in group]
-            done += self._together(actors, self._versions[version])
+            done += self._together(actors, version)
         return done
 
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
@@ -196,21 +235,19 @@ class UnrollHost:
             row = self._row_of[actor]
             document = snapshot.document
             self._actors[row].restore(document)
+            self._rows.tell(row, self._actors[row].environment.instruction)
             self._rows.stacks[row] = snapshot.stack
             self._rows.states[row] = snapshot.state
             self._rows.previous_actions[row] = document["previous_action"]
-            self._rows.previous_rewards[row] = document["previous_reward"]
+            self._rows.previous_rewards[row] = float.fromhex(document["previous_reward"])
 
-    def _together(self, actors: Sequence[int], parameters: Parameters) -> list[Played]:
-        """Let actors, which ascend, unroll with the same parameters."""
+    def _together(self, actors: Sequence[int], version: int) -> list[Played]:
+        """Let actors, which ascend, unroll with the same version of the policy."""
         rows = [self._row_of[actor] for actor in actors]
         made = [self._blank(row) for row in rows]
-
-        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-            return act(self._network, parameters, inputs)
-
         for step in range(self._length):
-            logarithms, probabilities, after = self._rows.evaluate(rows, evaluate)
+            logarithms, probabilities, after = self._evaluate(version, step, rows, actors)
+            _require_probabilities(probabilities)
             for place, (row, unroll) in enumerate(zip(rows, made, strict=True)):
                 self._rows.states[row] = after[place]
                 self._step(row, step, logarithms[place], probabilities[place], unroll)
@@ -218,6 +255,18 @@ class UnrollHost:
             self._see(row, self._length, unroll)
         snapshots = map(self._snapshot, rows)
         return [Played(*each) for each in zip(actors, made, snapshots, strict=True)]
+
+    def _evaluate(
+        self, version: int, step: int, rows: Sequence[int], actors: Sequence[int]
+    ) -> Arrays:
+        """Return what :func:`act` does for ``actors``, whose ``rows`` ascend."""
+        if self._served is not None:
+            return self._served.evaluate(version, step, actors, self._rows.inputs(rows))
+
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+            return act(self._network, self._versions[version], inputs)
+
+        return self._rows.evaluate(rows, evaluate)
 
     def _blank(self, row: int) -> Unroll:
         """Return an unroll of which only the time before is known."""
@@ -229,6 +278,7 @@ class UnrollHost:
             ages=np.zeros(rows, np.int64),
             previous_actions=np.zeros(rows, np.int64),
             previous_rewards=np.zeros(rows, np.float32),
+            instructions=np.zeros((rows, self._rows.instructions.shape[1]), np.int64),
             actions=np.zeros(steps, np.int64),
             log_behaviour=np.zeros(steps, np.float32),
             rewards=np.zeros(steps),
@@ -263,6 +313,7 @@ class UnrollHost:
             made.returns.append(actor.episode_return)
             actor.age, actor.episode_return = 0, 0.0
             self._rows.begin(row, actor.environment.reset())
+        self._rows.tell(row, actor.environment.instruction)
 
     def _see(self, row: int, step: int, made: Unroll) -> None:
         """Enter what an actor sees before a step."""
@@ -271,12 +322,13 @@ class UnrollHost:
         made.ages[step] = self._actors[row].age
         made.previous_actions[step] = self._rows.previous_actions[row]
         made.previous_rewards[step] = self._rows.previous_rewards[row]
+        made.instructions[step] = self._rows.instructions[row]
 
     def _snapshot(self, row: int) -> Snapshot:
         document = {
             **self._actors[row].document(),
             "previous_action": int(self._rows.previous_actions[row]),
-            "previous_reward": float(self._rows.previous_rewards[row]),
+            "previous_reward": float(self._rows.previous_rewards[row]).hex(),  # -0.0, too
         }
         return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
 
@@ -294,7 +346,7 @@ def logits_of(
     network: ActorCriticNetwork, parameters: Parameters, inputs: Inputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
-    observations, actions, rewards, states = inputs
+    observations, actions, rewards, states, instructions = inputs
     logits, _, after = network.unroll(
         parameters.views,
         observations.unsqueeze(0),
@@ -302,8 +354,24 @@ def logits_of(
         rewards.unsqueeze(0),
         states,
         torch.zeros_like(actions, dtype=torch.bool).unsqueeze(0),
+        instructions.unsqueeze(0),
     )
     return logits[0], after
+
+
+def _require_probabilities(probabilities: NDArray[np.float32]) -> None:
+    """Check what actions are drawn from.
+
+    Raises:
+        CapsuleError: CAP-T151, it is no distribution, as the parameters are too large.
+    """
+    if not np.isfinite(probabilities).all():
+        raise CapsuleError(
+            "CAP-T151",
+            "the policy gives an action a probability of nan",
+            fix="Lower trainer.learning_rate or trainer.gradient_norm.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
 
 
 def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
@@ -344,7 +412,8 @@ class _Actor:
 
     def __init__(self, settings: UnrollSettings, actor: int) -> None:
         self.streams = actor_streams(settings.seeds, actor)
-        self.environment = make_environment(settings.environment, self.streams, training=True)
+        task = settings.tasks[actor % len(settings.tasks)]
+        self.environment = make_environment(task, self.streams, training=True)
         self.age = 0
         self.episode_return = 0.0
 

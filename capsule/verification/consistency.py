@@ -14,6 +14,7 @@ from capsule.bundle.claims import (
     Claims,
     ProgramClaims,
     TrainingClaims,
+    has_population,
     read_schedule,
     records_schedule,
 )
@@ -23,7 +24,7 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.trace import trace_head
+from capsule.experiment.trace import read_trace, trace_head
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.image.project import read_project
 from capsule.verification.layers import PROJECT, bad_layer, unpacked_layer
@@ -57,7 +58,7 @@ def check_consistency(parts: Contents) -> None:
 
 def _training(parts: Contents, claims: TrainingClaims) -> None:
     """Check what a trainer of Capsule's own claims."""
-    for check in (_schedule, _trace, _streams, _evaluation, _checkpoints):
+    for check in (_schedule, _trace, _population, _streams, _evaluation, _checkpoints):
         check(parts, claims)
     _final_tensors(parts)
 
@@ -130,7 +131,7 @@ def _schedule(parts: Contents, claims: TrainingClaims) -> None:
     if not isinstance(trainer, ImpalaTrainer) or not recorded:
         return
     log = read_schedule(parts.bundle.member(run_bundle.SCHEDULE))
-    of_run = parts.lock.spec.digest(), trainer.actors, trainer.batch_size, claims.steps
+    of_run = parts.lock.spec.digest(), trainer.actors, trainer.fresh, claims.steps
     found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
     _equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
     _equal(run_bundle.SCHEDULE, "the run that it is of", of_run, found)
@@ -141,6 +142,18 @@ def _trace(parts: Contents, claims: TrainingClaims) -> None:
     records, head = trace_head(parts.bundle.member(name))
     _equal(name, "the number of records", claims.trace.records, records)
     _equal(name, "the head of its hash chain", claims.trace.head, head)
+
+
+def _population(parts: Contents, _claims: TrainingClaims) -> None:
+    """Check that the ancestry of a population is what the trace, which is claimed, has of it."""
+    if not has_population(parts.lock):
+        return
+    ancestry = parts.bundle.read(run_bundle.POPULATION, contract.Ancestry)
+    listed = [(each.name, each.document()) for each in ancestry.generations]
+    records = read_trace(parts.bundle.member(run_bundle.RUN + contract.TRACE))
+    begun = [record.values.get("generations", {}) for record in records]
+    traced = [item for each in begun if isinstance(each, dict) for item in each.items()]
+    _equal(run_bundle.POPULATION, "the ancestry in the trace", listed, traced)
 
 
 def _streams(parts: Contents, claims: TrainingClaims) -> None:

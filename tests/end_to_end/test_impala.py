@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.schedule_log import parse_schedule
 
-from .conftest import Run, edit_json, forge
+from .conftest import Run, capsule, edit_json, forge
 from .test_run import containers, docker, resume, start, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -90,3 +92,17 @@ def test_a_schedule_of_another_run_contradicts_the_bundle(resumed, tmp_path):
     assert done.status == 3
     assert done.document["error"]["code"] == "CAP-V010"
     assert run_bundle.SCHEDULE in done.document["error"]["message"]
+
+
+def test_scores_are_those_of_the_last_evaluation_beside_a_humans(resumed):
+    document = capsule(
+        "scores", resumed.bundle, "--key", resumed.public, "--json", cwd=resumed.directory
+    ).document
+    with open_bundle(resumed.bundle, []) as bundle:
+        claims = bundle.read(run_bundle.CLAIMS, TrainingClaims)
+    returns = [float.fromhex(score) for score in claims.evaluation.points[-1].returns]
+    score = sum(returns) / len(returns)
+    assert document["scores"] == {"breakout": score}
+    normalized = (score - 1.7) / (30.5 - 1.7)
+    assert document["human_normalized"]["breakout"] == pytest.approx(normalized)
+    assert document["median"] == pytest.approx(normalized)

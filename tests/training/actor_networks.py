@@ -1,4 +1,4 @@
-"""Networks for actors in other processes, which find them by the name of this module."""
+"""Networks and layers for other processes, which find them by the name of this module."""
 
 from dataclasses import dataclass
 
@@ -58,3 +58,25 @@ class TellingNetwork(RecurrentNetwork):
     def unroll(self, *_):
         strict = torch.are_deterministic_algorithms_enabled()
         raise ValueError(f"{torch.get_num_threads()} threads, strict: {strict}")
+
+
+class LeakyProducts(type(LIBRARY)):
+    """Layers in which a row knows the others of its batch, as with batch statistics."""
+
+    def dense(self, inputs, weight, bias):
+        return super().dense(inputs - inputs.mean(0), weight, bias)
+
+
+class BrokenProducts(type(LIBRARY)):
+    """Layers that fail whenever a process has not made them itself."""
+
+    def __init__(self):
+        self.here = True
+
+    def __setstate__(self, _state):
+        self.here = False
+
+    def dense(self, inputs, weight, bias):
+        if not self.here:
+            raise ValueError("as asked")
+        return super().dense(inputs, weight, bias)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from capsule.experiment.spec import CpuAccelerator
 from capsule.training import kernels
-from capsule.training.products import CHAINED, LIBRARY, products_for
+from capsule.training.networks import images
+from capsule.training.products import CHAINED, IMAGES, LIBRARY, Convolution, products_for
 
 fmaf = ctypes.CDLL("libm.so.6").fmaf
 fmaf.restype = ctypes.c_float
@@ -106,10 +107,12 @@ def test_a_convolution_is_its_chains(instructions_of_all, case, key):
         )
         ours = kernels.convolution(images, filters, bias, stride, rectified=True)
         assert same_bits(ours, outputs)
-        back, bias_gradient = kernels.rectified_back(gradient, ours)
+        bias_gradient = torch.zeros(filter_shape[0])
+        back = kernels.rectified_back(gradient, ours, bias_gradient)
         assert same_bits(back, through)
         assert same_bits(bias_gradient, sums(through.reshape(-1, filter_shape[0])))
-        found = kernels.filters_back(images, back, filters.shape, stride)
+        found = torch.zeros(filter_shape)
+        kernels.filters_back(images, back, found, stride)
         assert same_bits(found, filters_gradient(images.numpy(), through, filter_shape, stride))
         found = kernels.images_back(back, filters, images.shape, stride)
         assert same_bits(found, images_gradient(through, filters.numpy(), shape, stride))
@@ -150,9 +153,12 @@ def test_a_dense_layer_is_its_chains(instructions_of_all, rows, fan_in, units, k
         assert same_bits(kernels.column_sums(gradient), sums(g))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(253, 513), (600, 100), (3, 1_100)])
-def test_the_blocks_of_a_large_product_do_not_show(instructions, rows, columns):
-    left, right = normal(rows, 130, key=1), normal(130, columns, key=2)
+@pytest.mark.parametrize(
+    ("rows", "steps", "columns"),
+    [(253, 130, 513), (600, 390, 100), (3, 130, 1_700), (65, 193, 1_667), (64, 200, 66)],
+)
+def test_the_blocks_of_a_large_product_do_not_show(instructions, rows, steps, columns):
+    left, right = normal(rows, steps, key=1), normal(steps, columns, key=2)
     narrow = [
         kernels.matrix_product(left[row : row + 7], right[:, column : column + 33].contiguous())
         for row in range(0, rows, 7)
@@ -164,6 +170,7 @@ def test_the_blocks_of_a_large_product_do_not_show(instructions, rows, columns):
     ]
     assert same_bits(kernels.matrix_product(left, right), torch.cat(lines))
     assert same_bits(kernels.outer(left.t().contiguous(), right), torch.cat(lines))
+    assert same_bits(kernels.dense(left, right.t().contiguous(), None), torch.cat(lines))
 
 
 # As layers
@@ -213,8 +220,37 @@ def test_convolutions_equal_torchs(instructions, layer, rectified):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+def test_convolutions_together_are_those_one_by_one(instructions):
+    frames = torch.randint(0, 256, (2 * IMAGES + 3, 20, 20), dtype=torch.uint8)
+    stacks = frames.unfold(0, 4, 1).permute(0, 3, 1, 2)  # overlapping, as in a replay memory
+    leaves = [
+        (channels_last(5, 4, 4, 4, key=1) * 0.1).requires_grad_(),
+        normal(5, key=2).requires_grad_(),
+        (channels_last(6, 5, 3, 3, key=3) * 0.1).requires_grad_(),
+        normal(6, key=4).requires_grad_(),
+    ]
+    layers = [Convolution(*leaves[:2], 2), Convolution(*leaves[2:], 1)]
+
+    def prepare(observations):
+        return images(observations, 1 / 255)
+
+    hidden = prepare(stacks)
+    for layer in layers:
+        hidden = CHAINED.convolution(hidden, *layer, rectified=True)
+    together = CHAINED.rectified_convolutions(stacks, prepare, layers)
+    assert same_bits(together.detach(), hidden.detach())
+    with torch.no_grad():
+        assert same_bits(CHAINED.rectified_convolutions(stacks, prepare, layers), hidden.detach())
+    gradient = channels_last(*hidden.shape, key=5)
+    expected = torch.autograd.grad(hidden, leaves, gradient)
+    found = torch.autograd.grad(together, leaves, gradient)
+    assert all(same_bits(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    library = LIBRARY.rectified_convolutions(stacks, prepare, layers)
+    torch.testing.assert_close(together, library, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("sizes", [(1, 3136, 512), (20, 3136, 512), (33, 20, 6), (5, 512, 18)])
+@pytest.mark.parametrize("sizes", [(1, 3136, 512), (70, 400, 90), (33, 20, 6), (5, 512, 18)])
 def test_dense_layers_equal_torchs(instructions, sizes, biased):
     pairs = zip(
         through_dense(CHAINED, *sizes, biased), through_dense(LIBRARY, *sizes, biased), strict=True

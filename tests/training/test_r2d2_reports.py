@@ -314,6 +314,7 @@ def seen(observations, begins, active=(True, True)):
         observations=np.array(observations, np.float32).reshape(2, 1, 1),
         previous_actions=np.array([0, 0]),
         previous_rewards=np.zeros(2, np.float32),
+        instructions=[""] * 2,
         begins=np.array(begins),
         active=np.array(active),
     )
@@ -353,6 +354,7 @@ def test_with_its_whole_history_a_policy_is_the_full_one(setting_of):
             observations=random.normal(size=(5, 1, 4)).astype(np.float32),
             previous_actions=random.integers(-1, 2, 5),
             previous_rewards=random.normal(size=5).astype(np.float32),
+            instructions=[""] * 5,
             begins=active & ((step == 0) | (random.random(5) < 0.1)),
             active=active,
         )

@@ -71,7 +71,6 @@ EXPORT void capsule_convolution(const Convolution *k, const float *x, const floa
 
 INLINE void rectified_back(const float *restrict dy, const float *restrict y, float *restrict dx,
                            float *restrict db, int64_t rows, int64_t columns) {
-  for (int64_t c = 0; c < columns; c++) db[c] = 0;
   for (int64_t r = 0; r < rows; r++, dy += columns, y += columns, dx += columns)
     for (int64_t c = 0; c < columns; c++) {
       dx[c] = y[c] <= 0 ? 0 : dy[c];
@@ -79,13 +78,13 @@ INLINE void rectified_back(const float *restrict dy, const float *restrict y, fl
     }
 }
 
-// dx = dy where y is positive, else 0, for [rows, columns]; db is the sum of its rows.
+// dx = dy where y is positive, else 0, for [rows, columns]; adds its rows to db.
 DISPATCH(capsule_rectified_back, rectified_back,
          (const float *restrict dy, const float *restrict y, float *restrict dx,
           float *restrict db, int64_t rows, int64_t columns),
          (dy, y, dx, db, rows, columns))
 
-// dw from x and dy.
+// Adds to dw what x and dy give.
 EXPORT void capsule_filters_back(const Convolution *k, const float *x, const float *dy, float *dw) {
   int64_t line = k->width * k->channels, run = k->size * k->channels;
   for (int64_t row = 0; row < k->rows; row++)
@@ -97,7 +96,7 @@ EXPORT void capsule_filters_back(const Convolution *k, const float *x, const flo
           .b_segment = k->stride * line, .b_step = k->stride * k->channels,
           .c = dw + i * run, .c_row = k->size * run,
           .rows = k->filters, .columns = run, .segments = k->down, .steps = k->across,
-          .continues = row > 0});
+          .continues = 1});
 }
 
 // dx from dy and w. `scratch` holds as many elements as w.
@@ -123,11 +122,20 @@ EXPORT void capsule_images_back(const Convolution *k, const float *dy, const flo
             .continues = 1});
 }
 
-// y = x w^T + bias for x [rows, inputs], w [units, inputs]; no bias if it is null. The rows of x become the columns of a
-// product, `lanes` of them, so that vectors are full. `scratch` holds (inputs + units) * lanes.
-EXPORT void capsule_dense(const float *x, const float *w, const float *bias, float *y,
-                          float *scratch, int64_t rows, int64_t inputs, int64_t units,
-                          int64_t lanes) {
+// y = x w^T + bias for x [rows, inputs], w [units, inputs]; no bias if it is null.
+EXPORT void capsule_dense(const float *x, const float *w, const float *bias, float *y, int64_t rows,
+                          int64_t inputs, int64_t units) {
+  multiply(&(Product){.a = x, .a_row = inputs, .a_step = 1, .b = w, .b_step = inputs, .turned = 1,
+                      .c = y, .c_row = units,
+                      .rows = rows, .columns = units, .segments = 1, .steps = inputs});
+  if (bias) capsule_add_bias(y, bias, rows, units);
+}
+
+// The same for few rows or units. The rows of x become the columns of a product, `lanes` of them, so
+// that vectors are full. `scratch` holds (inputs + units) * lanes.
+EXPORT void capsule_narrow_dense(const float *x, const float *w, const float *bias, float *y,
+                                 float *scratch, int64_t rows, int64_t inputs, int64_t units,
+                                 int64_t lanes) {
   float *turned = scratch + inputs * lanes;
   transpose(x, rows, inputs, scratch, lanes);
   multiply(&(Product){.a = w, .a_row = inputs, .a_step = 1,

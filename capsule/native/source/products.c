@@ -11,13 +11,17 @@ typedef float v16 __attribute__((ext_vector_type(16)));
 #define UNROLL _Pragma("clang loop unroll(full)")
 
 enum {
-  MOST_ROWS = 12,     // of a tile
-  CACHED_STEPS = 64,  // rows of a wide b whose pages and lines the first level still knows
-  NARROW = 64,        // columns
-  // What of c, with its part of a and b, the second level keeps from one chunk of steps to the next.
+  MOST_ROWS = 12,  // of a tile
+  NARROW = 64,     // columns
+  FEW = 64,        // rows, for which to copy b does not pay
+  FEW_STEPS = 64,  // rows of a wide b, not copied, whose pages and lines the first level knows
+  // A panel of b with a tile of a stays in the first level, a block of a in the second.
+  BLOCK_STEPS = 192,
   BLOCK_ROWS = 252,  // full tiles of any height
-  BLOCK_COLUMNS = 512,
-  APART = BLOCK_ROWS + 16,  // not a power of two: else steps would drive each other from the cache
+  BLOCK_COLUMNS = 1600,
+  // Not powers of two: else rows or steps would drive each other from the cache.
+  ROWS_APART = BLOCK_STEPS + 16,
+  STEPS_APART = BLOCK_ROWS + 16,
 };
 
 // Defines tile_V_N: `rows` (a constant) times N vectors of type V of the result, held in registers.
@@ -25,15 +29,18 @@ enum {
   typedef V V##_##N##_unaligned __attribute__((aligned(4)));                                    \
   INLINE void tile_##V##_##N(const Product *p, int64_t row, int64_t column, const int rows) {   \
     enum { WIDTH = sizeof(V) / sizeof(float) };                                                 \
-    const int64_t a_row = p->a_row, a_step = p->a_step, b_step = p->b_step;                     \
+    const int64_t a_row = p->a_row, a_step = p->a_step;                                         \
+    const int64_t b_step = p->packed ? N * WIDTH : p->b_step;                                   \
     float *c = p->c + row * p->c_row + column;                                                  \
     V sum[MOST_ROWS][N];                                                                        \
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int n = 0; n < N; n++)                    \
         sum[r][n] = p->continues ? *(V##_##N##_unaligned *)(c + r * p->c_row + n * WIDTH) : (V)0; \
+    if (p->packed) UNROLL for (int r = 0; r < rows; r++) UNROLL for (int n = 0; n < N; n++)     \
+        __builtin_prefetch(c + (rows + r) * p->c_row + n * WIDTH, 1);                           \
     for (int64_t segment = 0; segment < p->segments; segment++) {                               \
       const float *a = p->a + row * a_row + segment * p->a_segment;                             \
       const float *a3 = a + 3 * a_row, *a6 = a + 6 * a_row, *a9 = a + 9 * a_row;                \
-      const float *b = p->b + column + segment * p->b_segment;                                  \
+      const float *b = p->b + column * (p->packed ? p->steps : 1) + segment * p->b_segment;     \
       for (int64_t step = 0; step < p->steps; step++) {                                         \
         V factor[N];                                                                            \
         UNROLL for (int n = 0; n < N; n++) factor[n] = *(V##_##N##_unaligned *)(b + n * WIDTH); \
@@ -113,44 +120,64 @@ static void multiply_cached(const Product *p) {
   else multiply_avx2(p);
 }
 
-// Brings the steps of a transposed a next to each other.
-static void gather(Product *part, float *memory) {
-  for (int64_t step = 0; step < part->steps; step++)
-    memcpy(memory + step * APART, part->a + step * part->a_step,
-           (size_t)part->rows * sizeof *memory);
-  part->a = memory;
-  part->a_step = APART;
+// Copies a block of a whose rows, or else whose steps, are contiguous.
+static void pack_a(Product *block, float *to) {
+  int by_row = block->a_step == 1;
+  int64_t lines = by_row ? block->rows : block->steps;
+  int64_t length = by_row ? block->steps : block->rows;
+  int64_t apart = by_row ? ROWS_APART : STEPS_APART;
+  int64_t stride = by_row ? block->a_row : block->a_step;
+  for (int64_t line = 0; line < lines; line++)
+    memcpy(to + line * apart, block->a + line * stride, (size_t)length * sizeof *to);
+  block->a = to;
+  *(by_row ? &block->a_row : &block->a_step) = apart;
 }
 
-// In chunks of steps. A chain may be put down and taken up again: the result holds every bit of it.
-static void multiply_block(const Product *block) {
-  float memory[CACHED_STEPS * APART];
-  for (int64_t step = 0; step < block->steps; step += CACHED_STEPS) {
-    int64_t left = block->steps - step;
-    Product part = *block;
-    part.steps = left < CACHED_STEPS ? left : CACHED_STEPS;
-    part.a += step * block->a_step;
-    part.b += step * block->b_step;
-    part.continues = block->continues || step > 0;
-    if (block->a_row == 1) gather(&part, memory);
-    multiply_cached(&part);
+// Copies a block of b into panels as wide as the tiles that `multiply_cached` takes.
+static void pack_b(Product *block, float *to) {
+  int64_t apart = block->turned ? block->b_step : 1;  // columns
+  int64_t width = instruction_set() == SET_AVX512 ? 32 : 16;
+  const float *from = block->b;
+  block->b = to;
+  block->packed = 1;
+  for (int64_t left = block->columns; left > 0; left -= width, from += width * apart) {
+    while (width > left) width = width > 4 ? width / 2 : 1;
+    for (int64_t s = 0; s < block->steps; s++, to += width)
+      if (block->turned)
+        for (int64_t c = 0; c < width; c++) to[c] = from[c * apart + s];
+      else
+        memcpy(to, from + s * block->b_step, (size_t)width * sizeof *to);
   }
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// In blocks. A chain may be put down and taken up again: the result holds every bit of it.
+static void multiply_blocks(const Product *p) {
+  static _Thread_local _Alignas(64) float a[BLOCK_ROWS * ROWS_APART], b[BLOCK_STEPS * BLOCK_COLUMNS];
+  const int copies = p->turned || p->rows > FEW;
+  const int64_t most_steps = copies ? BLOCK_STEPS : FEW_STEPS;
+  for (int64_t column = 0; column < p->columns; column += BLOCK_COLUMNS)
+    for (int64_t step = 0; step < p->steps; step += most_steps) {
+      Product strip = *p;
+      strip.columns = least(p->columns - column, BLOCK_COLUMNS);
+      strip.steps = least(p->steps - step, most_steps);
+      strip.b += p->turned ? column * p->b_step + step : column + step * p->b_step;
+      strip.continues = p->continues || step > 0;
+      if (copies) pack_b(&strip, b);
+      for (int64_t row = 0; row < p->rows; row += BLOCK_ROWS) {
+        Product block = strip;
+        block.rows = least(p->rows - row, BLOCK_ROWS);
+        block.a += row * p->a_row + step * p->a_step;
+        block.c += row * p->c_row + column;
+        pack_a(&block, a);
+        multiply_cached(&block);
+      }
+    }
 }
 
 void multiply(const Product *product) {
-  if (product->segments > 1 || product->columns <= NARROW) {
-    multiply_cached(product);
-    return;
-  }
-  Product block = *product;
-  for (int64_t row = 0; row < product->rows; row += BLOCK_ROWS)
-    for (int64_t column = 0; column < product->columns; column += BLOCK_COLUMNS) {
-      int64_t rows = product->rows - row, columns = product->columns - column;
-      block.rows = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
-      block.columns = columns < BLOCK_COLUMNS ? columns : BLOCK_COLUMNS;
-      block.a = product->a + row * product->a_row;
-      block.b = product->b + column;
-      block.c = product->c + row * product->c_row + column;
-      multiply_block(&block);
-    }
+  int narrow = product->columns <= NARROW && !product->turned;
+  if (product->segments > 1 || narrow) multiply_cached(product);
+  else multiply_blocks(product);
 }

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-// Strides are in elements; the columns of b and c are contiguous.
+// Strides are in elements; the columns of c are contiguous, and those of b unless it is turned.
 typedef struct {
   const float *a;
   int64_t a_row, a_segment, a_step;
@@ -23,6 +23,8 @@ typedef struct {
   int64_t c_row;
   int64_t rows, columns, segments, steps;
   int continues;
+  int turned;  // b lies in columns, whose steps are contiguous, `b_step` from one to the next
+  int packed;  // b is a block of `multiply`'s own
 } Product;
 
 void multiply(const Product *product);

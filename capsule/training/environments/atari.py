@@ -19,14 +19,18 @@ from ale_py import roms
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import AtariEnvironment, StreamName
-from capsule.training.environments.base import Environment, Frame, Transition
+from capsule.training.environments.base import Frame, Transition
+from capsule.training.environments.marks import MarkedEnvironment
 from capsule.training.environments.preprocessing import SIDE, AreaResize
 from capsule.training.streams import Stream
 
+# Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
+# Miniature Golf's strokes and par become booleans (ale-py 0.12; Arcade-Learning-Environment #732).
+_UNCOPYABLE = {"miniature_golf", "pitfall2"}
 _EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
 
 
-class AtariGame(Environment):
+class AtariGame(MarkedEnvironment):
     """One Atari game.
 
     A frame joins a step's last two screens. A step that a lost life, the game's end or the episode
@@ -56,6 +60,7 @@ class AtariGame(Environment):
         self._clips = training and spec.clip_rewards
         self._life_loss = training and spec.terminal_on_life_loss
         self._max_frames = spec.max_episode_frames
+        self._copyable = spec.game not in _UNCOPYABLE
         self._ale = _load(spec.game)
         self._powered_on = self._ale.cloneState(include_rng=True)
         self._codes = list(
@@ -75,9 +80,7 @@ class AtariGame(Environment):
         self._first_seen = spec.frame_skip - 2
 
     def _begin(self) -> Frame:
-        # A reset alone leaves traces of the last episode in some games' RAM and screen.
-        self._ale.restoreState(self._powered_on)
-        self._ale.reset_game()
+        self._power_on()
         self._frames = 0
         self._held = ale_py.Action.NOOP
         self._screens[:] = self._ale.getScreenGrayscale()
@@ -85,6 +88,11 @@ class AtariGame(Environment):
             self._idle(1 + self._streams["no-op"].below(self._noop_max))
         self._lives = self._ale.lives()
         return self._newest_frame()
+
+    def _power_on(self) -> None:
+        """Make the emulator forget the last episode: a reset alone leaves traces in some games."""
+        self._ale.restoreState(self._powered_on)
+        self._ale.reset_game()
 
     def _idle(self, noops: int) -> None:
         for _ in range(noops):
@@ -139,6 +147,26 @@ class AtariGame(Environment):
     def _see(self) -> None:
         self._newest ^= 1
         self._ale.getScreenGrayscale(self._screens[self._newest])
+
+    def _counters(self) -> dict[str, int]:
+        return {"frames": self._frames, "held": self._held.value, "lives": self._lives}
+
+    def _emulator(self) -> bytes:
+        copy: bytes = self._ale.cloneState(include_rng=True).serialize()
+        return copy
+
+    def _return_to(self, counters: Mapping[str, int], emulator: bytes) -> bool:
+        try:
+            copy = ale_py.ALEState(emulator)
+        except SystemError:  # what ale-py makes of bytes that are not of its format
+            return False
+        self._power_on()
+        self._ale.act(ale_py.Action.NOOP)  # ends the frame that some games leave half drawn
+        self._ale.restoreState(copy)
+        self._frames = counters["frames"]
+        self._held = ale_py.Action(counters["held"])
+        self._lives = counters["lives"]  # a copy may lack them until the next frame
+        return True
 
     def _newest_frame(self) -> Frame:
         return self._resize(np.maximum(self._screens[0], self._screens[1]))

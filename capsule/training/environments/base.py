@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -40,8 +42,9 @@ class Environment(ABC):
     """One environment, stepped by one agent.
 
     All randomness comes from the given streams, and an episode is a pure function of the streams'
-    positions at its start and of the actions since. That is therefore all a checkpoint holds, for
-    every suite alike: ``restore`` plays the actions again.
+    positions at its start and of the actions since. That is therefore what a checkpoint holds, for
+    every suite alike: ``restore`` plays the actions again. An environment that can be copied plays
+    the last few of them only (:class:`capsule.training.environments.marks.MarkedEnvironment`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.
@@ -49,6 +52,7 @@ class Environment(ABC):
         frame_dtype: Element type of a frame.
         frame_stack: Most recent frames that make one observation.
         frame_skip: Emulator frames per agent step; 1 where there is no emulator.
+        instruction: What the agent is told to do now, in words; empty where nothing is said.
     """
 
     actions: int
@@ -56,13 +60,15 @@ class Environment(ABC):
     frame_dtype: np.dtype[Any]
     frame_stack: int = 1
     frame_skip: int = 1
+    instruction: str = ""
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
         self._streams = streams
-        self._start: dict[str, Any] | None = None  # stream states before the reset, if any
-        self._taken: list[int] = []
-        self._frame: Frame | None = None
-        self._ended = True
+        self._start: dict[StreamName, Any]  # states of the streams where the episode began
+        self._taken: array[int]
+        self._frame: Frame | None
+        self._ended: bool
+        self._forget()
 
     def rewire(self, streams: Mapping[StreamName, Stream]) -> None:
         """Drop the running episode and draw from other streams from now on."""
@@ -72,7 +78,7 @@ class Environment(ABC):
     def reset(self) -> Frame:
         """Begin an episode and return its first frame."""
         self._start = self._stream_states()
-        self._taken = []
+        self._taken = self._no_actions()
         self._frame = self._begin()
         self._ended = False
         return self._frame
@@ -92,15 +98,23 @@ class Environment(ABC):
         return transition
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot: streams at the episode's start, and the actions since."""
-        return {
-            "streams": self._stream_states() if self._start is None else self._start,
-            "actions": None if self._start is None else list(self._taken),
-            "frame": None if self._frame is None else _digest(self._frame),
+        """Return a JSON-safe snapshot: streams, and the actions since the episode's start.
+
+        Actions are in base64, one byte each, or four where there are more than 256 of them.
+        """
+        streams = self._stream_states()
+        if self._frame is None:
+            return {"streams": streams, "episode": None}
+        episode = {
+            "start": self._start,
+            "actions": base64.b64encode(self._taken).decode(),
+            "mark": self._last_mark(),
+            "digest": self._digest(self._frame),
         }
+        return {"streams": streams, "episode": episode}
 
     def restore(self, state: Mapping[str, Any]) -> Frame | None:
-        """Return to a snapshot by playing its episode again.
+        """Return to a snapshot by playing its actions again, from its mark if that does.
 
         The streams given to this environment end where they were when the snapshot was taken.
 
@@ -109,27 +123,26 @@ class Environment(ABC):
 
         Raises:
             CapsuleError: CAP-T201, the snapshot belongs to other streams; CAP-T211, the replayed
-                episode does not end in the recorded frame.
+                episode does not end as it was recorded.
         """
-        for name, saved in state["streams"].items():
-            self._streams[name].restore(saved)
         self._forget()
-        if state["actions"] is None:
+        self._set_streams(state["streams"])
+        episode = state["episode"]
+        if episode is None:
             return None
-        frame = self.reset()
-        for action in state["actions"]:
-            if self._ended:
-                break
-            frame = self.step(action).frame
-        if self._taken != state["actions"] or _digest(frame) != state["frame"]:
-            raise CapsuleError(
-                "CAP-T211",
-                f"the saved episode of {len(state['actions'])} steps, played again, ends in "
-                "another frame than the one recorded",
-                fix="resume inside the image the run was started in; if it is, report a bug",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
-        return frame
+        actions = self._no_actions()
+        actions.frombytes(base64.b64decode(episode["actions"]))
+        if not (self._play_from_mark(episode, actions) and self._is_at(state)):
+            self._play_from_start(episode, actions)
+            if not self._is_at(state):
+                raise CapsuleError(
+                    "CAP-T211",
+                    f"the saved episode of {len(actions)} steps, played again, does not end as it "
+                    "was recorded",
+                    fix="resume inside the image the run was started in; if it is, report a bug",
+                    exit_code=ExitCode.TRAINING_FAILED,
+                )
+        return self._frame
 
     @abstractmethod
     def _begin(self) -> Frame:
@@ -139,12 +152,53 @@ class Environment(ABC):
     def _advance(self, action: int) -> Transition:
         """Take one agent step of a running episode."""
 
-    def _forget(self) -> None:
-        self._start, self._taken, self._frame, self._ended = None, [], None, True
+    def _last_mark(self) -> dict[str, Any] | None:
+        """Return a JSON-safe moment of the episode from which it can be played; None: only whole.
 
-    def _stream_states(self) -> dict[str, Any]:
+        :meth:`_play_from_mark` understands it.
+        """
+        return None
+
+    def _play_from_mark(self, episode: Mapping[str, Any], actions: array[int]) -> bool:  # noqa: ARG002
+        """Play a saved episode from its mark; tell whether that is possible."""
+        return False
+
+    def _play_from_start(self, episode: Mapping[str, Any], actions: array[int]) -> None:
+        self._set_streams(episode["start"])
+        self.reset()
+        self._play(actions)
+
+    def _play(self, actions: array[int]) -> None:
+        """Take ``actions``, as far as the episode goes."""
+        for action in actions:
+            if self._ended:
+                break
+            self.step(action)
+
+    def _is_at(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether the running episode is where a snapshot was taken."""
+        return self.state() == state
+
+    def _digest(self, frame: Frame) -> str:
+        digest = xxhash.xxh3_128(frame.tobytes())
+        digest.update(b"%d" % self._ended)
+        digest.update(self._fingerprint())
+        return digest.hexdigest()
+
+    def _fingerprint(self) -> bytes:
+        """Return what can be known of the environment's own state, beside the frame."""
+        return b""
+
+    def _no_actions(self) -> array[int]:
+        return array("B" if self.actions <= 256 else "I")
+
+    def _forget(self) -> None:
+        self._start, self._taken = {}, array("B")
+        self._frame, self._ended = None, True
+
+    def _stream_states(self) -> dict[StreamName, Any]:
         return {name: stream.state() for name, stream in self._streams.items()}
 
-
-def _digest(frame: Frame) -> str:
-    return xxhash.xxh3_128_hexdigest(frame.tobytes())
+    def _set_streams(self, states: Mapping[StreamName, Any]) -> None:
+        for name, saved in states.items():
+            self._streams[name].restore(saved)

@@ -1,7 +1,8 @@
 """Gymnasium environments with discrete actions; an observation is one flat float32 vector.
 
 Memory tasks are made of these: ids that other packages register (``modules``), single entries of a
-dictionary (``observation``) and numbers that the agent does not see (``hidden``).
+dictionary (``observation``) and numbers that the agent does not see (``hidden``). A text in a
+dictionary can be the agent's ``instruction``.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class GymnasiumTask(Environment):
 
     Raises:
         CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
-            ``observation`` or ``hidden`` does not fit the observations.
+            ``observation``, ``instruction`` or ``hidden`` does not fit the observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
         self._task = _make(spec)
-        self._entry = spec.observation
+        self._entry, self._told = spec.observation, _told_entry(spec, self._task.observation_space)
         self._space = _seen_space(spec, self._task.observation_space)
         self._seen = _seen_numbers(spec, spaces.flatdim(self._space))
         actions = self._task.action_space
@@ -68,7 +69,12 @@ class GymnasiumTask(Environment):
             ended=bool(terminated or truncated),
         )
 
+    def _fingerprint(self) -> bytes:
+        return self.instruction.encode()
+
     def _frame_of(self, observation: Any) -> Frame:
+        if self._told is not None:
+            self.instruction = observation[self._told]
         shown = observation if self._entry is None else observation[self._entry]
         flat = np.asarray(spaces.flatten(self._space, shown), self.frame_dtype)
         frame: Frame = flat[self._seen]
@@ -110,6 +116,18 @@ def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
             fix="name an entry of numbers in environment.observation, or another environment",
         )
     return space
+
+
+def _told_entry(spec: GymnasiumEnvironment, space: _Space) -> str | None:
+    """Return which entry of ``space`` is the instruction, if any."""
+    entries = dict(space) if isinstance(space, spaces.Dict) else {}
+    texts = [name for name, entry in entries.items() if entry.dtype and entry.dtype.kind == "U"]
+    if spec.instruction is not None and spec.instruction not in texts:
+        raise _misfit(
+            f"environment.instruction {spec.instruction!r} is no text of {space}",
+            fix=f"name one of {', '.join(texts)}" if texts else "leave it out",
+        )
+    return spec.instruction
 
 
 def _is_numbers(space: _Space) -> bool:

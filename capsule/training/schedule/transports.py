@@ -7,13 +7,15 @@ from functools import partial
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from threading import Condition, Thread
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.host_process import STOP_SECONDS, HostProcess, stop
+from capsule.training.inference_server import SERVER, Client, ServerProcess
 from capsule.training.unrolls import Played, Request, Snapshot, UnrollHost, UnrollSettings
 
 Versions = Mapping[int, NDArray[np.float32]]
@@ -98,6 +100,7 @@ class Processes:
         lag: int,
         determinism: DeterminismSpec,
         numerics: Numerics,
+        served: bool = False,
     ) -> None:
         """Start the processes and make the actors.
 
@@ -108,24 +111,35 @@ class Processes:
             lag: Of the schedule.
             determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            served: Whether another process evaluates the policy for all of them.
         """
         done: SimpleQueue[list[Played] | BaseException] = SimpleQueue()
         count = min(actors, processes)
+        self._server = None
+        clients: Sequence[Client | None] = [None] * count
+        if served:
+            self._server = ServerProcess(settings, actors, count, determinism, numerics)
+            clients = self._server.clients
         self._workers = []
-        for number in range(count):
+        for number, client in enumerate(clients):
             # Dealt out, as neighbours are asked for together.
             played = range(number, actors, count)
-            make = partial(UnrollHost, settings, played)
+            make = partial(UnrollHost, settings, played, client)
             host = HostProcess(number, make, played, determinism, numerics)
             self._workers.append(_Worker(host, done, lag))
+            if client is not None:
+                client.close()  # the host has it
         self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         self._done = done
         # Also called at the interpreter's end, before multiprocessing waits for its processes.
         hosts = [worker.host for worker in self._workers]
-        self._stop = Finalize(self, stop, (hosts,), exitpriority=0)
+        self._stop = Finalize(self, _end, (hosts, self._server), exitpriority=0)
 
     def publish(self, versions: Versions) -> None:
         """See :class:`Transport`."""
+        if self._server is not None:
+            self._server.publish(versions)
+            return
         for worker in self._workers:
             worker.versions = versions
 
@@ -157,10 +171,26 @@ class Processes:
 
     def _next(self) -> list[Played]:
         finished = self._done.get()
-        if isinstance(finished, BaseException):
+        if not isinstance(finished, BaseException):
+            return finished
+        try:
+            self._explain(finished)
+        finally:
             self.close()
-            raise finished
-        return finished
+
+    def _explain(self, error: BaseException) -> NoReturn:
+        """Raise what a host did, or why the server left it without an answer."""
+        unanswered = isinstance(error, CapsuleError) and error.code == SERVER.death
+        if self._server is not None and unanswered:
+            self._server.explain()
+        raise error
+
+
+def _end(hosts: Sequence[HostProcess], server: ServerProcess | None) -> None:
+    """End processes; hosts in the middle of an unroll need the server to finish it."""
+    stop(hosts)
+    if server is not None:
+        server.close()
 
 
 class _Worker:
@@ -201,7 +231,7 @@ class _Worker:
             while requests := self._take():
                 versions = self.versions
                 self._known &= versions.keys()
-                needed = {request.version for request in requests} - self._known
+                needed = ({request.version for request in requests} & versions.keys()) - self._known
                 self._known |= needed
                 new = {version: versions[version] for version in needed}
                 self.host.ask(UnrollHost.unroll, requests, new, self._lag)

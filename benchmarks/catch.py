@@ -1,0 +1,54 @@
+"""Catch as a Gymnasium task: a ball falls down a board, and a paddle in the last row catches it.
+
+The smallest task with a delayed reward, after bsuite's (Osband et al. 2020, "Behaviour Suite for
+Reinforcement Learning", appendix A): one ball an episode, which lasts ``ROWS - 1`` steps and ends
+with a reward of 1 or -1. Specs reach it with ``modules: [catch]``, where this folder is on the
+path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+ROWS, COLUMNS = 10, 5
+ID = "capsule/Catch-v0"
+MOVES = (-1, 0, 1)
+
+
+class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """The board, float32 ``[10, 5]``, 1 where the ball or the paddle is; left, stay, right."""
+
+    observation_space = spaces.Box(0.0, 1.0, (ROWS, COLUMNS), np.float32)
+    action_space = spaces.Discrete(len(MOVES))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Let a ball go in a column that the seed chooses; the paddle is in the middle."""
+        super().reset(seed=seed, options=options)
+        self._row, self._ball = 0, int(self.np_random.integers(COLUMNS))
+        self._paddle = COLUMNS // 2
+        return self._board(), {}
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Move the paddle, then the ball by a row."""
+        self._paddle = min(max(self._paddle + MOVES[int(action)], 0), COLUMNS - 1)
+        self._row += 1
+        landed = self._row == ROWS - 1
+        reward = (1.0 if self._paddle == self._ball else -1.0) if landed else 0.0
+        return self._board(), reward, landed, False, {}
+
+    def _board(self) -> NDArray[np.float32]:
+        board = np.zeros((ROWS, COLUMNS), np.float32)
+        board[self._row, self._ball] = board[ROWS - 1, self._paddle] = 1.0
+        return board
+
+
+gymnasium.register(ID, entry_point=Catch)

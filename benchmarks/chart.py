@@ -1,0 +1,119 @@
+"""Line charts beside each other, as SVG written by hand: no library is needed, no run differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+Line = Sequence[tuple[float, float]]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+WIDTH, HEIGHT = 260, 190  # of the area that lines are drawn in
+LEFT, TOP, GAP, BELOW = 56, 34, 62, 74  # around it
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart.
+
+    Attributes:
+        title: Above it.
+        lines: Name to points, of which none need to be there.
+    """
+
+    title: str
+    lines: Mapping[str, Line]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of numbers, the same for all panels.
+
+    Attributes:
+        label: What the numbers are.
+        low: Where it begins.
+        high: Where it ends.
+        marks: Those that are written.
+        logarithmic: Equal distances are equal ratios.
+    """
+
+    label: str
+    low: float
+    high: float
+    marks: Sequence[float]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """Return where a number lies: 0 at the beginning, 1 at the end."""
+        scale = math.log if self.logarithmic else float
+        low, high = scale(self.low), scale(self.high)
+        return (scale(value) - low) / (high - low)
+
+
+def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis) -> None:
+    """Write panels that share their axes, and one legend: a name has one colour in all."""
+    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    colours = dict(zip(names, COLOURS, strict=False))
+    if len(colours) < len(names):
+        raise ValueError(f"{len(names)} lines, but {len(COLOURS)} colours")
+    width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 16
+    size = f'width="{width}" height="{TOP + HEIGHT + BELOW}"'
+    font = 'font-family="sans-serif" font-size="11" fill="#222"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for number, panel in enumerate(panels):
+        parts.append(f'<g transform="translate({LEFT + number * (WIDTH + GAP)},{TOP})">')
+        parts += [*_frame(panel.title, across, up), *_lines(panel.lines, colours, across, up)]
+        parts.append("</g>")
+    parts += [*_legend(colours, TOP + HEIGHT + BELOW - 14), "</svg>", ""]
+    path.write_text("\n".join(parts))
+
+
+def _frame(title: str, across: Axis, up: Axis) -> Iterator[str]:
+    yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>'
+    yield _text(WIDTH / 2, -12, title, size=13)
+    yield _text(WIDTH / 2, HEIGHT + 34, across.label)
+    yield _text(-40, HEIGHT / 2, up.label, turned=True)
+    for mark in across.marks:
+        yield _text(across.place(mark) * WIDTH, HEIGHT + 16, f"{mark:,g}")
+    for mark in up.marks:
+        level = (1 - up.place(mark)) * HEIGHT
+        yield f'<path d="M0 {level:.1f}H{WIDTH}" stroke="#ddd"/>'
+        yield _text(-6, level + 4, f"{mark:,g}", anchor="end")
+
+
+def _lines(
+    lines: Mapping[str, Line], colours: Mapping[str, str], across: Axis, up: Axis
+) -> Iterator[str]:
+    for name, line in lines.items():
+        points = " ".join(
+            f"{across.place(x) * WIDTH:.1f},{(1 - up.place(y)) * HEIGHT:.1f}" for x, y in line
+        )
+        stroke = f'fill="none" stroke="{colours[name]}" stroke-width="1.8"'
+        yield f'<polyline points="{points}" {stroke}/>'
+
+
+def _legend(colours: Mapping[str, str], level: float) -> Iterator[str]:
+    left = float(LEFT)
+    for name, colour in colours.items():
+        yield f'<path d="M{left} {level - 4}h18" stroke="{colour}" stroke-width="3"/>'
+        yield _text(left + 23, level, name, anchor="start")
+        left += 46 + 6.5 * len(name)
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: int = 11,
+    anchor: str = "middle",
+    turned: bool = False,
+) -> str:
+    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f"<text {place}{turn}>{escape(text)}</text>"

@@ -1,0 +1,270 @@
+"""Does IMPALA learn, and does V-trace make up for a policy that lags behind?
+
+Trains the specs ``specs/impala-{cartpole,catch,minatar}.yaml``, and, for figure E.1 of Espeholt et
+al. 2018, ``specs/impala-lag.yaml`` in lockstep with policy lags of 0 to 500 under each correction.
+Scores are mean returns of the last 100 training episodes, in which actions are drawn from the
+policy::
+
+    python benchmarks/impala_learning.py                    # the three tasks, 5 seeds
+    python benchmarks/impala_learning.py lag --seeds 2      # figure E.1
+
+Results are kept in ``results`` and those that are there not trained again, so the whole may be
+interrupted; the tables are printed, and figure E.1 is drawn beside its data. A task whose median
+score stays below its bar makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule.experiment.canonical import write_atomic
+from capsule.experiment.spec import Spec, TrainingSpec
+from capsule.experiment.spec_file import load_spec
+from capsule.experiment.variables import environment_variables
+from capsule.native import native_part
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+LAGS = (0, 1, 10, 100, 500)
+CORRECTIONS = ("v-trace", "one-step", "epsilon", "none")
+LAG = "lag"
+POINTS = 20  # of a learning curve
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What counts as learned.
+
+    Attributes:
+        random: Mean return of random play.
+        score: Least median score over seeds.
+    """
+
+    random: float
+    score: float
+
+
+TASKS = {
+    "cartpole": Bar(random=22, score=195),
+    "catch": Bar(random=-0.6, score=0.9),
+    "minatar": Bar(random=0.5, score=5),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        name: Task, of which there is a spec.
+        changes: Overrides of the spec, ``section.field=value``.
+        seed: Root seed.
+    """
+
+    name: str
+    changes: tuple[str, ...]
+    seed: int
+
+    def spec(self) -> Spec:
+        """Return what is trained."""
+        seeded = (*self.changes, f"seeds.root={self.seed}")
+        return load_spec(HERE / "specs" / f"impala-{self.name}.yaml", seeded)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join([*TASKS, LAG])}; default: tasks")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.train:
+        train_specs(sys.stdin)
+        return 0
+    options.results.mkdir(exist_ok=True)
+    missed = 0
+    for task in options.tasks or TASKS:
+        runs = list(runs_of(task, options.seeds))
+        results = train_all(runs, options.results / f"impala-{task}.json")
+        if task == LAG:
+            print(lag_table(results))
+            draw_figure(results, spec_of(results[0]).trainer.total_steps, options.results)
+        else:
+            scores = [result["score"] for result in results]
+            missed += statistics.median(scores) < TASKS[task].score
+            print(task_row(task, results))
+    return min(missed, 1)
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the module's documentation."""
+
+
+def runs_of(task: str, seeds: int) -> Iterator[Run]:
+    """Yield the runs of a task, all of a seed before those of the next."""
+    variants = [()] if task != LAG else [*map(changes_of, *zip(*lag_variants(), strict=True))]
+    for seed in range(seeds):
+        for changes in variants:
+            yield Run(task, changes, seed)
+
+
+def lag_variants() -> list[tuple[str, int]]:
+    return [(correction, lag) for correction in CORRECTIONS for lag in LAGS]
+
+
+def changes_of(correction: str, lag: int) -> tuple[str, ...]:
+    schedule = f"{{mode: lockstep, lag: {lag}}}"
+    return (f"trainer.correction={correction}", f"trainer.schedule={schedule}")
+
+
+def train_all(runs: Sequence[Run], path: Path) -> list[dict[str, Any]]:
+    """Return the result of each run, trained in one process where it is not kept in ``path``."""
+    kept = json.loads(path.read_text()) if path.exists() else []
+    known = {json.dumps(result["spec"]): result for result in kept}
+    wanted = {run: said(run.spec()) for run in runs}
+    missing = [run for run in runs if json.dumps(wanted[run]) not in known]
+    for run, result in zip(missing, train_elsewhere(missing), strict=True):
+        print(f"{run.name} {' '.join(run.changes)} seed {run.seed}: {result['score']}", flush=True)
+        known[json.dumps(wanted[run])] = {"spec": wanted[run], **result}
+        lines = ",\n".join(map(json.dumps, known.values()))
+        write_atomic(path, f"[\n{lines}\n]\n".encode())
+    return [known[json.dumps(wanted[run])] for run in runs]
+
+
+def said(spec: Spec) -> dict[str, Any]:
+    """Return what a spec says, without what it leaves at its default."""
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def train_elsewhere(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Train in a process that is started as a run's own is; yield results as they come."""
+    if not runs:
+        return
+    specs = [run.spec() for run in runs]
+    shim = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
+    with subprocess.Popen(
+        [sys.executable, __file__, "--train"],
+        env=os.environ | environment_variables(specs[0]) | shim,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("the process was started without pipes")
+        for spec in specs:
+            process.stdin.write(spec.model_dump_json(by_alias=True) + "\n")
+            process.stdin.flush()
+            yield json.loads(process.stdout.readline())
+
+
+def train_specs(lines: Iterable[str]) -> None:
+    """Train the spec of each line; print its result as one."""
+    from capsule.training import determinism
+
+    for line in lines:
+        spec = Spec.model_validate_json(line)
+        determinism.apply(spec)
+        print(json.dumps(train(spec)), flush=True)
+
+
+def train(spec: Spec) -> dict[str, Any]:
+    """Train in this process; return the score, the learning curve, and the time taken."""
+    from learners import make_learner
+
+    started, worked = time.monotonic(), time.process_time()
+    learner = make_learner(spec.training(), workers=1)
+    total = spec.training().trainer.total_steps
+    curve: list[tuple[int, float | None]] = []
+    while learner.step < total:
+        learner.interval()
+        if learner.step * POINTS >= (len(curve) + 1) * total:
+            curve.append((learner.step, learner.mean_return))
+    learner.close()
+    return {
+        "score": learner.mean_return,
+        "curve": curve,
+        "seconds": round(time.monotonic() - started, 1),
+        "processor_seconds": round(time.process_time() - worked, 1),
+    }
+
+
+# Tables and the figure
+
+
+def task_row(task: str, results: Sequence[dict[str, Any]]) -> str:
+    """Return a row of Markdown: steps, seeds, scores, random play, the bar, time."""
+    scores = ", ".join(f"{result['score']:.4g}" for result in results)
+    steps = spec_of(results[0]).trainer.total_steps
+    middle = statistics.median(result["score"] for result in results)
+    seconds = statistics.median(result["processor_seconds"] for result in results)
+    of = TASKS[task]
+    return (
+        f"| {task} | {steps:,} | {scores} | {middle:.4g} | {of.random:g} | {of.score:g} | "
+        f"{seconds:.0f} |"
+    )
+
+
+def spec_of(result: dict[str, Any]) -> TrainingSpec:
+    return Spec.model_validate_json(json.dumps(result["spec"])).training()
+
+
+def by_variant(results: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Return the results of each correction and lag, a result for each seed."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {pair: [] for pair in lag_variants()}
+    for result in results:
+        trainer = spec_of(result).trainer
+        found[trainer.correction, trainer.schedule.lag].append(result)
+    return found
+
+
+def lag_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return mean, least and largest score as Markdown: corrections down, lags across."""
+    found = by_variant(results)
+    seeds = len(found[lag_variants()[0]])
+    lines = [
+        f"| correction ({seeds} seeds) | {' | '.join(f'lag {lag}' for lag in LAGS)} |",
+        f"|---|{'---|' * len(LAGS)}",
+    ]
+    for correction in CORRECTIONS:
+        cells = []
+        for lag in LAGS:
+            scores = [result["score"] for result in found[correction, lag]]
+            mean = statistics.mean(scores)
+            cells.append(f"{mean:.2f} ({min(scores):.2f} to {max(scores):.2f})")
+        lines.append(f"| {correction} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mean_curve(results: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return the curve of means over seeds, from where all have finished an episode."""
+    points = zip(*(result["curve"] for result in results), strict=True)
+    known = [point for point in points if all(value is not None for _, value in point)]
+    return [(point[0][0], statistics.mean(value for _, value in point)) for point in known]
+
+
+def draw_figure(results: Sequence[dict[str, Any]], steps: int, directory: Path) -> None:
+    """Draw figure E.1: a panel for each correction, a learning curve for each lag."""
+    from chart import Axis, Panel, draw
+
+    found = by_variant(results)
+    panels = [
+        Panel(correction, {f"lag {lag}": mean_curve(found[correction, lag]) for lag in LAGS})
+        for correction in CORRECTIONS
+    ]
+    across = Axis("environment steps", 0, steps, (0, steps // 2, steps))
+    up = Axis("mean return", -1, 1, (-1, -0.5, 0, 0.5, 1))
+    draw(directory / "impala-lag.svg", panels, across, up)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

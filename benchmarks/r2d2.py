@@ -1,0 +1,433 @@
+"""R2D2's speed: the learner at the paper's sizes, its share of the machine's ceiling, the actors.
+
+Updates are those of Kapturowski et al. 2019, Table 2: 64 sequences of 40 steps of burn-in and 80
+learned ones, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of 512
+units, two shards of 32; the replay memory holds noise. The ceiling is the rate of large matrix
+products in binary32, torch's or Capsule's own, whichever is higher, measured in the same run. An
+update counts as the operations that the algorithm asks for (:func:`update_operations`), not as what
+an implementation makes of them.
+
+Actors play Breakout, 16 of them, and fill the replay memory. The other side of both comparisons is
+``plain_r2d2.py``: the same in torch's own modules, as one would write it first, at its better
+thread count.
+
+Every contender is one process (with Capsule's actors as its children). They take turns
+(``turns.py``), and ratios are medians over the rounds. Four rounds take five minutes::
+
+    python benchmarks/r2d2.py
+
+On a machine that is busy with other work, ``--processor-time`` gives every learner one thread and
+counts the processor time it takes, which that work disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turns import median_ratio, serve, start, take_turns
+
+SEQUENCES = 256  # in the replay memory
+ACTORS = 16
+ACTOR_STEPS = 25  # of each in a segment: the paper's interval between updates
+SIDE = 1_024  # of the matrices
+SECONDS = 1.0  # of matrix products in a segment
+PLACES = {"conv1": 20 * 20, "conv2": 9 * 9, "conv3": 7 * 7}  # outputs of each filter
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One process: what it does and with how many threads or processes."""
+
+    role: str
+    workers: int
+    device: str = "cpu"
+    clock: Literal["perf_counter", "process_time"] = "perf_counter"
+
+    @property
+    def name(self) -> str:
+        """What it does, where, and how many threads or processes do it."""
+        where = "GPU" if self.device == "cuda" else f"{self.workers} at once"
+        return f"{self.role}, {where}"
+
+
+CEILINGS = ("matrix product, torch", "matrix product, capsule")
+LEARNER, PLAIN_LEARNER = "learner, capsule", "learner, plain torch"
+ACTING, PLAIN_ACTING = "actors, capsule", "actors, plain torch"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2, help="threads, or processes of actors")
+    parser.add_argument("--only", choices=["learner", "actors"], help="leave the other out")
+    parser.add_argument("--processor-time", action="store_true", help="of learners, one thread")
+    parser.add_argument("--gpu", action="store_true", help="also a learner on the NVIDIA GPU")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(Contender(**json.loads(options.worker)))
+    else:
+        compare(options)
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the module's documentation."""
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Run every contender in turn and print what they did."""
+    if options.processor_time:
+        options.workers, options.only = 1, "learner"
+    counts = sorted({1, options.workers})
+    contenders: list[Contender] = []
+    if options.only != "actors":
+        contenders += [Contender(role, options.workers) for role in (*CEILINGS, LEARNER)]
+        contenders += [Contender(PLAIN_LEARNER, count) for count in counts]
+        if options.gpu:
+            contenders.append(Contender(LEARNER, 1, "cuda"))
+    if options.only != "learner":
+        contenders += [Contender(r, count) for r in (ACTING, PLAIN_ACTING) for count in counts]
+    if options.processor_time:
+        contenders = [replace(contender, clock="process_time") for contender in contenders]
+    processes = {contender.name: start_contender(contender) for contender in contenders}
+    found = take_turns(processes, options.rounds)
+    speeds = {contender: found[contender.name] for contender in contenders}
+    if options.only != "actors":
+        report_learner(speeds)
+    if options.only != "learner":
+        report(speeds, ACTING, PLAIN_ACTING, "agent steps/s", 1.0)
+
+
+def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
+    """Print the ceiling and the learners."""
+    operations = update_operations()
+    print(f"{operations / 1e9:.0f} billion operations an update\n")
+    print(f"{'billion operations/s':34} {'median':>8} {'best':>8}")
+    for contender, values in speeds.items():
+        if contender.role in CEILINGS:
+            print(f"{contender.name:34} {_figures(values, 1e-9)}")
+    ceiling = best(speeds, CEILINGS)
+    print()
+    report(speeds, LEARNER, PLAIN_LEARNER, "updates/s", 1.0)
+    for contender, values in speeds.items():
+        if contender.role in (LEARNER, PLAIN_LEARNER) and contender.device == "cpu":
+            share = operations * median_ratio(values, ceiling)
+            print(f"{contender.name:34} {share:8.1%} of the ceiling")
+    print()
+
+
+def report(
+    speeds: Mapping[Contender, Sequence[float]], ours: str, plain: str, unit: str, scale: float
+) -> None:
+    """Print a table of two roles, with ratios to the better contender of the role ``plain``."""
+    baseline = best(speeds, (plain,))
+    print(f"{unit:34} {'median':>8} {'best':>8}   ratio to the best of plain torch")
+    for contender, values in speeds.items():
+        if contender.role in (ours, plain):
+            ratio = median_ratio(values, baseline)
+            print(f"{contender.name:34} {_figures(values, scale)}   {ratio:6.2f}")
+
+
+def best(speeds: Mapping[Contender, Sequence[float]], roles: Sequence[str]) -> Sequence[float]:
+    """Return the values of the contender with the highest median among ``roles``."""
+    values = (found for contender, found in speeds.items() if contender.role in roles)
+    return max(values, key=statistics.median)
+
+
+def _figures(values: Sequence[float], scale: float) -> str:
+    return f"{statistics.median(values) * scale:8.3f} {max(values) * scale:8.3f}"
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+def update_operations() -> float:
+    """Return the floating-point operations of one update of the learner being measured."""
+    from capsule.training.products import LIBRARY
+    from capsule.training.recurrent_networks import make_recurrent_network
+
+    trainer = spec_of(Contender(LEARNER, 1)).trainer
+    network = make_recurrent_network(
+        trainer.network,
+        frame_stack=4,
+        frame_shape=(84, 84),
+        actions=18,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=LIBRARY,
+    )
+    return operations(
+        network.shapes,
+        PLACES,
+        burn_in=trainer.batch_size * trainer.burn_in,
+        learned=trainer.batch_size * trainer.sequence_length,
+        beyond=trainer.batch_size * trainer.n_step,
+    )
+
+
+def operations(
+    shapes: Mapping[str, Sequence[int]],
+    places: Mapping[str, int],
+    *,
+    burn_in: int,
+    learned: int,
+    beyond: int,
+) -> float:
+    """Count the multiplications and additions of the products of one update.
+
+    Both networks see all observations. No heads are needed in the burn-in; the backward pass, twice
+    the forward one, goes through the learned observations of one network and needs no gradient for
+    images. Everything that is not a product is left out.
+
+    Args:
+        shapes: Parameter name to shape.
+        places: Outputs of each filter, by layer; 1 for layers not named.
+        burn_in: Observations before the learned ones, of all sequences.
+        learned: Observations with a gradient.
+        beyond: Those behind them, which are only bootstrapped from.
+    """
+    row = {
+        name: 2.0 * math.prod(shape) * places.get(name.removesuffix(".weight"), 1)
+        for name, shape in shapes.items()
+        if name.endswith(".weight")
+    }
+    heads = sum(count for name, count in row.items() if name.startswith(("advantage", "value")))
+    forward = sum(row.values())
+    backward = 2 * forward - row["conv1.weight"]
+    everything = 2 * burn_in * (forward - heads) + 2 * (learned + beyond) * forward
+    return everything + learned * backward
+
+
+# --- contenders -----------------------------------------------------------------------------------
+
+
+def start_contender(contender: Contender) -> subprocess.Popen[str]:
+    """Start a contender, which then waits for its turn."""
+    from capsule.experiment.variables import environment_variables
+    from capsule.native import native_part
+
+    command = [sys.executable, str(Path(__file__).resolve())]
+    command += ["--worker", json.dumps(vars(contender))]
+    environment = dict(os.environ)
+    if contender.role in (LEARNER, ACTING):
+        environment |= environment_variables(spec_of(contender))
+        environment["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
+    return start(command, environment)
+
+
+def work(contender: Contender) -> None:
+    """Run segments as they are asked for; tell the speed of each, per second."""
+    roles: dict[str, Callable[[Contender], Iterator[float]]] = {
+        CEILINGS[0]: _torch_products,
+        CEILINGS[1]: _own_products,
+        LEARNER: _learner,
+        PLAIN_LEARNER: _plain_learner,
+        ACTING: _actors,
+        PLAIN_ACTING: _plain_actors,
+    }
+    segments = roles[contender.role](contender)
+    clock: Callable[[], float] = getattr(time, contender.clock)
+
+    def measure() -> float:
+        started, done = clock(), next(segments)
+        return done / (clock() - started)
+
+    serve(measure)
+
+
+def spec_of(contender: Contender) -> Any:
+    """Return the spec of Capsule's side: Table 2 but for the memory and the number of actors."""
+    from capsule.experiment.spec import Spec
+
+    accelerator: dict[str, str] = {"kind": "cpu"}
+    if contender.device == "cuda":
+        import torch
+
+        accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9"}
+        accelerator["driver"] = ">=1"
+    steps = ACTORS * ACTOR_STEPS
+    document = {
+        "schema": "capsule/spec/v1",
+        "name": "benchmark",
+        "accelerator": accelerator,
+        "environment": {
+            "suite": "atari",
+            "game": "breakout",
+            "terminal_on_life_loss": False,
+            "full_action_set": True,
+            "clip_rewards": False,
+        },
+        "trainer": {
+            "algorithm": "r2d2",
+            "actors": ACTORS,
+            "update_interval": ACTOR_STEPS,
+            "total_steps": 250_000 * steps,
+            "replay_capacity": 250 * steps,
+            "replay_start": 250 * steps,
+        },
+        "recording": {"trace_interval": steps, "tensor_interval": 250 * steps},
+    }
+    return Spec.model_validate_json(json.dumps(document))
+
+
+def _prepared(contender: Contender) -> Any:
+    """Return the spec with the process made ready for it."""
+    from capsule.training import determinism
+
+    spec = spec_of(contender)
+    determinism.prepare(spec)
+    determinism.apply(spec)
+    return spec
+
+
+def _torch_products(contender: Contender) -> Iterator[float]:
+    import torch
+
+    torch.set_num_threads(contender.workers)
+    left, right = torch.randn(2, SIDE, SIDE)
+    result = torch.empty(SIDE, SIDE)
+    return _repeat(lambda: torch.mm(left, right, out=result), 1)
+
+
+def _own_products(contender: Contender) -> Iterator[float]:
+    import torch
+
+    from capsule.training import kernels
+
+    torch.set_num_threads(1)
+    left, right = torch.randn(2, SIDE, SIDE)
+    pool = ThreadPoolExecutor(contender.workers)
+
+    def product(_: int) -> None:
+        kernels.matrix_product(left, right)
+
+    return _repeat(lambda: list(pool.map(product, range(contender.workers))), contender.workers)
+
+
+def _repeat(multiply: Callable[[], object], products: int) -> Iterator[float]:
+    """Multiply for a second at a time; yield the operations of each."""
+    while True:
+        done, until = 0, time.perf_counter() + SECONDS
+        while time.perf_counter() < until:
+            multiply()
+            done += products
+        yield done * 2.0 * SIDE**3
+
+
+def _learner(contender: Contender) -> Iterator[float]:
+    """Make updates with actors that never act; yield after each."""
+    spec = _prepared(contender)
+    from learners import make_setting
+
+    from capsule.training.environments import make_environment
+    from capsule.training.r2d2 import R2D2
+    from capsule.training.r2d2_making import make_network, replay_options
+    from capsule.training.sequence_replay import SequenceReplay
+    from capsule.training.streams import make_streams
+
+    class Absent:
+        """No actors."""
+
+        def begin(self, *_: object) -> None:
+            """Let nobody act."""
+
+        def finish(self) -> list[Any]:
+            return []
+
+    setting, trainer = make_setting(spec, workers=contender.workers), spec.trainer
+    example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
+    network = make_network(trainer, example, spec.accelerator)
+    options = replay_options(setting, trainer, example, network)
+    replay = SequenceReplay(setting.directory / "replay", **options)
+    _fill(replay, example, network.state_shape)
+    learner = R2D2(setting, trainer, network, Absent(), replay)  # type: ignore[arg-type]
+    learner.step = trainer.replay_start
+    while True:
+        learner.interval()
+        yield 1.0
+
+
+def _fill(replay: Any, example: Any, state_shape: tuple[int, ...]) -> None:
+    """Add noise until there are enough sequences, each of priority 1."""
+    import numpy as np
+
+    noise = np.random.default_rng(0)
+    while replay.sequences < SEQUENCES:
+        for actor in range(replay.actors):
+            finished = replay.append(
+                actor,
+                noise.integers(0, 256, example.frame_shape, np.uint8),
+                int(noise.integers(example.actions)),
+                float(noise.standard_normal()),
+                terminal=False,
+                ended=False,
+                state=np.zeros(state_shape, np.float32),
+            )
+            replay.update_priorities(np.array(finished, np.int64), np.ones(len(finished)))
+
+
+def _plain_learner(contender: Contender) -> Iterator[float]:
+    import torch
+    from plain_r2d2 import Learner, Replay, synthetic_sequences
+
+    torch.set_num_threads(contender.workers)
+    sizes = _sizes(contender)
+    learner = Learner(sizes, Replay(sizes, synthetic_sequences(sizes, SEQUENCES)))
+    while True:
+        learner.update()
+        yield 1.0
+
+
+def _sizes(contender: Contender) -> Any:
+    from dataclasses import fields
+
+    from plain_r2d2 import Sizes
+
+    trainer = spec_of(contender).trainer
+    names = (field.name for field in fields(Sizes) if field.name != "actions")
+    return Sizes(actions=18, **{name: getattr(trainer, name) for name in names})
+
+
+def _actors(contender: Contender) -> Iterator[float]:
+    """Act and fill the memory, in intervals before learning starts."""
+    spec = _prepared(contender)
+    from learners import make_learner
+
+    learner = make_learner(spec, workers=contender.workers)
+    while learner.step < spec.trainer.replay_start:
+        before = learner.step
+        learner.interval()
+        yield learner.step - before
+
+
+def _plain_actors(contender: Contender) -> Iterator[float]:
+    import torch
+    from plain_r2d2 import act
+
+    from capsule.experiment.spec import SeedsSpec
+    from capsule.training.environments import make_environment
+    from capsule.training.streams import make_streams
+
+    torch.set_num_threads(contender.workers)
+    spec = spec_of(contender)
+    environments = [
+        make_environment(spec.environment, make_streams(SeedsSpec(root=actor)), training=True)
+        for actor in range(ACTORS)
+    ]
+    return act(_sizes(contender), environments, ACTOR_STEPS)
+
+
+if __name__ == "__main__":
+    main()

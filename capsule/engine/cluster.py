@@ -1,0 +1,254 @@
+"""Runs whose actors play on a Ray cluster: one that is there, or containers beside the run's own.
+
+The containers of ``docker:N`` are the run's own, which is the head and learns, and N workers of the
+same image, on a network of their own that leads nowhere else. They are hardened like any run. What
+Ray needs beyond that: the network, and a token, a file that all of them see. A worker sees no run
+directory.
+
+The token is made for one start of a run, and is written nowhere but to a temporary folder of this
+machine. It keeps others out of the cluster; Ray does not encrypt what it sends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from capsule.engine.interface import (
+    Engine,
+    Exit,
+    Progress,
+    RemoteCluster,
+    Task,
+    Workers,
+)
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import ImpalaTrainer
+from capsule.image.assemble import Image
+from capsule.image.cache import Cache
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+TOKEN = "/run/ray-token"  # noqa: S105 - where a container sees the file
+HEAD = "head"  # the name of the run's container on its network
+MAX_WORKERS = 64
+
+_NODE = ("python3.11", "-P", "-m", "capsule.training.cluster_node")
+_PORT = 6379
+_STORE_SHARE = 0.75  # of /dev/shm
+_API = "1.41"  # of the engine: names of a container on a network are older
+_NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class OnCluster:
+    """An engine whose tasks have a cluster."""
+
+    def __init__(self, engine: Engine, cluster: Workers | RemoteCluster) -> None:
+        """Give tasks of ``engine`` a cluster.
+
+        Raises:
+            CapsuleError: CAP-E016, the engine cannot make one.
+        """
+        if isinstance(cluster, Workers) and engine.name != "docker":
+            raise CapsuleError(
+                "CAP-E016",
+                f"--cluster docker:{cluster.count} needs Docker, the engine is {engine.name}",
+                fix="Use --engine docker, or the address of a cluster.",
+                exit_code=ExitCode.NO_ENGINE,
+            )
+        self._engine, self._cluster = engine, cluster
+
+    @property
+    def name(self) -> Literal["docker", "podman", "process"]:
+        """See :class:`Engine`."""
+        return self._engine.name
+
+    def describe(self) -> dict[str, str]:
+        """See :class:`Engine`."""
+        return self._engine.describe()
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """See :class:`Engine`."""
+        self._engine.prepare(lock, image, cache, progress=progress)
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """See :class:`Engine`."""
+        given = replace(task, cluster=self._cluster)
+        if self.name == "process" and isinstance(self._cluster, RemoteCluster):
+            variables = remote_variables(self._cluster, str(self._cluster.token))
+            given = replace(given, environment={**task.environment, **variables})
+        return self._engine.run(given, on_poll=on_poll, poll_seconds=poll_seconds)
+
+
+def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Workers | RemoteCluster:
+    """Read the option ``--cluster``.
+
+    Args:
+        text: ``docker:N``, ``HOST:PORT`` or ``ray://HOST:PORT``.
+        spec: What is run.
+        environment: Variables of this process: ``RAY_AUTH_TOKEN_PATH`` names the token's file,
+            else it is ``~/.ray/auth_token``, if that is there.
+
+    Raises:
+        CapsuleError: CAP-E017, it is none of these; CAP-E018, the spec has no actors to play there.
+    """
+    if not isinstance(spec.trainer, ImpalaTrainer):
+        raise CapsuleError(
+            "CAP-E018",
+            "--cluster plays actors of trainer.algorithm 'impala'; the spec has another trainer",
+            fix="Leave --cluster out.",
+            exit_code=ExitCode.USAGE,
+        )
+    if found := re.fullmatch(r"docker:([0-9]{1,2})", text):
+        if 1 <= int(found[1]) <= MAX_WORKERS:
+            return Workers(int(found[1]))
+    elif re.fullmatch(r"(ray://)?[^\s/:]+:[0-9]{1,5}", text):
+        named = environment.get("RAY_AUTH_TOKEN_PATH")
+        token = Path(named) if named else Path.home() / ".ray" / "auth_token"
+        return RemoteCluster(text, token.resolve() if named or token.exists() else None)
+    raise CapsuleError(
+        "CAP-E017",
+        f"--cluster {text!r} is not docker:N, with N from 1 to {MAX_WORKERS}, nor HOST:PORT or "
+        "ray://HOST:PORT",
+        fix="E.g. --cluster docker:2.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def remote_variables(cluster: RemoteCluster, token: str) -> dict[str, str]:
+    """Return the variables of a task that uses a cluster and sees its token at the path given."""
+    variables = {contract.CLUSTER_VARIABLE: cluster.address, **_NO_STATISTICS}
+    return variables if cluster.token is None else {**variables, **token_variables(token)}
+
+
+def token_variables(path: str) -> dict[str, str]:
+    """Return the variables by which Ray finds its token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
+
+
+@contextmanager
+def in_cluster(
+    cluster: Workers | RemoteCluster | None,
+    settings: dict[str, Any],
+    client: DockerClient,
+    start: Callable[[dict[str, Any]], Container],
+) -> Iterator[dict[str, Any]]:
+    """Have a cluster for a block.
+
+    Args:
+        cluster: Which, if any.
+        settings: Of the task's container, without a cluster.
+        client: Of the engine.
+        start: Starts a container.
+
+    Yields:
+        The settings of the task's container with it.
+
+    Raises:
+        CapsuleError: CAP-E005, a worker does not start.
+        docker.errors.APIError: The engine makes no network.
+    """
+    if cluster is None:
+        yield settings
+    elif isinstance(cluster, RemoteCluster):
+        added = remote_variables(cluster, TOKEN)
+        reaching = {**settings, "network_mode": "bridge"}
+        if cluster.token is None:
+            yield _with(reaching, added, None)
+            return
+        with _token(cluster.token.read_text(), settings["user"]) as path:
+            yield _with(reaching, added, path)
+    else:
+        token = _token(secrets.token_hex(32), settings["user"])
+        with token as path, _network(settings["labels"], client) as network, ExitStack() as stack:
+            common = _with(settings, {**_NO_STATISTICS, **token_variables(TOKEN)}, path)
+            for number in range(1, cluster.count + 1):
+                stack.callback(_remove, start(_worker(common, network, number)))
+            yield _head(common, network, cluster.count)
+
+
+@contextmanager
+def _token(token: str, user: str) -> Iterator[Path]:
+    """Write a token to a file, which a user of containers can read and no other."""
+    with tempfile.TemporaryDirectory(prefix="capsule-") as folder:
+        path = Path(folder, "token")
+        path.touch(mode=0o600)
+        path.write_text(token)
+        if os.getuid() == 0:
+            owner, group = map(int, user.split(":"))
+            os.chown(path, owner, group)
+        yield path
+
+
+@contextmanager
+def _network(labels: dict[str, str], client: DockerClient) -> Iterator[str]:
+    """Make a network that leads nowhere, and return its name."""
+    name = f"capsule-{secrets.token_hex(8)}"
+    network = client.networks.create(name, internal=True, labels=labels)
+    try:
+        yield name
+    finally:
+        network.remove()
+
+
+def _with(
+    settings: dict[str, Any], variables: dict[str, str], token: Path | None
+) -> dict[str, Any]:
+    """Add variables and a token to the settings of a container."""
+    from docker.types import Mount
+
+    mounts = list(settings["mounts"])
+    if token is not None:
+        mounts.append(Mount(TOKEN, str(token), type="bind", read_only=True))
+    environment = {**settings["environment"], **variables}
+    return {**settings, "environment": environment, "mounts": mounts}
+
+
+def _remove(container: Container) -> None:
+    from docker.errors import NotFound
+
+    with suppress(NotFound):  # somebody removed it while the run went on without it
+        container.remove(force=True, v=True)
+
+
+def _head(settings: dict[str, Any], network: str, workers: int) -> dict[str, Any]:
+    """Return the settings of the run's container, as the head of its cluster."""
+    command = [*_NODE, "head", str(_store(settings)), *settings["entrypoint"]]
+    hosts = {contract.CLUSTER_HOSTS_VARIABLE: str(workers)}
+    environment = {**settings["environment"], **hosts}
+    return _joined(settings, network, HEAD) | {"entrypoint": command, "environment": environment}
+
+
+def _worker(settings: dict[str, Any], network: str, number: int) -> dict[str, Any]:
+    """Return the settings of a container that plays actors: it has the token, and no more."""
+    name = f"worker-{number}"
+    command = [*_NODE, "worker", str(_store(settings)), f"{HEAD}:{_PORT}", name]
+    token = [mount for mount in settings["mounts"] if mount["Target"] == TOKEN]
+    changes = {"entrypoint": command, "mounts": token, "hostname": name, "device_requests": []}
+    return _joined(settings, network, name) | changes
+
+
+def _joined(settings: dict[str, Any], network: str, name: str) -> dict[str, Any]:
+    """Put a container on a network, where it is found by a name."""
+    from docker.types import EndpointConfig
+
+    changed = {key: value for key, value in settings.items() if key != "network_mode"}
+    endpoint = EndpointConfig(_API, aliases=[name])
+    return changed | {"network": network, "networking_config": {network: endpoint}}
+
+
+def _store(settings: dict[str, Any]) -> int:
+    """Return the size of Ray's object store in MiB: most of ``/dev/shm``."""
+    return int(_STORE_SHARE * int(settings["shm_size"].removesuffix("m")))

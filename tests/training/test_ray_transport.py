@@ -1,0 +1,460 @@
+"""Actors on a Ray cluster on this machine: the bits of one process, whatever is lost meanwhile."""
+
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import time
+from array import array
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.schedule_log import ScheduleLog
+from capsule.experiment.spec import SeedsSpec
+from capsule.training.environments import make_environment
+from capsule.training.impala_networks import make_actor_critic_network
+from capsule.training.networks import Parameters, initialize
+from capsule.training.products import CHAINED, LIBRARY
+from capsule.training.schedule import preflight, ray_transport
+from capsule.training.schedule.executor import Executor
+from capsule.training.schedule.preflight import pass_digest
+from capsule.training.schedule.ray_transport import HostOfNode, RayTransport, pins_of
+from capsule.training.schedule.sources import Live, Lockstep, Recorded
+from capsule.training.schedule.transports import Serial
+from capsule.training.streams import Stream
+from capsule.training.unrolls import UnrollSettings, actor_streams
+
+from .conftest import (
+    BREAKOUT,
+    CARTPOLE,
+    claimed,
+    finish_run,
+    make_spec,
+    merge,
+    new_run,
+    read,
+    start_run,
+    start_variables,
+)
+
+ACTORS, BATCH, UPDATES = 5, 3, 12
+SEEDS = SeedsSpec(root=3)
+SPEC = make_spec(CARTPOLE, accelerator={"numerics": "native"})
+PINS = pins_of(SPEC, "native")
+OTHER_NUMERICS = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"}
+TRAINER = {
+    "algorithm": "impala",
+    "network": "mlp",
+    "hidden_units": 16,
+    "actors": 4,
+    "batch_size": 4,
+    "unroll_length": 10,
+    "gradient_shards": [2, 2],
+    "total_steps": 20_000,
+}
+RUN = merge(
+    {**CARTPOLE, "trainer": TRAINER},
+    {
+        "evaluation": {"interval": 10_000},
+        "recording": {"trace_interval": 40, "tensor_interval": 400, "checkpoint_interval": 2_000},
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory):
+    """A file with the token of every cluster here; Ray reads it once in a process."""
+    path = tmp_path_factory.mktemp("secrets") / "token"
+    path.write_text(secrets.token_hex(32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield path
+
+
+@pytest.fixture(scope="module")
+def cluster(token):
+    """A head that plays nothing, and two nodes with one processor each."""
+    from ray.cluster_utils import Cluster  # reads the variables of the token
+
+    started = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for number in (1, 2):
+        started.add_node(wait=False, num_cpus=1, node_name=f"worker-{number}")
+    started.wait_for_nodes()
+    yield started
+    started.shutdown()
+
+
+@pytest.fixture
+def third(cluster):
+    """A function that adds a node with one processor, which is gone after the test."""
+    added = []
+
+    def add(**options):
+        added.append(cluster.add_node(num_cpus=1, **options))
+        return added[-1]
+
+    yield add
+    for node in added:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def start(cluster):
+    """A function that starts actors on the cluster."""
+    started = []
+
+    def begin(settings, **options):
+        options = {"cluster": cluster.address, "hosts": 2, "lag": 2, "pins": PINS, **options}
+        started.append(RayTransport(settings, ACTORS, **options))
+        return started[-1]
+
+    yield begin
+    for transport in started:
+        transport.close()
+
+
+def settings_of(document=CARTPOLE, products=CHAINED, **changes):
+    """Return settings of actors with a small recurrent policy."""
+    environment = make_spec(document, **changes).environment
+    example = make_environment(environment, actor_streams(SEEDS, 0), training=True)
+    network = make_actor_critic_network(
+        "mlp" if document is CARTPOLE else "shallow",
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=20,
+        hidden_units=12,
+        products=products,
+    )
+    return UnrollSettings(tasks=(environment,), seeds=SEEDS, network=network, length=7)
+
+
+def play(transport, schedule, settings, during=None, updates=UPDATES):
+    """Learn by a rule that shows every bit of every unroll in every later one.
+
+    Returns:
+        ``digest`` of all that was learned, and ``slots``, actor and lag of each unroll.
+    """
+    parameters = Parameters(settings.network.shapes, torch.device("cpu"))
+    initialize(parameters, Stream("initialization", 1))
+    flat = parameters.flat.numpy().copy()
+    digest, slots = hashlib.sha256(), []
+    executor = Executor(schedule, transport, ACTORS)
+    executor.publish(0, flat)
+    for update in range(updates):
+        if during is not None:
+            during(update)
+        for item in executor.collect(update):
+            digest.update(f"{item.actor} {item.version} {item.unroll.digest()}".encode())
+            slots.append((item.actor, update - item.version))
+        phase = int(digest.hexdigest()[:8], 16)
+        flat = flat + 0.1 * np.sin(np.arange(len(flat)) + phase).astype(np.float32)
+        executor.publish(update + 1, flat)
+    return SimpleNamespace(digest=digest.hexdigest(), slots=slots, executor=executor)
+
+
+def serial(settings, schedule, **options):
+    return play(Serial(settings, ACTORS, lag=schedule.lag), schedule, settings, **options)
+
+
+def lockstep(lag=1, updates=UPDATES):
+    return Lockstep(ACTORS, BATCH, lag, updates)
+
+
+def log_of(slots):
+    actors, lags = (array("H", column) for column in zip(*slots, strict=True))
+    return ScheduleLog("0" * 64, ACTORS, BATCH, actors, lags)
+
+
+# --- the same bits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_lockstep_on_a_cluster_has_the_bits_of_one_process(hosts, start):
+    settings = settings_of()
+    made = play(start(settings, hosts=hosts), lockstep(), settings)
+    assert made.digest == serial(settings, lockstep()).digest
+    assert made.digest != serial(settings, lockstep(lag=2)).digest
+
+
+def test_frames_of_a_game_come_back_as_they_were(start):
+    settings = settings_of(BREAKOUT)
+    made = play(start(settings), lockstep(updates=4), settings, updates=4)
+    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
+
+
+def test_a_live_schedule_is_replayed_on_any_transport(start):
+    settings = settings_of()
+    transport = start(settings)
+    live = play(transport, Live(ACTORS, BATCH, 2), settings)
+    transport.close()
+    log = log_of(live.slots)
+    assert serial(settings, Recorded(log, 2)).digest == live.digest
+    assert play(start(settings), Recorded(log, 2), settings).digest == live.digest
+
+
+def test_it_goes_on_from_snapshots(start):
+    settings = settings_of()
+    whole = serial(settings, lockstep())
+    first = serial(settings, lockstep(), updates=6).executor
+    transport = start(settings)
+    second = Executor(lockstep(), transport, ACTORS)
+    second.restore(first.snapshots, first.learned, first.versions)
+    again = Executor(lockstep(), Serial(settings, ACTORS, lag=1), ACTORS)
+    again.restore(first.snapshots, first.learned, first.versions)
+    found = []
+    for executor in (second, again):
+        executor.publish(6, first.versions[6])
+        items = executor.collect(6)
+        found.append([(item.actor, item.number, item.unroll.digest()) for item in items])
+    assert found[0] == found[1]
+    assert whole.slots[18:21] == [(actor, 1) for actor, _, _ in found[0]]
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_killed_costs_no_bit(start):
+    settings = settings_of()
+    transport = start(settings)
+    killed = []
+
+    def kill(update):
+        if update in (3, 4, 8):
+            host = transport._hosts[update % 2]
+            pid = transport._ray.get(host.handle.__ray_call__.remote(lambda _: os.getpid()))
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    made = play(transport, lockstep(), settings, during=kill)
+    assert len(set(killed)) == 3
+    assert made.digest == serial(settings, lockstep()).digest
+
+
+def test_a_node_that_is_lost_costs_no_bit(start, cluster, third):
+    settings = settings_of()
+    node = third(node_name="doomed")
+    transport = start(settings, hosts=3)
+    nodes = {host.node for host in transport._hosts}
+    assert node.node_id in nodes
+
+    def lose(update):
+        if update == 4:
+            cluster.remove_node(node, allow_graceful=False)
+
+    made = play(transport, lockstep(), settings, during=lose)
+    assert node.node_id not in {host.node for host in transport._hosts}
+    assert made.digest == serial(settings, lockstep()).digest
+
+
+def test_a_host_that_is_always_lost_is_given_up(start, monkeypatch):
+    class Dying(HostOfNode):
+        def prepare(self, *_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    settings = settings_of()
+    transport = start(settings, hosts=1)
+    monkeypatch.setattr(ray_transport, "HostOfNode", Dying)
+    transport._ray.kill(transport._hosts[0].handle)
+    with pytest.raises(CapsuleError) as failure:
+        play(transport, lockstep(), settings)
+    assert failure.value.code == "CAP-T354"
+    assert "(actors 0 to 4) was lost 4 times in a row: ActorDiedError" in failure.value.message
+    assert failure.value.exit_code == ExitCode.TRAINING_FAILED
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_node_with_other_numerics_is_refused_by_name(start, third):
+    odd = third(node_name="odd", env_vars=OTHER_NUMERICS)
+    with pytest.raises(CapsuleError) as failure:
+        start(settings_of(products=LIBRARY), hosts=3)
+    assert failure.value.code == "CAP-T351"
+    assert failure.value.message.startswith(f"node odd ({odd.node_id[:8]}) (actor")
+    assert failure.value.exit_code == ExitCode.INCONCLUSIVE
+
+
+def test_sums_of_our_own_have_these_bits_on_that_node_too(start, third):
+    third(node_name="odd", env_vars=OTHER_NUMERICS)
+    settings = settings_of()
+    made = play(start(settings, hosts=3), lockstep(updates=4), settings, updates=4)
+    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
+
+
+def test_a_node_that_cannot_keep_the_profile_is_refused_by_name(start):
+    portable = pins_of(make_spec(CARTPOLE), "portable-v3")
+    variables = {**portable.variables, "LD_PRELOAD": ""}
+    with pytest.raises(CapsuleError) as failure:
+        start(settings_of(), pins=portable._replace(variables=variables))
+    assert failure.value.code == "CAP-T108"
+    assert failure.value.message.startswith("node worker-")
+
+
+def test_hosts_have_the_variables_of_the_run_before_they_start(start):
+    """And under a portable profile, though this process is under none."""
+    portable = pins_of(make_spec(CARTPOLE, determinism={"hash_seed": 7}), "portable-v3")
+    settings = settings_of()
+    transport = start(settings, pins=portable)
+    assert portable.variables["PYTHONHASHSEED"] == "7"
+    assert portable.variables["LD_PRELOAD"].endswith("libcapsule-math.so")
+    made = play(transport, lockstep(updates=4), settings, updates=4)
+    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
+
+
+def test_a_variable_that_does_not_reach_a_host_is_found(monkeypatch, start):
+    class Forgetful(HostOfNode):
+        def prepare(self, settings, played, pins):
+            os.environ["PYTHONHASHSEED"] = "5"
+            return super().prepare(settings, played, pins)
+
+    monkeypatch.setattr(ray_transport, "HostOfNode", Forgetful)
+    with pytest.raises(CapsuleError) as failure:
+        start(settings_of())
+    assert failure.value.code == "CAP-T101"
+    assert "PYTHONHASHSEED" in failure.value.message
+
+
+def test_a_foreseen_failure_keeps_its_code_and_gets_a_name(start):
+    environment = make_spec(BREAKOUT, environment={"game": "no_such_game"}).environment
+    settings = settings_of(BREAKOUT)
+    broken = UnrollSettings((environment,), SEEDS, settings.network, 7)
+    with pytest.raises(CapsuleError) as failure:
+        start(broken)
+    assert failure.value.code == "CAP-T212"
+
+
+def test_an_exception_in_a_host_is_told(start):
+    settings = settings_of()
+    transport = start(settings)
+    transport.publish({0: np.zeros(3, np.float32)})
+    transport.begin([ray_transport.Request(1, 0)])
+    with pytest.raises(CapsuleError) as failure:
+        transport.finished()
+    assert failure.value.code == "CAP-T332"
+    assert "RuntimeError" in failure.value.message
+    assert failure.value.message.startswith("node worker-")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "ray://host", "127.0.0.1:{free}"])
+def test_an_address_without_a_cluster_is_refused(address, token):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = address.format(free=free.getsockname()[1])
+        with pytest.raises(CapsuleError) as failure:
+            RayTransport(settings_of(), ACTORS, cluster=place, hosts=1, lag=1, pins=PINS)
+    assert failure.value.code == "CAP-T352"
+    assert failure.value.exit_code == ExitCode.NO_ENGINE
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a run without a cluster claims."""
+    return whole_run(tmp_path_factory.mktemp("alone") / "run")
+
+
+def variables_of(cluster):
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+    token = {name: os.environ[name] for name in names}
+    return {**start_variables(make_spec(RUN)), **token, contract.CLUSTER_VARIABLE: cluster.address}
+
+
+def whole_run(directory, **options):
+    if not directory.exists():
+        new_run(directory, make_spec(RUN))
+    status, errors = finish_run(directory, **options)
+    assert status == 0, errors
+    return claimed(directory)
+
+
+def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_path, token):
+    directory = tmp_path / "run"
+    assert whole_run(directory, environment=variables_of(cluster)) == alone
+    kept = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+    assert not any(token.read_bytes() in content for content in kept)
+
+
+def test_a_run_without_the_token_is_refused(cluster, tmp_path):
+    directory = new_run(tmp_path / "run", make_spec(RUN))
+    variables = variables_of(cluster)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("0" * 64)
+    status, _ = finish_run(directory, environment={**variables, "RAY_AUTH_TOKEN_PATH": str(wrong)})
+    assert status == ExitCode.NO_ENGINE
+    failure = read(directory, contract.FAILURE)
+    assert failure["code"] == "CAP-T352"
+    assert "AuthenticationError" in failure["message"]
+
+
+def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_path, token):
+    from ray.cluster_utils import Cluster
+
+    directory = new_run(tmp_path / "run", make_spec(RUN))
+    doomed = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        process = start_run(directory, environment=variables_of(doomed))
+        wait_for(directory / contract.CHECKPOINTS / "step-000000002000.json", process)
+        doomed.head_node.kill_gcs_server(check_alive=False)
+        _, errors = process.communicate(timeout=300)
+    finally:
+        doomed.shutdown()
+    assert process.returncode == ExitCode.TRAINING_FAILED, errors
+    failure = read(directory, contract.FAILURE)
+    assert failure["code"] == "CAP-T353"
+    assert 2_000 <= failure["step"] < 20_000
+    assert whole_run(directory) == alone
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 200
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# --- the preflight --------------------------------------------------------------------------------
+
+
+def test_a_pass_is_the_same_each_time_and_leaves_threads_alone():
+    settings = settings_of()
+    torch.set_num_threads(2)
+    assert pass_digest(settings) == pass_digest(settings)
+    assert torch.get_num_threads() == 2
+    others = [settings_of(BREAKOUT), settings_of(products=LIBRARY, environment={"hidden": [1]})]
+    assert len({pass_digest(each) for each in [settings, *others]}) == 3
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_one_bit_of_any_result_shows_in_a_pass(place, monkeypatch):
+    settings = settings_of()
+    before = pass_digest(settings)
+    original = preflight._pass
+
+    def changed(settings):
+        results = [result.detach().clone() for result in original(settings)]
+        results[place].view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+        return results
+
+    monkeypatch.setattr(preflight, "_pass", changed)
+    assert pass_digest(settings) != before
