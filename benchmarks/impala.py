@@ -152,7 +152,10 @@ def work(contender: Contender, segment: int, clock: str) -> None:
     """
     runs = {"shared queue": shared_queue, "a2c": a2c}
     steps = runs.get(contender.role, capsule)(contender, segment * BATCH * UNROLL)
-    watch = watch_recording() if contender.role == "recording" else None
+    watch = None
+    if contender.role == "recording":
+        next(steps)  # torch comes after the determinism of the run
+        watch, clock = watch_recording(), "wall"
 
     def measure() -> float:
         with its_turn():
@@ -189,7 +192,8 @@ CLOCKS = {"wall": time.perf_counter, "processor": processor_seconds}
 
 def signal_processes(number: signal.Signals) -> None:
     for process in multiprocessing.active_children():
-        os.kill(process.pid or 0, number)
+        if process.pid:
+            os.kill(process.pid, number)
 
 
 # Capsule
@@ -415,6 +419,7 @@ def make_gymnasium_game() -> Any:
     import numpy as np
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gymnasium.register_envs(ale_py)
     game = gymnasium.make(f"ALE/{GAME.capitalize()}-v5", frameskip=1, repeat_action_probability=0)
     stacked = FrameStackObservation(AtariPreprocessing(game, terminal_on_life_loss=True), 4)

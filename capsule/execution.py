@@ -98,6 +98,7 @@ def execute(
     stop_after: int | None = None,
     replay: Path | None = None,
     schedule: Path | None = None,
+    learners: int = 1,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -112,6 +113,7 @@ def execute(
         stop_after: Only this many steps (a prefix re-execution).
         replay: The recorded randomness to replay, for a run that recorded it.
         schedule: The schedule log to follow, for a run that recorded it.
+        learners: Processes that share the gradient of a batch, of trainers that can.
         reporter: Told about each event.
 
     Raises:
@@ -122,7 +124,7 @@ def execute(
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    job = contract.Job(spec=lock.spec, stop_after=stop_after)
+    job = contract.Job(spec=lock.spec, stop_after=stop_after, learners=learners)
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )
@@ -152,7 +154,8 @@ def _write_ledger(spec: Spec, run_directory: Path, report: EntropyReport, engine
     streams = None
     if not isinstance(spec.trainer, CommandTrainer):
         streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
-    ledger = compute_ledger(spec, runtime, report, streams, engine.name)
+    cluster = engine.describe().get("cluster")
+    ledger = compute_ledger(spec, runtime, report, streams, engine.name, cluster)
     write_atomic(run_directory / contract.LEDGER, ledger.document())
 
 

@@ -55,6 +55,12 @@ def command(
             help="Play actors on a Ray cluster: N containers, or one that is there (IMPALA).",
         ),
     ] = None,
+    learners: Annotated[
+        int,
+        typer.Option(
+            "--learners", min=1, help="Processes that share the gradient of a batch (IMPALA)."
+        ),
+    ] = 1,
     embed_image: Annotated[
         bool, typer.Option("--embed-image", help="Carry the whole image in the bundle.")
     ] = False,
@@ -83,6 +89,7 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
+        _check_learners(learners, lock)
         if cluster is not None:
             chosen = OnCluster(chosen, parse_cluster(cluster, lock.spec, os.environ))
         fingerprint = take_fingerprint(chosen.describe())
@@ -90,7 +97,7 @@ def command(
             raise finding
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
-        execution.execute(lock, chosen, directory / WORK, reporter=reporter)
+        execution.execute(lock, chosen, directory / WORK, learners=learners, reporter=reporter)
         finished = FinishedRun(
             lock=lock,
             image=image,
@@ -116,6 +123,19 @@ def command(
     typer.echo(f"claim id  {claims.claim_id()}")
     typer.echo(f"bundle    {bundle}")
     typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)
+
+
+def _check_learners(learners: int, lock: Lock) -> None:
+    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.experiment.trainers import ImpalaTrainer
+
+    if learners > 1 and not isinstance(lock.spec.trainer, ImpalaTrainer):
+        raise CapsuleError(
+            "CAP-S009",
+            f"--learners {learners}: the trainer of {lock.spec.name} has one",
+            fix="Leave --learners out; 'impala' can have several.",
+            exit_code=ExitCode.USAGE,
+        )
 
 
 def _directory(

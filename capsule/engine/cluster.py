@@ -76,8 +76,10 @@ class OnCluster:
         return self._engine.name
 
     def describe(self) -> dict[str, str]:
-        """See :class:`Engine`."""
-        return self._engine.describe()
+        """See :class:`Engine`; ``cluster`` is ``docker:N``, or ``remote`` without its address."""
+        cluster = self._cluster
+        which = f"docker:{cluster.count}" if isinstance(cluster, Workers) else "remote"
+        return {**self._engine.describe(), "cluster": which}
 
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """See :class:`Engine`."""

@@ -59,6 +59,7 @@ class _Facts:
     report: EntropyReport | None
     streams: StreamProfiles | None
     engine: str
+    cluster: str | None
 
     @property
     def on_gpu(self) -> bool:
@@ -83,6 +84,7 @@ def compute_ledger(
     report: EntropyReport | None,
     streams: StreamProfiles | None,
     engine: str,
+    cluster: str | None = None,
 ) -> Ledger:
     """Compute the ledger of a finished run.
 
@@ -92,8 +94,10 @@ def compute_ledger(
         report: What the interposer and the supervisor counted; None if they were not used.
         streams: What the trainer's random streams gave out; None for a program of the user's own.
         engine: Where it ran: docker, podman or process.
+        cluster: Its Ray cluster: ``docker:N`` of N containers made for it, ``remote`` of one that
+            was there; None without.
     """
-    facts = _Facts(spec, runtime.flags, runtime.libraries, report, streams, engine)
+    facts = _Facts(spec, runtime.flags, runtime.libraries, report, streams, engine, cluster)
     return Ledger(rows=tuple(_row(source, facts) for source in SOURCES))
 
 
@@ -290,6 +294,10 @@ def _software(facts: _Facts) -> _Judgement:
 def _network(facts: _Facts) -> _Judgement:
     if facts.engine == "process":
         return "assumed", "the plain-process engine does not cut it off"
+    if facts.cluster == "remote":
+        return "assumed", f"{facts.engine} let it reach a Ray cluster, and all else"
+    if facts.cluster is not None:
+        return "eliminated", f"{facts.engine} ran it on a network of its own containers alone"
     return "eliminated", f"{facts.engine} ran it without a network"
 
 

@@ -433,6 +433,8 @@ def _check_program(spec: Spec) -> None:
         )
 
 
+MAX_UNROLLS_OF_A_RECORD = 8_192  # so that a line of the trace stays below 1 MiB
+
 _FITTING_NETWORKS = {
     "atari": ("nature", "shallow", "residual"),
     "gymnasium": ("mlp",),
@@ -470,6 +472,8 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
             f"trainer.network {trainer.network!r} does not fit environment.suite "
             f"{spec.environment.suite!r}; use {fitting[0]!r}"
         )
+    if isinstance(trainer, ImpalaTrainer):
+        _check_record(spec.recording, trainer)
     _check_language(spec.environment, trainer)
     _check_tasks(spec, spec.environment, trainer)
     if isinstance(trainer, ImpalaTrainer):
@@ -511,6 +515,17 @@ def _check_tasks(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTra
     ):
         if number % len(games):
             raise ValueError(f"{name} {number} is not a multiple of the {len(games)} games")
+
+
+def _check_record(recording: RecordingSpec, trainer: ImpalaTrainer) -> None:
+    """Refuse trace records that would name too many unrolls."""
+    members = 1 if trainer.population is None else trainer.population.members
+    unrolls = members * (recording.trace_interval // trainer.unroll_length)
+    if unrolls > MAX_UNROLLS_OF_A_RECORD:
+        raise ValueError(
+            f"recording.trace_interval {recording.trace_interval} covers {unrolls} unrolls, each "
+            f"of which a record names: at most {MAX_UNROLLS_OF_A_RECORD}"
+        )
 
 
 def _check_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:

@@ -202,7 +202,7 @@ class Host:
             {
                 **actor.state(),
                 "previous_action": int(self._rows.previous_actions[row]),
-                "previous_reward": float(self._rows.previous_rewards[row]),
+                "previous_reward": float(self._rows.previous_rewards[row]).hex(),
             }
             for row, actor in enumerate(self._actors)
         ]
@@ -218,7 +218,7 @@ class Host:
         for row, (actor, saved) in enumerate(zip(self._actors, state.actors, strict=True)):
             actor.restore(saved)
             self._rows.previous_actions[row] = saved["previous_action"]
-            self._rows.previous_rewards[row] = saved["previous_reward"]
+            self._rows.previous_rewards[row] = float.fromhex(saved["previous_reward"])
         self._rows.states[:] = state.arrays["recurrent_states"]
         self._rows.stacks[:] = state.arrays["stacks"]
 

@@ -256,11 +256,8 @@ class Impala:
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state, by group and name, and older policy versions."""
-        older = {
-            _VERSION.format(version): flat
-            for version, flat in self._executor.versions.items()
-            if version < self.updates
-        }
+        versions = self._executor.versions
+        older = {_VERSION.format(version): versions[version] for version in self._older()}
         return self._learned.tensors() | older
 
     def state(self) -> dict[str, Any]:
@@ -299,17 +296,20 @@ class Impala:
         self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
         self._unrolls = dict(state["unrolls"])
         self._learned.load(tensors)
-        oldest = max(0, self.updates - self._executor.lag)
         self._executor.restore(
             [None if each is None else _snapshot(each) for each in state["actors"]],
             state["learned"],
-            {version: tensors[_VERSION.format(version)] for version in range(oldest, self.updates)},
+            {version: tensors[_VERSION.format(version)] for version in self._older()},
         )
         if self._recorder is not None:
             self._recorder.cut(self.updates)
         if self._replay is not None:
             self._replay.restore(state["replay"])
         self._published = False
+
+    def _older(self) -> range:
+        """Return the policy versions before theta_k that unrolls to come are played with."""
+        return range(max(0, self.updates - self._executor.lag), self.updates)
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return what the actors' streams gave out for what was learned, as ``stream/actor``."""

@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.trace import GENESIS, SEGMENT_RECORDS, extend, segment_line
+from capsule.experiment.trace import COMPONENTS, GENESIS, SEGMENT_RECORDS, extend, segment_line
 from capsule.training.streams import Stream
 
 _FLOWING = ("schedule", "observations", "actions", "rewards", "terminals", "indices", "loss")
@@ -77,7 +77,7 @@ class Trace:
         folded = xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
         flowed = {name: leaf.hex() for name, leaf in self._leaves.items() if leaf}
         losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss", "")}
-        fields: dict[str, Any] = {"step": step, "streams": digests if tensors else folded, **flowed}
+        fields: dict[str, Any] = {"streams": digests if tensors else folded, **flowed}
         if generations is not None:
             fields["generations"] = generations
         if unrolls is not None:
@@ -85,7 +85,8 @@ class Trace:
         if minibatch is not None:
             fields["minibatch"] = minibatch
         fields |= {"loss": losses, **(tensors or {})}
-        self._append(json.dumps(fields, separators=(",", ":")).encode())
+        ordered = {name: fields[name] for name in COMPONENTS if name in fields}
+        self._append(json.dumps({"step": step, **ordered}, separators=(",", ":")).encode())
         self._leaves = dict.fromkeys(_FLOWING, b"")
 
     def flush(self) -> None:

@@ -45,9 +45,10 @@ limits: {memory_mb: 4096, minutes: 20}
 
 @pytest.fixture(scope="module")
 def resumed(workplace, tmp_path_factory):
-    """The run that was killed once."""
+    """The run that was killed once; until then two processes shared each gradient."""
     (workplace / "impala.yaml").write_text(SPEC)
-    process, directory = start(workplace, tmp_path_factory.mktemp("impala"), spec="impala.yaml")
+    output = tmp_path_factory.mktemp("impala")
+    process, directory = start(workplace, output, "--learners", "2", spec="impala.yaml")
     wait_for(lambda: traced(directory, 8), process)
     for container in containers(directory):
         docker("kill", "--signal", "KILL", container)
@@ -106,3 +107,9 @@ def test_scores_are_those_of_the_last_evaluation_beside_a_humans(resumed):
     normalized = (score - 1.7) / (30.5 - 1.7)
     assert document["human_normalized"]["breakout"] == pytest.approx(normalized)
     assert document["median"] == pytest.approx(normalized)
+
+
+def test_learners_are_for_those_who_can_share(workplace):
+    done = capsule("run", "micro.yaml", "--key", "alice", "--learners", "2", cwd=workplace)
+    assert done.status == 2
+    assert "CAP-S009" in done.errors

@@ -33,11 +33,11 @@ def containers(directory):
     return docker("ps", "--quiet", "--filter", f"label={label}").stdout.split()
 
 
-def start(workplace, output, spec="micro.yaml"):
+def start(workplace, output, *arguments, spec="micro.yaml"):
     """Start a run in the background; return the process and its run directory."""
     process = subprocess.Popen(
         [sys.executable, "-m", "capsule", "run", spec, "--key", "alice", "--quiet",
-         "--output", output],
+         "--output", output, *arguments],
         cwd=workplace,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,9 +48,9 @@ def start(workplace, output, spec="micro.yaml"):
     )
 
 
-def wait_for(condition, process):
+def wait_for(condition, process, seconds=SECONDS):
     """Poll until the condition gives something; the process must not end before."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
             return found

@@ -58,6 +58,9 @@ class RecordingEngine:
     def __init__(self, name):
         self.name = name
 
+    def describe(self):
+        return {"name": self.name}
+
     def run(self, task, **_):
         self.task = task
         return Exit(0, "exited")
@@ -81,6 +84,13 @@ def test_containers_beside_a_run_need_docker(tmp_path):
         with pytest.raises(CapsuleError) as refusal:
             OnCluster(RecordingEngine(name), Workers(2))
         assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E016", ExitCode.NO_ENGINE)
+
+
+def test_a_bundle_says_that_there_was_a_cluster_and_not_where():
+    engine = RecordingEngine("docker")
+    remote = RemoteCluster("ray://head.lab:10001", None)
+    assert OnCluster(engine, Workers(2)).describe() == {"name": "docker", "cluster": "docker:2"}
+    assert OnCluster(engine, remote).describe() == {"name": "docker", "cluster": "remote"}
 
 
 def test_a_plain_process_gets_variables_alone(tmp_path):

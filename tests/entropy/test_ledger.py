@@ -64,13 +64,16 @@ STREAMS = StreamProfiles(
 )
 
 
-def treatments(*, spec=None, flags=None, report=None, streams=STREAMS, engine="docker"):
+def treatments(
+    *, spec=None, flags=None, report=None, streams=STREAMS, engine="docker", cluster=None
+):
     ledger = compute_ledger(
         spec or make_spec(),
         Runtime(flags={**FLAGS, **(flags or {})}, libraries={"torch": "2.13.0"}, device={}),
         make_report() if report is None else report or None,
         streams,
         engine,
+        cluster,
     )
     return {row.source: row.treatment for row in ledger.rows}
 
@@ -249,6 +252,12 @@ def test_a_setting_that_had_no_effect_is_not_believed():
     found = treatments(report=make_report(program={"unanswered": 2}))
     assert found["Entropy by raw system calls"] == "unsupported"
     assert treatments(flags={"torch.num_threads": "2"})["Maths threads"] == "unsupported"
+
+
+def test_a_network_is_told_by_where_it_leads():
+    assert treatments(cluster="docker:2")["Network"] == "eliminated"
+    assert treatments(cluster="remote")["Network"] == "assumed"
+    assert treatments(engine="process", cluster="remote")["Network"] == "assumed"
 
 
 def test_the_document_is_canonical_and_says_what_it_rests_on():

@@ -153,3 +153,13 @@ def test_a_log_has_room_for_what_the_spec_lets_pass():
     spec = load("trainer.actors=65536", "trainer.schedule.lag=8192")
     log = ScheduleLog(spec.digest(), spec.trainer.actors, 8, array("H"), array("H"))
     assert log.header.actors == MAX_RECORDED_ACTORS
+
+
+def intervals(steps):
+    return [f"recording.{name}_interval={steps}" for name in ("trace", "tensor")]
+
+
+def test_a_trace_record_names_only_so_many_unrolls():
+    load(*intervals(160_000))
+    with pytest.raises(CapsuleError, match="164000 covers 8200 unrolls"):
+        load(*intervals(164_000))

@@ -576,17 +576,3 @@ def test_a_live_run_that_was_killed_replays_to_what_it_claims(tmp_path):
     (again / contract.SCHEDULE_REPLAY).write_bytes(log)
     assert finish(again) == expected
     assert (again / contract.SCHEDULE).read_bytes() == log
-
-
-def test_it_learns_cartpole(make):
-    trainer = {
-        "hidden_units": 32, "recurrent_units": 0, "actors": 8, "batch_size": 8,
-        "gradient_shards": [4, 4], "unroll_length": 20, "discount": 0.99,
-        "learning_rate": 0.003, "rmsprop_epsilon": 0.0001, "total_steps": 48_000,
-    }  # fmt: skip
-    recording = {"trace_interval": 1600, "tensor_interval": 16_000, "checkpoint_interval": 16_000}
-    learner = make(
-        trainer=trainer, recording=recording, environment={"max_episode_steps": 500},
-        evaluation={"interval": 16_000},
-    )  # fmt: skip
-    assert train(learner).mean_return > 100

@@ -30,7 +30,7 @@ SMALL["trainer"].pop("learning_rate")
 DRAWN = {"entropy_cost", "learning_rate", "rmsprop_epsilon", "gradient_norm"}
 
 
-def population(make, **changes):
+def population(make, **changes):  # noqa: F811
     return make(SMALL, **changes)
 
 
@@ -59,7 +59,7 @@ def values_of(generation):
     return {name: float.fromhex(value) for name, value in generation.hyperparameters.items()}
 
 
-def without_evolution(make, **changes):
+def without_evolution(make, **changes):  # noqa: F811
     """Return a population whose burn-in lasts for ever."""
     return population(make, **merge({"trainer": {"population": {"burn_in": 10**6}}}, changes))
 
@@ -198,25 +198,28 @@ def test_every_hyperparameter_acts_from_the_next_update_on(make, name, value):  
     always.restore(100, state, tensors)
     for learner in (changed, never, always):
         learner.interval()
-    assert bits(learned(changed)) == bits(learned(always))
-    assert bits(learned(changed)) != bits(learned(never))
+    assert learned(changed) == learned(always)
+    assert learned(changed) != learned(never)
 
 
 # --- processes, seeds, learners -------------------------------------------------------------------
 
 
-def test_processes_and_learners_change_nothing(make, tmp_path):  # noqa: F811
-    expected = train(population(make), 200)
+def test_processes_change_nothing(make):  # noqa: F811
+    expected = train(population(make), 160)
     assert len(ancestry(expected)) > 3
-    assert results(train(population(make, workers=3), 200)) == results(expected)
-    (tmp_path / "trainers").mkdir()
-    trainers = Trainers(tmp_path / "trainers")
+    assert results(train(population(make, workers=2), 160)) == results(expected)
+
+
+def test_learners_in_processes_learn_with_the_values_of_the_moment(tmp_path):
+    trainers = Trainers(tmp_path)
+    changes = {
+        "environment": {"max_episode_steps": 6},
+        "trainer": {"population": POPULATION | {"members": 2, "burn_in": 120}},
+    }
     try:
-        changes = {key: SMALL[key] for key in ("environment", "evaluation", "recording")}
-        changes["trainer"] = {"recurrent_units": 0, "actors": 12, "population": POPULATION}
-        changes["recording"] = {"trace_interval": 60, "tensor_interval": 60}
-        one, two = (train(trainers(learners=count, **changes), 300) for count in (1, 2))
-        assert len(ancestry(one)) > 3
+        one, two = (train(trainers(learners=count, **changes), 180) for count in (1, 2))
+        assert len(ancestry(one)) == 4
         assert bits(one.tensors()) == bits(two.tensors())
     finally:
         trainers.close()

@@ -69,7 +69,12 @@ def test_a_leaf_by_hand(tmp_path):
 
 
 def test_components_are_in_data_flow_order(tmp_path):
-    write(tmp_path / "trace.jsonl", 1)
+    trace = Trace(tmp_path / "trace.jsonl")
+    feed(trace, 0)
+    trace.add("schedule", b"slots")
+    named = {"minibatch": "ab", "generations": {"one": {}}, "unrolls": {"one": "ab"}}
+    trace.record(8, make_streams(SeedsSpec()), loss=0.0, tensors=TENSORS, **named)
+    trace.close()
     fields = json.loads((tmp_path / "trace.jsonl").read_text())
     assert tuple(fields) == ("step", *COMPONENTS)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 HEAD_SECONDS = 10.0  # that the head may take to accept a connection
@@ -47,6 +50,8 @@ class Cluster:
         try:
             socket.create_connection(self._head, HEAD_SECONDS).close()
             with _own_signals():
+                if address.startswith(_CLIENT):
+                    _name_clients_apart()
                 self.ray.init(address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # noqa: BLE001 - Ray raises anything here
             self._refuse(first_line(error))
@@ -163,6 +168,23 @@ def _package() -> Any:
             exit_code=ExitCode.TRAINING_FAILED,
         ) from error
     return ray
+
+
+def _name_clients_apart() -> None:
+    """Give Ray Client another source of names than the run's randomness.
+
+    Its head refuses two clients of one name. Ray draws names from the operating system, which under
+    derived entropy gives each start of a run the same.
+    """
+    from ray.util.client import worker
+
+    worker.make_client_id = _client_name
+
+
+def _client_name() -> str:
+    """Return a name that no other process has, and no other call."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return sha256_hex(f"{boot} {os.getpid()} {time.monotonic_ns()}".encode())[:32]
 
 
 @contextlib.contextmanager

@@ -152,6 +152,10 @@ class Live:
         self, update: int, outstanding: Mapping[int, int], arrived: Sequence[int]
     ) -> list[int] | None:
         """See :class:`Schedule`."""
+        if len(arrived) < self._batch:
+            return None
+        if not self._due(update, outstanding.values()):
+            return list(arrived[: self._batch])
         left, chosen = dict(outstanding), list[int]()
         for actor in arrived:
             version = left.pop(actor)
