@@ -9,10 +9,12 @@ observations one at a time, unrolls in shared memory, their numbers in two queue
 Every contender stands still, with its processes, while it is not its turn (``turns.py``), and
 ratios are medians over the rounds. ``--baseline`` adds stable-baselines3's A2C, from an environment
 of its own as for ``dqn.py``; ``--cost`` prints instead what more actors and more processes do, and
-writes a table and a figure into ``results``::
+writes a table and a figure into ``results``. On a machine that is busy otherwise, where a contender
+of many processes gets more of it, ``--processor-time`` is the fair clock, though it does not see
+who waits::
 
     python benchmarks/impala.py --baseline /tmp/sb3/bin/python
-    python benchmarks/impala.py --cost
+    python benchmarks/impala.py --cost --processor-time
 """
 
 from __future__ import annotations
@@ -83,10 +85,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--segment", type=int, default=12, help="updates of 16 unrolls per segment")
     parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
+        "--processor-time",
+        action="store_const",
+        dest="clock",
+        const="processor",
         default="wall",
-        help="processor: count processor time, of which other work on the machine takes less",
+        help="count processor time, for a machine that has other work, too",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -126,14 +130,17 @@ def load() -> str:
     return f"{newest:.1f} and {oldest:.1f} on {os.cpu_count()} processors"
 
 
-def start_contender(contender: Contender, options: argparse.Namespace) -> subprocess.Popen[str]:
-    """Start a contender, which then waits for its turn."""
+def start_contender(
+    contender: Contender, options: argparse.Namespace, segment: int | None = None
+) -> subprocess.Popen[str]:
+    """Start a contender, which then waits for its turn; its segments may be others."""
     python = options.baseline if contender.role == "a2c" else sys.executable
     command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
     environment = dict(os.environ)
     if contender.role in ("lockstep", "asynchronous", "recording"):
         environment |= variables_of(contender)
-    command += ["--segment", str(options.segment), "--clock", options.clock]
+    command += ["--segment", str(segment or options.segment)]
+    command += ["--processor-time"] if options.clock == "processor" else []
     return start(command, environment)
 
 
@@ -545,7 +552,9 @@ def measure_cost(options: argparse.Namespace) -> None:
             batch = min(actors, BATCH)
             lag = max(8, 2 * actors // batch)
             contender = Contender("", "asynchronous", lag, actors, processes, batch)
-            process = start_contender(contender, options)
+            # Twice what all of them play at once, or a segment might learn what others played.
+            segment = max(options.segment, 2 * actors // BATCH)
+            process = start_contender(contender, options, segment)
             found = take_turns({"": process}, options.rounds)[""]
             speeds[str(processes)][actors] = statistics.median(found)
             print(f"{actors:3} actors, {processes} processes: {max(found):.0f}", flush=True)

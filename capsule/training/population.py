@@ -69,9 +69,6 @@ DMLAB_PRIORS: Mapping[str, Prior] = {  # table D.1
     "learning_rate": LogUniform(5e-6, 5e-3),
     "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
 }
-# Table G.1 adapts the clipping threshold, too, and draws as table D.1, which has no range for it:
-# all members begin with the one threshold of table G.1.
-ATARI_PRIORS: Mapping[str, Prior] = {**DMLAB_PRIORS, "maximum_norm": Choice((40.0,))}
 
 # --- what a population is made of -----------------------------------------------------------------
 

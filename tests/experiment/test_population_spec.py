@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from capsule.experiment.contract import Ancestry, Generation
-from capsule.experiment.spec import MAX_RECORD_UNROLLS, Spec, references_of
+from capsule.experiment.spec import MAX_UNROLLS_OF_A_RECORD, Spec, references_of
 from capsule.experiment.trainers import DRAWN_BY_MEMBERS, ImpalaTrainer, PopulationSpec
 from capsule.training.population import DMLAB_PRIORS, Evolution
 
@@ -115,12 +115,12 @@ def test_a_recorded_schedule_is_refused():
 
 def test_a_trace_record_has_room_for_the_unrolls_of_all_members():
     fits = {"members": 64}
-    room = MAX_RECORD_UNROLLS // 64 * 20 // 640 * 640
+    room = MAX_UNROLLS_OF_A_RECORD // 64 * 20 // 640 * 640
     rest = {"tensor_interval": room, "checkpoint_interval": room}
     spec(population=fits, recording=rest | {"trace_interval": room})
     rest = {"tensor_interval": room + 640, "checkpoint_interval": room}
     message = refusal(population=fits, recording=rest | {"trace_interval": room + 640})
-    assert f"which has room for {MAX_RECORD_UNROLLS}" in message
+    assert f"at most {MAX_UNROLLS_OF_A_RECORD}" in message
 
 
 def test_an_ancestry_is_read_back():

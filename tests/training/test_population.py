@@ -15,7 +15,6 @@ from scipy import stats
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
 from capsule.training.population import (
-    ATARI_PRIORS,
     DMLAB_PRIORS,
     Choice,
     Evolution,
@@ -65,8 +64,6 @@ def test_the_defaults_are_appendix_f_and_table_d1():
             "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
         },
     )  # fmt: skip
-    assert set(ATARI_PRIORS) - set(DMLAB_PRIORS) == {"maximum_norm"}
-    assert {ATARI_PRIORS["maximum_norm"].draw(Stream("population", n)) for n in range(9)} == {40.0}
 
 
 def test_initial_values_by_hand():

@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import time
+import warnings
 from array import array
 from types import SimpleNamespace
 
@@ -96,7 +97,9 @@ def cluster(token):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
-    started = Cluster(True, head_node_args=head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves logs of that server open
+        started = Cluster(True, head_node_args=head)
     started.client_address = f"ray://127.0.0.1:{port}"
     for number in (1, 2):
         started.add_node(wait=False, num_cpus=1, node_name=f"worker-{number}")
@@ -197,17 +200,6 @@ def test_lockstep_on_a_cluster_has_the_bits_of_one_process(hosts, start):
     made = play(start(settings, hosts=hosts), lockstep(), settings)
     assert made.digest == serial(settings, lockstep()).digest
     assert made.digest != serial(settings, lockstep(lag=2)).digest
-
-
-def test_a_cluster_may_be_reached_from_outside(start, cluster):
-    from ray.util.client import worker
-
-    settings = settings_of()
-    transport = start(settings, cluster=cluster.client_address)
-    made = play(transport, lockstep(), settings, during=killer(transport, [5]))
-    assert made.digest == serial(settings, lockstep()).digest
-    assert worker.make_client_id() != worker.make_client_id()
-    assert worker.make_client_id is ray_cluster._client_name  # not from the run's randomness
 
 
 def test_frames_of_a_game_come_back_as_they_were(start):
@@ -412,6 +404,23 @@ def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_pa
     assert whole_run(directory, environment=variables_of(cluster)) == alone
     kept = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
     assert not any(token.read_bytes() in content for content in kept)
+
+
+def test_a_run_reaches_a_cluster_from_outside(cluster, alone, tmp_path):
+    outside = {contract.CLUSTER_VARIABLE: cluster.client_address}
+    variables = {**variables_of(cluster), **outside, contract.CLUSTER_HOSTS_VARIABLE: "2"}
+    assert whole_run(tmp_path / "run", environment=variables) == alone
+
+
+def test_names_of_clients_are_not_of_the_runs_randomness(monkeypatch, token):
+    from ray.util.client import worker
+
+    monkeypatch.setattr(worker, "make_client_id", lambda: "of Ray")
+    monkeypatch.setattr(os, "urandom", bytes)
+    ray_cluster._name_clients_apart()
+    names = {worker.make_client_id() for _ in range(3)}
+    assert len(names) == 3
+    assert {len(name) for name in names} == {32}
 
 
 def test_a_run_without_the_token_is_refused(cluster, tmp_path):
