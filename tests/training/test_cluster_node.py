@@ -32,5 +32,5 @@ def test_rays_own_processes_may_keep_compiled_modules(monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     variables = cluster_node._variables()
     assert "PYTHONDONTWRITEBYTECODE" not in variables
-    assert variables["PYTHONPYCACHEPREFIX"].startswith("/tmp/")
+    assert variables["PYTHONPYCACHEPREFIX"] == cluster_node._COMPILED
     assert variables["PYTHONHASHSEED"] == "0"
