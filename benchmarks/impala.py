@@ -171,8 +171,10 @@ def work(contender: Contender, segment: int, clock: str) -> None:
             seconds = CLOCKS[clock]() - started
         return (watch.seconds - before) / seconds if watch else taken * FRAMES / seconds
 
-    serve(measure)
-    signal_processes(signal.SIGKILL)  # nothing that they do is wanted any more
+    try:
+        serve(measure)
+    finally:
+        signal_processes(signal.SIGKILL)  # nothing that they do is wanted any more
 
 
 @contextlib.contextmanager
