@@ -32,6 +32,9 @@ class LocalEngine:
 
     name = "docker"  # as far as the diagnosis asks
 
+    def describe(self):
+        return {"name": self.name}
+
     def __init__(self, folder: Path, project: Path | None) -> None:
         site = folder / "site"
         site.mkdir(parents=True)
