@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,12 +29,13 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
 
 
 def make_setting(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Setting:
-    """Return what :func:`make_learner` gives its trainer, with a new directory."""
+    """Return what :func:`make_learner` gives its trainer, in a directory until the process ends."""
     from capsule.training.streams import make_streams
     from capsule.training.trace import Trace
     from capsule.training.trainer import Setting
 
     directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     trace = Trace(directory / "trace.jsonl")
     if not traced:
         trace.add = trace.record = lambda *_a, **_k: None  # type: ignore[assignment,method-assign]
