@@ -43,4 +43,20 @@ step ruff format --check
 step ruff check
 step mypy
 step lint-imports
-step pytest -m "not gpu and not emulated" "$@"
+tests=(pytest -m "not gpu and not emulated")
+if [ $# -gt 0 ]; then
+  step "${tests[@]}" "$@"
+  exit
+fi
+# Two halves side by side: one waits for engines most of the time, the other computes.
+engines=(tests/end_to_end tests/engine tests/entropy tests/image)
+mkdir -p .cache
+# A shell has what it starts in the background ignore interrupts, which tests send.
+env --default-signal=INT,QUIT "${tests[@]}" "${engines[@]}" >.cache/engines.log 2>&1 &
+half=$!
+status=0
+step "${tests[@]}" "${engines[@]/#/--ignore=}" || status=$?
+printf '\n== %s\n' "${tests[*]} ${engines[*]}" >&2
+wait "$half" || status=$?
+cat .cache/engines.log
+exit "$status"
