@@ -48,15 +48,14 @@ if [ $# -gt 0 ]; then
   step "${tests[@]}" "$@"
   exit
 fi
-# Two halves side by side: one waits for engines most of the time, the other computes.
-engines=(tests/end_to_end tests/engine tests/entropy tests/image)
+# Two halves side by side, which take about as long as each other.
 mkdir -p .cache
 # A shell has what it starts in the background ignore interrupts, which tests send.
-env --default-signal=INT,QUIT "${tests[@]}" "${engines[@]}" >.cache/engines.log 2>&1 &
+env --default-signal=INT,QUIT "${tests[@]}" tests/training >.cache/training.log 2>&1 &
 half=$!
 status=0
-step "${tests[@]}" "${engines[@]/#/--ignore=}" || status=$?
-printf '\n== %s\n' "${tests[*]} ${engines[*]}" >&2
+step "${tests[@]}" --ignore=tests/training || status=$?
+printf '\n== %s\n' "${tests[*]} tests/training" >&2
 wait "$half" || status=$?
-cat .cache/engines.log
+cat .cache/training.log
 exit "$status"

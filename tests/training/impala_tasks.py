@@ -5,6 +5,8 @@ and a number of the episode. Of an episode's seed follow its length and whether 
 truncated at its end. Environment variables disturb it, which no spec knows of:
 
 * ``COUNTING_SLEEP``: sleep a random time, up to so many milliseconds, in every step.
+* ``COUNTING_SLOW``: ``REMAINDER``, sleep 10 milliseconds in every step of the episodes whose seed
+  leaves it when divided by 3.
 * ``COUNTING_LIE``, ``COUNTING_DIE``: ``SEED:STEP``, the step of the episode of this seed in which
   it shows something else, or kills its process.
 """
@@ -59,6 +61,8 @@ class Counting(gymnasium.Env):
     def _disturb(self):
         longest = float(os.environ.get("COUNTING_SLEEP", "0"))
         time.sleep(random.SystemRandom().random() * longest / 1_000)
+        if os.environ.get("COUNTING_SLOW") == str(self.seed % 3):
+            time.sleep(0.01)
         if self._is("COUNTING_DIE"):
             os.kill(os.getpid(), signal.SIGKILL)
 
