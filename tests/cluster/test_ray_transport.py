@@ -30,8 +30,7 @@ from capsule.training.schedule.sources import Live, Lockstep, Recorded
 from capsule.training.schedule.transports import Serial
 from capsule.training.streams import Stream
 from capsule.training.unrolls import UnrollSettings, actor_streams
-
-from .conftest import (
+from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
     claimed,
