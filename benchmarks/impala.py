@@ -344,6 +344,21 @@ def make_buffer() -> dict[str, Any]:
     return {name: tensor.share_memory_() for name, tensor in buffer.items()}
 
 
+def shallow_torso() -> Any:
+    """Return the shallow network of figure 3 up to its dense layer, as one writes it in torch."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(4, 16, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 9 * 9, 256),
+        nn.ReLU(),
+    )
+
+
 def make_torch_network() -> Any:
     """Return the shallow network: rows of a buffer to logits and baselines."""
     import torch
@@ -354,15 +369,7 @@ def make_torch_network() -> Any:
     class Shallow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.torso = nn.Sequential(
-                nn.Conv2d(4, 16, 8, 4),
-                nn.ReLU(),
-                nn.Conv2d(16, 32, 4, 2),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(32 * 9 * 9, 256),
-                nn.ReLU(),
-            )
+            self.torso = shallow_torso()
             self.policy = nn.Linear(256 + 1 + actions, actions)
             self.baseline = nn.Linear(256 + 1 + actions, 1)
 
@@ -476,22 +483,13 @@ def a2c(contender: Contender, segment: int) -> Iterator[int]:
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
-    from torch import nn
 
     gymnasium.register_envs(ale_py)
 
     class Shallow(BaseFeaturesExtractor):
         def __init__(self, space: Any) -> None:
             super().__init__(space, 256)
-            self.layers = nn.Sequential(
-                nn.Conv2d(4, 16, 8, 4),
-                nn.ReLU(),
-                nn.Conv2d(16, 32, 4, 2),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(32 * 9 * 9, 256),
-                nn.ReLU(),
-            )
+            self.layers = shallow_torso()
 
         def forward(self, observations: Any) -> Any:
             return self.layers(observations)

@@ -1,7 +1,37 @@
 """For all tests."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # A timing is never a test: a slow machine must not fail a property.
 settings.register_profile("capsule", deadline=None)
 settings.load_profile("capsule")
+
+
+@pytest.fixture
+def one_thread():
+    """Have one maths thread, as a run has."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def deterministic(one_thread):
+    """Have torch refuse what is not deterministic, too."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def importable(monkeypatch):
+    """Let other processes, who take it over, find the tests' modules."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])

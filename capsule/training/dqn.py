@@ -25,7 +25,6 @@ Deviations from Mnih et al. 2015, Extended Data Table 1 (M) and the authors' own
 
 from __future__ import annotations
 
-import math
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -38,7 +37,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer
 from capsule.training.environments import Environment, make_environment
@@ -51,20 +49,18 @@ from capsule.training.products import products_for
 from capsule.training.q_learning import bootstrap_targets, clipped_error_loss, exploration_rate
 from capsule.training.replay import ReplayMemory
 from capsule.training.streams import Stream
+from capsule.training.tally import Tally
 from capsule.training.trace import Trace
 from capsule.training.trainer import Setting, state_interval
 
-RETURNS_KEPT = 100
 WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
 
 
-class DeepQLearning:
+class DeepQLearning(Tally):
     """The learning agent and everything its next step depends on.
 
     Attributes:
         step: Agent steps taken.
-        episodes: Episodes finished.
-        returns: Game returns of the last 100 episodes.
         actions: Number of actions.
         loss: Mean loss of the last minibatch, None before the first.
         network: Architecture.
@@ -97,6 +93,7 @@ class DeepQLearning:
             device: Where the networks live.
             workers: Threads to use, 1 or 2; changes no result. A GPU has one.
         """
+        super().__init__()
         self._spec = spec
         self._trainer = trainer
         self._streams = streams
@@ -141,17 +138,8 @@ class DeepQLearning:
             len(self._shards.sizes), self.online, self.network.products
         )
         self._warm_up()
-        self.step = 0
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
-        self.loss: float | None = None
         self._return = 0.0
         self._frame = environment.reset()
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean game return of the last 100 episodes, None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
 
     # The algorithm
 
@@ -237,8 +225,7 @@ class DeepQLearning:
         return int(self.q_values(self._replay.stack(self._frame)[None]).argmax())
 
     def _finish_episode(self) -> None:
-        self.episodes += 1
-        self.returns.append(self._return)
+        self._count([self._return])
         self._return = 0.0
         self._frame = self._environment.reset()
 
@@ -267,16 +254,12 @@ class DeepQLearning:
 
     def _update(self) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
-        losses = [float(loss) for loss in self._shards.losses]
-        self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
-        self.loss = sum(losses) / self._trainer.batch_size
-        if not math.isfinite(self.loss):
-            raise CapsuleError(
-                "CAP-T151",
-                f"the loss is {self.loss} at step {self.step}",
-                fix="Lower trainer.learning_rate, or raise trainer.min_squared_gradient.",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+        self._take_loss(
+            [float(loss) for loss in self._shards.losses],
+            self._trace,
+            share=self._trainer.batch_size,
+            fix="Lower trainer.learning_rate, or raise trainer.min_squared_gradient.",
+        )
         self._both(lambda: self._descend(0), lambda: self._descend(1))
 
     def _descend(self, half: int) -> None:
@@ -350,10 +333,8 @@ class DeepQLearning:
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
         return {
-            "episodes": self.episodes,
-            "returns": list(self.returns),
+            **self._tallied(),
             "return": self._return,
-            "loss": None if self.loss is None else self.loss.hex(),
             "environment": self._environment.state(),
             "replay": self._replay.state(),
         }
@@ -376,10 +357,7 @@ class DeepQLearning:
             raise AssertionError("a saved environment always has an episode")
         self._frame = frame
         self._replay.restore(state["replay"])
-        self.step = step
-        self.episodes = state["episodes"]
-        self.returns = deque(state["returns"], RETURNS_KEPT)
-        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        self._resume_tally(step, state)
         self._return = state["return"]
         self._learned.load(tensors)
 

@@ -17,8 +17,6 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-import struct
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -29,7 +27,6 @@ from numpy.typing import NDArray
 
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.actor_rows import Inputs
 from capsule.training.checkpoint import array_document, document_array
@@ -43,25 +40,23 @@ from capsule.training.recurrent_policy import RecurrentPolicy
 from capsule.training.rmsprop import RmsProp, annealed
 from capsule.training.schedule.executor import Executor, Item
 from capsule.training.schedule.recorder import Recorder
+from capsule.training.tally import Tally
 from capsule.training.trainer import Setting
 from capsule.training.unroll_replay import UnrollReplay
 from capsule.training.unrolls import Snapshot, Unroll, logits_of, stream_profiles
 
-RETURNS_KEPT = 100
 _VERSION = "versions/{}"
 
 MakeLearners = Callable[[ImpalaTrainer, Parameters], Learners]
 """Gives the gradients at parameters, with the costs of a spec's section ``trainer``."""
 
 
-class Impala:
+class Impala(Tally):
     """The learner, the schedule of its actors, and everything their next step depends on.
 
     Attributes:
         step: Agent steps learned.
-        episodes: Episodes finished.
         updates: Parameter updates made.
-        returns: Game returns of the last 100 episodes.
         loss: Loss of the last batch, summed over it, None before the first.
         actions: Number of actions.
         network: Architecture.
@@ -90,6 +85,7 @@ class Impala:
             recorder: Keeps the schedule, where the spec has it recorded.
             replay: Keeps unrolls, where the spec has them replayed.
         """
+        super().__init__()
         self._setting, self._spec, self._trainer = setting, setting.spec, trainer
         self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
         self._executor, self._recorder, self._replay = executor, recorder, replay
@@ -110,14 +106,7 @@ class Impala:
         self._gradient = self.online.flat[:0]
         self._unrolls: dict[str, str] = {}  # those of the trace record to come, by digest
         self._published = False
-        self.step = self.episodes = self.updates = 0
-        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
-        self.loss: float | None = None
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean game return of the last 100 episodes, None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        self.updates = 0
 
     # The algorithm
 
@@ -195,8 +184,7 @@ class Impala:
             self._trace.add("actions", unroll.actions)
             self._trace.add("rewards", unroll.rewards)
             self._trace.add("terminals", unroll.terminals)
-            self.episodes += len(unroll.returns)
-            self.returns.extend(unroll.returns)
+            self._count(unroll.returns)
 
     # Learning
 
@@ -213,15 +201,8 @@ class Impala:
     def _update(self, result: Summed) -> None:
         """Descend the gradient of a batch at theta_k, to theta_{k+1}."""
         parts, self._gradient = result
-        self._trace.add("loss", struct.pack(f"<{len(parts)}d", *parts))
-        self.loss = sum(parts)
-        if not math.isfinite(self.loss):
-            raise CapsuleError(
-                "CAP-T151",
-                f"the loss is {self.loss} at step {self.step}",
-                fix="Lower trainer.learning_rate or trainer.gradient_norm.",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+        fix = "Lower trainer.learning_rate or trainer.gradient_norm."
+        self._take_loss(parts, self._trace, fix=fix)
         trainer = self._trainer
         rate = trainer.learning_rate
         if trainer.annealing:
@@ -265,12 +246,10 @@ class Impala:
         if self._recorder is not None:
             self._recorder.flush()
         return {
-            "episodes": self.episodes,
+            **self._tallied(),
             "updates": self.updates,
-            "returns": list(self.returns),
-            "loss": None if self.loss is None else self.loss.hex(),
             "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
-            "learned": self._executor.learned,
+            "learned": list(self._executor.learned),
             "replay": None if self._replay is None else self._replay.state(),
             "actors": [
                 None if each is None else _document(each) for each in self._executor.snapshots
@@ -291,9 +270,8 @@ class Impala:
             CapsuleError: An environment does not return to it, or the schedule as recorded so far
                 is gone.
         """
-        self.step, self.episodes, self.updates = step, state["episodes"], state["updates"]
-        self.returns = deque(state["returns"], RETURNS_KEPT)
-        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        self._resume_tally(step, state)
+        self.updates = state["updates"]
         self._unrolls = dict(state["unrolls"])
         self._learned.load(tensors)
         self._executor.restore(

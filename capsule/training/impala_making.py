@@ -16,12 +16,12 @@ from capsule.training.impala import Impala
 from capsule.training.impala_gradient import ImpalaGradient
 from capsule.training.impala_networks import ActorCriticNetwork, make_actor_critic_network
 from capsule.training.inference import ROWS
-from capsule.training.inference_server import require_batch_invariance
 from capsule.training.language import make_vocabulary
 from capsule.training.learners import Learners, Ranks, Threads
 from capsule.training.networks import Parameters
 from capsule.training.products import products_for
 from capsule.training.schedule.executor import Executor
+from capsule.training.schedule.inference_server import require_batch_invariance
 from capsule.training.schedule.recorder import Recorder
 from capsule.training.schedule.sources import Live, Lockstep, Recorded, Schedule
 from capsule.training.schedule.transports import Processes, Serial, Transport

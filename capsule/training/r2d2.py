@@ -31,8 +31,6 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-import struct
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -44,7 +42,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorsState, Experience, exploration_ladder, q_values
 from capsule.training.actor_rows import Inputs
@@ -65,20 +62,18 @@ from capsule.training.recurrent_q_learning import (
     td_errors,
 )
 from capsule.training.sequence_replay import SequenceBatch, SequenceReplay
+from capsule.training.tally import Tally
 from capsule.training.trainer import Setting
 
-RETURNS_KEPT = 100
 _NO_STATE = np.zeros(0, np.float32)
 
 
-class R2D2:
+class R2D2(Tally):
     """The learner, its actors, and everything their next step depends on.
 
     Attributes:
         step: Agent steps taken, of all actors.
-        episodes: Episodes finished.
         updates: Parameter updates made.
-        returns: Game returns of the last 100 episodes.
         loss: Mean loss of the last minibatch, None before the first.
         actions: Number of actions.
         network: Architecture.
@@ -105,6 +100,7 @@ class R2D2:
             actors: All of them, with an episode begun each.
             replay: An empty memory.
         """
+        super().__init__()
         self._setting = setting
         self._spec, self._trainer = setting.spec, trainer
         self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
@@ -135,14 +131,7 @@ class R2D2:
         self._gradient = self.online.flat[:0]
         self._minibatch: tuple[SequenceBatch, ...] = ()
         self._sent = False  # whether the actors' processes have theta_a
-        self.step = self.episodes = self.updates = 0
-        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
-        self.loss: float | None = None
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean game return of the last 100 episodes, None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        self.updates = 0
 
     # The algorithm
 
@@ -212,8 +201,7 @@ class R2D2:
                 )
         if finished:
             self._prioritize(np.array(finished, np.int64))
-        self.episodes += len(experience.returns)
-        self.returns.extend(experience.returns)
+        self._count(experience.returns)
 
     def _prioritize(self, indices: NDArray[np.int64]) -> None:
         """Give new sequences priorities by the errors of the actors' own values."""
@@ -296,7 +284,8 @@ class R2D2:
         if not (steps and self._trainer.recurrent_units):
             return states
         observations, actions, rewards, resets = rows.part(slice(steps))
-        after = self.network.advance(parameters, observations, actions, rewards, states, resets)
+        seen = observations, actions, rewards
+        _, after = self.network.remember(parameters, *seen, states, resets)
         fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
         return torch.where(fresh, states, after)
 
@@ -362,15 +351,8 @@ class R2D2:
     def _update(self, losses: Sequence[torch.Tensor]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
         parts = [float(loss) for loss in losses]
-        self._trace.add("loss", struct.pack(f"<{len(parts)}d", *parts))
-        self.loss = sum(parts)
-        if not math.isfinite(self.loss):
-            raise CapsuleError(
-                "CAP-T151",
-                f"the loss is {self.loss} at step {self.step}",
-                fix="Lower trainer.learning_rate or trainer.gradient_norm.",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+        fix = "Lower trainer.learning_rate or trainer.gradient_norm."
+        self._take_loss(parts, self._trace, fix=fix)
         self.optimizer.update(self._gradient, self._trainer.gradient_norm or math.inf)
         self.updates += 1
         if self.updates % self._trainer.target_interval == 0:
@@ -400,10 +382,8 @@ class R2D2:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
         actors = self._actors.state()
         return {
-            "episodes": self.episodes,
+            **self._tallied(),
             "updates": self.updates,
-            "returns": list(self.returns),
-            "loss": None if self.loss is None else self.loss.hex(),
             "actors": actors.actors,
             "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
             "replay": self._replay.state(),
@@ -425,9 +405,8 @@ class R2D2:
         arrays = {name: document_array(array) for name, array in state["arrays"].items()}
         self._actors.restore(ActorsState(state["actors"], arrays))
         self._replay.restore(state["replay"])
-        self.step, self.episodes, self.updates = step, state["episodes"], state["updates"]
-        self.returns = deque(state["returns"], RETURNS_KEPT)
-        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        self._resume_tally(step, state)
+        self.updates = state["updates"]
         self._learned.load(tensors)
         self.optimizer.updates = self.updates
         self._sent = False

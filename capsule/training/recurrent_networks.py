@@ -124,23 +124,10 @@ class RecurrentNetwork(Architecture):
             ``[batch, *state_shape]``.
         """
         seen = observations, previous_actions, previous_rewards
-        hidden, states = self._remember(parameters, *seen, states, resets)
+        hidden, states = self.remember(parameters, *seen, states, resets)
         return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
 
-    def advance(
-        self,
-        parameters: Tensors,
-        observations: torch.Tensor,
-        previous_actions: torch.Tensor,
-        previous_rewards: torch.Tensor,
-        states: torch.Tensor,
-        resets: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the states that :meth:`unroll` returns, without computing Q-values."""
-        seen = observations, previous_actions, previous_rewards
-        return self._remember(parameters, *seen, states, resets)[1]
-
-    def _remember(
+    def remember(
         self,
         parameters: Tensors,
         observations: torch.Tensor,
@@ -149,7 +136,12 @@ class RecurrentNetwork(Architecture):
         states: torch.Tensor,
         resets: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the memory makes of sequences, ``[time * batch, units]``, and the states."""
+        """Evaluate sequences as :meth:`unroll`, up to the heads.
+
+        Returns:
+            What the memory makes of them, float32 ``[time * batch, units]``, and the states after
+            the last row.
+        """
         features = self.torso.features(parameters, observations.flatten(0, 1))
         inputs = memory_inputs(features, previous_actions, previous_rewards, self.actions)
         if 0 in self.state_shape:

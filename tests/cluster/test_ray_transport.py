@@ -43,6 +43,8 @@ from tests.training.conftest import (
     start_variables,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ACTORS, BATCH, UPDATES = 5, 3, 12
 SEEDS = SeedsSpec(root=3)
 SPEC = make_spec(CARTPOLE, accelerator={"numerics": "native"})
@@ -65,14 +67,6 @@ RUN = merge(
         "recording": {"trace_interval": 40, "tensor_interval": 400, "checkpoint_interval": 2_000},
     },
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

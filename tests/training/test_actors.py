@@ -39,6 +39,8 @@ from capsule.training.streams import Stream
 from .actor_networks import CountingNetwork, PlacedNetwork, TellingNetwork
 from .conftest import BREAKOUT, CARTPOLE, ROOT, make_spec, start_variables
 
+pytestmark = pytest.mark.usefixtures("one_thread", "importable")
+
 CPU = torch.device("cpu")
 SEEDS = SeedsSpec(root=3, streams={"no-op": 5})
 LAYOUT = SequenceLayout(burn_in=4, learned=6, period=3)
@@ -55,15 +57,6 @@ ENVIRONMENTS = {
         },
     ).environment,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)  # other processes take it over, and find these modules
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -16,17 +16,9 @@ from capsule.training.trace import Trace
 
 from .conftest import BREAKOUT, CARTPOLE, make_spec
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -25,8 +25,10 @@ from capsule.training.trace import Trace
 from capsule.training.trainer import Setting, make_trainer
 
 from . import impala_tasks
-from .conftest import ROOT, claimed, finish_run, make_spec, merge, new_run
+from .conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run
 from .test_lifecycle import kill_when_traced
+
+pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
 TASK = {
     "schema": "capsule/spec/v1",
@@ -45,15 +47,7 @@ TASK = {
         "learning_rate": 0.01,
         "total_steps": 600,
     },
-    "evaluation": {
-        "interval": 600,
-        "starts": 3,
-        "candidates": 6,
-        "shortlist": 4,
-        "min_actions": 0,
-        "max_actions": 5,
-        "max_minutes": 0.02,
-    },
+    "evaluation": {**CARTPOLE["evaluation"], "interval": 600},
     "recording": {"trace_interval": 60, "tensor_interval": 300, "checkpoint_interval": 100},
 }
 COUNTING = merge(
@@ -66,17 +60,6 @@ COUNTING = merge(
     },
 )
 LIVE = {"schedule": {"mode": "recorded", "lag": 3}}
-
-
-@pytest.fixture(autouse=True)
-def settled(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)  # other processes take it over, and find these modules
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ from .conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run
 from .test_lifecycle import kill_when_traced
 from .test_r2d2 import TASK as R2D2
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 BABYAI = {
     "schema": "capsule/spec/v1",
     "name": "impala-babyai",
@@ -130,16 +132,6 @@ class Orders(gymnasium.Env):
 
 
 gymnasium.register(NAME, Orders)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

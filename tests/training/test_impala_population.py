@@ -18,8 +18,10 @@ from capsule.training.streams import Stream
 
 from .conftest import make_spec, merge, new_run
 from .impala_trainers import Trainers
-from .test_impala import TASK, finish, go_on, make, one_core, settled, state_of  # noqa: F401
+from .test_impala import TASK, finish, go_on, make, one_core, state_of  # noqa: F401
 from .test_lifecycle import kill_when_traced
+
+pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
 REFERENCES = {"CartPole-v1": {"random": 5.0, "human": 200.0}}
 POPULATION = {

@@ -7,7 +7,9 @@ from capsule.training.evaluation import evaluation_environments, generate_starts
 from capsule.training.streams import Stream
 
 from .conftest import merge
-from .test_impala import TASK, make, results, settled, train  # noqa: F401
+from .test_impala import TASK, make, results, train  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
 GAMES = merge(
     TASK,

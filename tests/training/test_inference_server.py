@@ -7,22 +7,28 @@ from multiprocessing import Pipe
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec
 from capsule.training import impala_making
 from capsule.training.environments import make_environment
-from capsule.training.inference_server import Client, Server, _News, require_batch_invariance
 from capsule.training.products import CHAINED, LIBRARY
+from capsule.training.schedule.inference_server import (
+    Client,
+    Server,
+    _News,
+    require_batch_invariance,
+)
 from capsule.training.streams import make_streams
 from capsule.training.unrolls import Request as UnrollRequest
 from capsule.training.unrolls import UnrollHost, UnrollSettings
 
 from .actor_networks import BrokenProducts, LeakyProducts, SizedProducts
-from .conftest import ROOT, make_spec
+from .conftest import make_spec
 from .impala_trainers import IMPALA, Trainers, digests, saved
+
+pytestmark = pytest.mark.usefixtures("one_thread", "importable")
 
 ROWS = 4
 ACTORS = 11  # more than rows: some share a row
@@ -31,15 +37,6 @@ UPDATES = 4
 STRICT = DeterminismSpec()
 BOTH = pytest.mark.parametrize("products", [CHAINED, LIBRARY], ids=["chained", "library"])
 SERVED = {"trainer": {"inference": {"mode": "server", "rows": ROWS}}}
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_run(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)  # other processes take it over, and find these modules
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

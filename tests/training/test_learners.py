@@ -15,19 +15,12 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.learners import Ranks, Threads
 from capsule.training.networks import Parameters
 
-from .conftest import ROOT, claimed, finish_run, make_spec, new_run, read, start_run
+from .conftest import claimed, finish_run, make_spec, new_run, read, start_run
 from .impala_trainers import IMPALA, SHARDS, Trainers, digests, saved
 
+pytestmark = pytest.mark.usefixtures("one_thread", "importable")
+
 UPDATES = 4
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_run(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)  # other processes take it over, and find these modules
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ from capsule.training.streams import make_streams
 from capsule.training.trace import Trace
 from capsule.training.trainer import Setting, make_trainer
 
-from .conftest import claimed, finish_run, make_spec, merge, new_run, read
+from .conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run, read
 from .test_lifecycle import kill_when_traced
+
+pytestmark = pytest.mark.usefixtures("deterministic")
 
 TASK = {
     "schema": "capsule/spec/v1",
@@ -42,15 +44,7 @@ TASK = {
         "target_interval": 7,
         "total_steps": 1_500,
     },
-    "evaluation": {
-        "interval": 1_500,
-        "starts": 3,
-        "candidates": 6,
-        "shortlist": 4,
-        "min_actions": 0,
-        "max_actions": 5,
-        "max_minutes": 0.02,
-    },
+    "evaluation": {**CARTPOLE["evaluation"], "interval": 1_500},
     "recording": {"trace_interval": 30, "tensor_interval": 300, "checkpoint_interval": 300},
 }
 BREAKOUT = merge(
@@ -64,16 +58,6 @@ BREAKOUT = merge(
 )
 for key in ("id", "max_episode_steps"):
     BREAKOUT["environment"].pop(key)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from capsule.training.trainer import Setting, make_trainer
 from .conftest import make_spec
 from .test_r2d2 import TASK
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYOUT = SequenceLayout(burn_in=2, learned=2, period=2, lookahead=1)
 
 
@@ -143,14 +145,6 @@ def test_a_prefix_that_is_not_there_is_refused(burn_in):
 
 
 # --- recording ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from capsule.training.streams import Stream
 from capsule.training.unroll_replay import UnrollReplay
 from capsule.training.unrolls import Unroll
 
-from .test_impala import TASK, go_on, make, results, settled, state_of, train  # noqa: F401
+from .test_impala import TASK, go_on, make, results, state_of, train  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
 REPLAYED = {"replay": {"unrolls": 2, "capacity": 9}}
 RARELY = {"trainer": REPLAYED, "recording": {"checkpoint_interval": 600}}

@@ -36,6 +36,8 @@ from capsule.training.unrolls import (
 from . import impala_tasks
 from .conftest import BREAKOUT, CARTPOLE, make_spec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 SEEDS = SeedsSpec(root=3, streams={"no-op": 5})
 ENVIRONMENTS = {
@@ -52,14 +54,6 @@ ENVIRONMENTS = {
         },
     ).environment,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings_of(name="counting", length=7, units=5, products=CHAINED):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.host_process import STOP_SECONDS, HostProcess, stop
-from capsule.training.inference_server import SERVER, Client, ServerProcess
+from capsule.training.schedule.inference_server import SERVER, Client, ServerProcess
 from capsule.training.unrolls import Played, Request, Snapshot, UnrollHost, UnrollSettings
 
 Versions = Mapping[int, NDArray[np.float32]]

@@ -28,16 +28,13 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.actor_rows import Arrays, Inputs
-from capsule.training.environments import Environment, make_environment
 from capsule.training.host_process import HostProcess, Role, stop
-from capsule.training.impala_networks import ActorCriticNetwork
 from capsule.training.inference import Batches, Request, Tensors, require_independent_rows
-from capsule.training.networks import Parameters, initialize
-from capsule.training.streams import Stream
-from capsule.training.unrolls import UnrollSettings, act, actor_streams
+from capsule.training.networks import Parameters
+from capsule.training.schedule.probes import probe
+from capsule.training.unrolls import UnrollSettings, act
 
 SERVER = Role("inference", "inference for actor", "CAP-T362")
-_SELF_TEST_SEED = 1  # of inputs and weights, whatever the seeds of the run
 
 
 class _Asked(NamedTuple):
@@ -232,32 +229,13 @@ def require_batch_invariance(settings: UnrollSettings, determinism: DeterminismS
     """
     if not determinism.batch_invariance:
         return
-    network, stream = settings.network, Stream("initialization", _SELF_TEST_SEED)
-    parameters = Parameters(network.shapes, torch.device("cpu"))
-    initialize(parameters, stream)
+    parameters, inputs, _ = probe(settings, (settings.rows,))
 
     def policy(_version: int, inputs: Tensors) -> Tensors:
-        return act(network, parameters, Inputs(*inputs))
+        return act(settings.network, parameters, Inputs(*inputs))
 
-    streams = actor_streams(settings.seeds, 0)
-    example = make_environment(settings.tasks[0], streams, training=True)
     with torch.inference_mode():
-        require_independent_rows(policy, 0, _drawn(network, example, settings.rows, stream))
-
-
-def _drawn(network: ActorCriticNetwork, example: Environment, rows: int, stream: Stream) -> Inputs:
-    """Draw what a batch could be."""
-
-    def uniforms(*shape: int) -> torch.Tensor:
-        drawn = stream.uniforms(int(np.prod(shape))).reshape(shape)
-        return torch.from_numpy(drawn.astype(np.float32))
-
-    frames = uniforms(rows, example.frame_stack, *example.frame_shape)
-    if example.frame_dtype == np.uint8:
-        frames = (frames * 255).to(torch.uint8)
-    actions = torch.from_numpy(stream.below_many(network.actions, rows))
-    words = torch.ones((rows, network.words), dtype=torch.int64)
-    return Inputs(frames, actions, uniforms(rows), uniforms(rows, *network.state_shape), words)
+        require_independent_rows(policy, 0, inputs)
 
 
 def _requests(asked: _Asked) -> Iterator[Request]:
