@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.spec import CpuAccelerator, Numerics, Spec
+from capsule.experiment.trainers import CommandTrainer
 
 # Which code the maths libraries may choose, by profile; docs/numerics.md says why.
 _AVX2_PINS = {
@@ -31,6 +32,14 @@ _NUMERICS_PINS: dict[Numerics, dict[str, str]] = {
     "portable-v3-strict": _AVX2_PINS,
     "portable-v2": _SSE_PINS,
     "native": {},
+}
+
+# Learners fill the same big buffers at every update. glibc would hand each one back to the kernel
+# and get new pages, zeroed, for the next: a seventh of R2D2's time (benchmarks/README.md). Memory
+# is mapped only beyond the first threshold (replays are), and the heap is never trimmed; bytes.
+_KEEP_BUFFERS = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
 
 
@@ -63,6 +72,8 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
     }
+    if not isinstance(spec.trainer, CommandTrainer):
+        variables |= _KEEP_BUFFERS
     numerics = spec.accelerator.numerics if isinstance(spec.accelerator, CpuAccelerator) else None
     variables |= maths_variables(numerics or "native", settings.threads)
     if spec.accelerator.kind == "cuda":
