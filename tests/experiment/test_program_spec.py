@@ -10,6 +10,7 @@ from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec, TrainingSpec, relaxations
 from capsule.experiment.spec_file import parse_spec
 from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.variables import environment_variables
 
 PROGRAM = """\
 schema: capsule/spec/v1
@@ -106,3 +107,9 @@ def test_the_last_matching_pattern_decides(patterns, path, expected):
 def test_a_final_star_takes_everything_and_its_negation_nothing(path, patterns):
     assert chosen(path, [*patterns, "*"])
     assert not chosen(path, [*patterns, "!*"])
+
+
+def test_only_trainers_of_our_own_have_the_c_library_keep_big_buffers():
+    names = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+    assert names <= environment_variables(parse(TRAINING)).keys()
+    assert not names & environment_variables(parse(PROGRAM)).keys()
