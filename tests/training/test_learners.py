@@ -154,8 +154,8 @@ def test_a_rank_that_dies_is_named_and_any_number_goes_on_from_what_was_saved(be
 
 
 def test_a_run_that_loses_a_learner_is_resumed(tmp_path):
-    changes = {"trainer": {"total_steps": 18_000}, "recording": {"checkpoint_interval": 1_200}}
-    spec = make_spec(IMPALA, **changes, evaluation={"interval": 18_000})
+    changes = {"trainer": {"total_steps": 9_600}, "recording": {"checkpoint_interval": 1_200}}
+    spec = make_spec(IMPALA, **changes, evaluation={"interval": 9_600})
     whole = new_run(tmp_path / "whole", spec)
     status, errors = finish_run(whole)
     assert status == 0, errors

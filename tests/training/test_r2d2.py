@@ -42,9 +42,9 @@ TASK = {
         "gradient_shards": [5, 3],
         "learning_rate": 0.001,
         "target_interval": 7,
-        "total_steps": 1_500,
+        "total_steps": 900,
     },
-    "evaluation": {**CARTPOLE["evaluation"], "interval": 1_500},
+    "evaluation": {**CARTPOLE["evaluation"], "interval": 900},
     "recording": {"trace_interval": 30, "tensor_interval": 300, "checkpoint_interval": 300},
 }
 BREAKOUT = merge(
@@ -346,7 +346,7 @@ def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path):
     assert status == 0, errors
     assert claimed(again) == claimed(whole_run)
     streams = {profile["name"]: profile for profile in read(again, contract.STREAMS)["streams"]}
-    assert streams["exploration/5"]["draws"] == 2 * 1_500 // 6
+    assert streams["exploration/5"]["draws"] == 2 * 900 // 6
     assert streams["exploration/5"]["key"] != streams["exploration/4"]["key"]
 
 
