@@ -21,7 +21,7 @@ from capsule.bundle.algorithms import P256_ORDER
 from capsule.bundle.envelope import pre_authentication_encoding
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST, SSHSIG
-from capsule.bundle.sshsig import NAMESPACE
+from capsule.bundle.sshsig import NAMESPACE as SPACE
 
 from .case import Case, Presented
 from .genuine import SIGNER, STRANGER, documents, edit_json, manifest_of, training, write_members
@@ -206,7 +206,7 @@ ENVELOPES = [
     signed_as(9, "ecdsa-signature-in-ber", long_form),
     signed_as(9, "ecdsa-signature-with-trailing-garbage", lambda m: SECOND.sign(m) + b"\0"),
     signed_as(9, "ecdsa-signature-of-zeros", lambda _: encode_dss_signature(0, 0)),
-    signed_as(10, "ecdsa-with-sha-1", lambda m: P256.sign(m, ec.ECDSA(SHA1()))),
+    signed_as(10, "ecdsa-with-sha-1", lambda m: P256.sign(m, ec.ECDSA(SHA1()))),  # noqa: S303
     signed_as(10, "ecdsa-with-sha-384", lambda m: P256.sign(m, ec.ECDSA(SHA384()))),
     signed_as(10, "ed25519-under-an-ecdsa-name", SIGNER.sign),
 ]
@@ -255,7 +255,7 @@ THRESHOLDS = [
     beside(12, "signature-beside-over-another-manifest", "CAP-B157",
            lambda manifest, hostile: sshsig.sign(manifest + b" " * hostile, SECOND)),
     beside(12, "signature-beside-for-git", "CAP-B157",
-           lambda manifest, hostile: sshsig.sign(manifest, SECOND, "git" if hostile else NAMESPACE)),
+           lambda manifest, hostile: sshsig.sign(manifest, SECOND, "git" if hostile else SPACE)),
 ]  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def ssh_signature(
     message: bytes,
     *,
     version: int = 1,
-    namespace: bytes = NAMESPACE.encode(),
+    namespace: bytes = SPACE.encode(),
     reserved: bytes = b"",
     hash_name: str = "sha512",
     key: bytes = SIGNER.public.blob,

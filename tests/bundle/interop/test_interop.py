@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from capsule.bundle import sshsig
+from capsule.bundle.allowed_signers import parse_allowed_signers
 from capsule.bundle.bundle import pack
 from capsule.bundle.keys import PrivateKey, PublicKey, generate, load_private, load_public
 from capsule.experiment.errors import CapsuleError
@@ -188,33 +189,61 @@ def test_an_encrypted_openssh_key_is_left_to_ssh_keygen(tmp_path):
 # The SSH signature, by the recipes of docs/trust.md
 
 
-def ssh_verify(unpacked: Path, allowed: str, *options: str, identity: str = "alice@lab"):
-    (unpacked / "allowed_signers").write_text(allowed)
-    command = ("ssh-keygen", "-Y", "verify", "-f", "allowed_signers", "-I", identity)
-    command += ("-n", "capsule-manifest@capsule-rl.dev", "-s", "signatures/manifest.json.sshsig")
-    manifest = (unpacked / "manifest.json").read_text()
-    return run(*command, *options, cwd=unpacked, input=manifest)
+SSHSIG = "signatures/manifest.json.sshsig"
+
+
+def ssh_verify(unpacked: Path, allowed: str, *options: str, identity: str = "alice@lab") -> bool:
+    """Follow the recipe of the documentation as it is printed there."""
+    text = (DOCS / "trust.md").read_text()
+    (script,) = re.findall(r"```sh\n(# verify-ssh\.sh\n.*?)```", text, re.DOTALL)
+    (unpacked.parent / "verify.sh").write_text(script)
+    (unpacked.parent / "allowed").write_text(allowed)
+    found = run("sh", "../verify.sh", "../allowed", identity, SSHSIG, *options, cwd=unpacked)
+    assert found.stdout.endswith("VERIFIED\n") == (found.returncode == 0)
+    return found.returncode == 0
 
 
 def test_ssh_keygen_verifies_the_manifest(unpacked, signer, alice, carol, mallory):
     key = (carol if signer is alice else alice).public
     line = f"alice@lab {key.openssh()}"
-    found = ssh_verify(unpacked, line)
-    assert found.returncode == 0, found.stderr
-    assert key.fingerprint in found.stdout
-    (unpacked / "revoked").write_text(key.openssh())
-    (unpacked / "others").write_text(mallory.public.openssh())
+    assert ssh_verify(unpacked, line)
+    (unpacked.parent / "revoked").write_text(key.openssh())
+    (unpacked.parent / "others").write_text(mallory.public.openssh())
     for allowed, options, identity in (
         (f"alice@lab {mallory.public.openssh()}", (), "alice@lab"),
         (line, (), "bob@lab"),
-        (line, ("-r", "revoked"), "alice@lab"),
+        (line, ("-r", "../revoked"), "alice@lab"),
         (f'alice@lab valid-before="20200101" {key.openssh()}', (), "alice@lab"),
         (f'alice@lab namespaces="git" {key.openssh()}', (), "alice@lab"),
     ):
-        assert ssh_verify(unpacked, allowed, *options, identity=identity).returncode != 0
-    assert ssh_verify(unpacked, line, "-r", "others").returncode == 0
-    flip(unpacked / "manifest.json", b"claims.json")
-    assert ssh_verify(unpacked, line).returncode != 0
+        assert not ssh_verify(unpacked, allowed, *options, identity=identity)
+    assert ssh_verify(unpacked, line, "-r", "../others")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "SHA256SUMS", "claims.json", SSHSIG])
+def test_ssh_keygen_and_sha256sum_refuse_what_was_altered(name, unpacked, signer, alice, carol):
+    line = f"alice@lab {(carol if signer is alice else alice).public.openssh()}"
+    assert ssh_verify(unpacked, line)
+    data = bytearray((unpacked / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (unpacked / name).write_bytes(data)
+    assert not ssh_verify(unpacked, line)
+
+
+def test_a_file_that_is_missing_from_the_checksums_is_noticed(unpacked, signer, alice, carol):
+    line = f"alice@lab {(carol if signer is alice else alice).public.openssh()}"
+    sums = (unpacked / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (unpacked / "SHA256SUMS").write_text("".join(sums[:-1]))
+    assert not ssh_verify(unpacked, line)
+
+
+def test_the_documented_trust_file_is_read(alice, carol):
+    text = (DOCS / "trust.md").read_text()
+    (block,) = re.findall(r"(    # principals .*\n(?:    .+\n)+)", text)
+    for key in (alice, carol):
+        kind, blob = key.public.openssh().split()
+        block = block.replace(f"{kind} AAAA…", f"{kind} {blob}")
+    assert [line.key for line in parse_allowed_signers(block)] == [alice.public, carol.public]
 
 
 # DSSE by securesystemslib
