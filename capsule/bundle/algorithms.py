@@ -8,10 +8,10 @@ can be relied on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Name = Literal["ed25519", "ecdsa-p256"]
+Name = Literal["ed25519", "ecdsa-p256", "ed25519-token", "ecdsa-p256-token"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,14 @@ class Algorithm:
     """A signature algorithm.
 
     Attributes:
-        name: What the command line calls it.
+        name: What people call it.
         key_type: Type of its keys in OpenSSH's files.
         blob_prefix: What precedes the encoded point in an OpenSSH key blob.
         point_size: Bytes of an encoded point.
         weakness: Says why an encoded point cannot be trusted as a public key, or returns None.
         verify: Tells whether a signature is right, given encoded point, signature and message.
         is_canonical: Tells whether a right signature is the one spelling that Capsule writes.
+        of_token: Whether its keys are in FIDO tokens, which sign in OpenSSH's way only.
     """
 
     name: Name
@@ -35,6 +36,12 @@ class Algorithm:
     weakness: Callable[[bytes], str | None]
     verify: Callable[[bytes, bytes, bytes], bool]
     is_canonical: Callable[[bytes], bool]
+    of_token: bool = False
+
+    @property
+    def is_ecdsa(self) -> bool:
+        """Whether signatures are two numbers, which OpenSSH encodes in a way of its own."""
+        return self.verify is _verify_p256
 
 
 # Ed25519 (RFC 8032): 32-byte points, 64-byte signatures, no prehash and no context.
@@ -187,4 +194,21 @@ ECDSA_P256 = Algorithm(
     verify=_verify_p256,
     is_canonical=_is_low,
 )
-ALGORITHMS = (ED25519, ECDSA_P256)
+# The same with keys in FIDO tokens (PROTOCOL.u2f). In their blobs the name of an application
+# follows the point.
+ED25519_TOKEN = replace(
+    ED25519,
+    name="ed25519-token",
+    key_type="sk-ssh-ed25519@openssh.com",
+    blob_prefix=b"\0\0\0\x1ask-ssh-ed25519@openssh.com\0\0\0\x20",
+    of_token=True,
+)
+ECDSA_P256_TOKEN = replace(
+    ECDSA_P256,
+    name="ecdsa-p256-token",
+    key_type="sk-ecdsa-sha2-nistp256@openssh.com",
+    blob_prefix=b"\0\0\0\x22sk-ecdsa-sha2-nistp256@openssh.com\0\0\0\x08nistp256\0\0\0\x41",
+    of_token=True,
+)
+ALGORITHMS = (ED25519, ECDSA_P256, ED25519_TOKEN, ECDSA_P256_TOKEN)
+KEY_TYPES = tuple(algorithm.key_type for algorithm in ALGORITHMS)

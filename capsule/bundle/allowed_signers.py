@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
+from capsule.bundle.algorithms import KEY_TYPES
 from capsule.bundle.keys import PublicKey, parse_openssh
 from capsule.experiment.errors import CapsuleError
 
@@ -20,8 +21,7 @@ _PRINCIPALS = re.compile(r'"([^"]+)"\s+|([^\s"]+)\s+')
 _OPTIONS = re.compile(rf'((?:{_QUOTED}|[^\s"])+)\s+')
 _OPTION = re.compile(rf"([A-Za-z-]+)(?:=({_QUOTED}))?(?:,(?=.)|$)")
 _TIME = re.compile(r"(\d{4})(\d\d)(\d\d)(?:(\d\d)(\d\d)(\d\d)?)?(Z|UTC)?", re.ASCII)
-_KEY_TYPES = ("ssh-", "ecdsa-sha2-", "sk-")
-_IN_USE = ("ssh-ed25519", "ecdsa-sha2-nistp256")
+_ANY_TYPE = ("ssh-", "ecdsa-sha2-", "sk-")
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def _parse_line(line: str) -> AllowedSigner | None:
         raise ValueError("it must be: principals, options, type of key, key")
     principals, rest = found[1] or found[2], line[found.end() :]
     options: dict[str, str] = {}
-    if not rest.startswith(_KEY_TYPES):
+    if not rest.startswith(_ANY_TYPE):
         if (listed := _OPTIONS.match(rest)) is None:
             raise ValueError("the options are broken, or no key follows them")
         options, rest = _parse_options(listed[1]), rest[listed.end() :]
-    if rest.startswith(_KEY_TYPES) and rest.split()[0] not in _IN_USE:
+    if rest.startswith(_ANY_TYPE) and rest.split()[0] not in KEY_TYPES:
         return None
     try:
         key = parse_openssh(rest)

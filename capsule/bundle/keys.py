@@ -13,9 +13,16 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from capsule.bundle.algorithms import ALGORITHMS, ECDSA_P256, ED25519, P256_ORDER, Algorithm, Name
+from capsule.bundle.algorithms import (
+    ALGORITHMS,
+    ECDSA_P256,
+    ED25519,
+    KEY_TYPES,
+    P256_ORDER,
+    Algorithm,
+)
 from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 
@@ -34,11 +41,13 @@ class PublicKey:
         raw: The encoded point: 32 bytes (RFC 8032 section 5.1.2), or 65 (SEC 1 section 2.3.3).
         comment: What the key's file says of its owner; signed by nobody.
         algorithm: The only algorithm with which this key verifies anything.
+        application: For whom a FIDO token made the key, ``ssh:`` as a rule; else empty.
     """
 
     raw: bytes
     comment: str = field(default="", compare=False)
     algorithm: Algorithm = ED25519
+    application: bytes = b""
 
     def __post_init__(self) -> None:
         """Refuse a point with which signatures prove nothing.
@@ -61,15 +70,21 @@ class PublicKey:
             CapsuleError: CAP-B134, a point that must not be trusted.
         """
         for algorithm in ALGORITHMS:
-            prefix, point = blob[: -algorithm.point_size], blob[-algorithm.point_size :]
-            if prefix == algorithm.blob_prefix:
-                return cls(point, comment, algorithm)
+            start = len(algorithm.blob_prefix)
+            end = start + algorithm.point_size
+            if blob.startswith(algorithm.blob_prefix) and len(blob) >= end:
+                key = cls(blob[start:end], comment, algorithm, blob[end + 4 :])
+                if key.blob == blob:
+                    return key
         raise ValueError("not an Ed25519 or ECDSA P-256 key")
 
     @property
     def blob(self) -> bytes:
         """The OpenSSH key blob."""
-        return self.algorithm.blob_prefix + self.raw
+        blob = self.algorithm.blob_prefix + self.raw
+        if self.algorithm.of_token:
+            blob += len(self.application).to_bytes(4) + self.application
+        return blob
 
     @property
     def fingerprint(self) -> str:
@@ -85,8 +100,9 @@ class PublicKey:
         """Tell whether ``signature`` is this key's over ``message``.
 
         Pure Ed25519 in 64 bytes, or ECDSA with SHA-256 in DER; of the latter there are always two.
+        A token signs no message as it is: see :mod:`sshsig`.
         """
-        return self.algorithm.verify(self.raw, signature, message)
+        return not self.algorithm.of_token and self.algorithm.verify(self.raw, signature, message)
 
 
 class PrivateKey:
@@ -126,7 +142,10 @@ def fingerprint(blob: bytes) -> str:
 
 
 def generate(
-    path: Path, passphrase: str | None = None, comment: str = "", algorithm: Name = "ed25519"
+    path: Path,
+    passphrase: str | None = None,
+    comment: str = "",
+    algorithm: Literal["ed25519", "ecdsa-p256"] = "ed25519",
 ) -> PublicKey:
     """Make a new key: ``path`` (private, mode 0600) and ``path.pub`` (public).
 
@@ -228,8 +247,7 @@ def _from_openssh(data: bytes, path: Path) -> PublicKey:
     try:
         (line,) = data.decode().strip().splitlines()
         kind = line.split()[0]
-        known = kind in {algorithm.key_type for algorithm in ALGORITHMS}
-        if not known and kind.startswith(("ssh-", "ecdsa-", "sk-")):
+        if kind not in KEY_TYPES and kind.startswith(("ssh-", "ecdsa-", "sk-")):
             raise _wrong_type(path, kind)
         return parse_openssh(line)
     except ValueError as error:

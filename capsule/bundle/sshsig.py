@@ -1,6 +1,6 @@
 """OpenSSH signatures over a manifest (PROTOCOL.sshsig), as ``ssh-keygen -Y sign`` makes them.
 
-So a key that people already have, in a file or in their agent, signs a bundle, and
+So a key that people already have, in a file, an agent or a FIDO token, signs a bundle, and
 ``ssh-keygen -Y verify`` checks it. Parsing is strict: a signature is decoded, encoded again and
 compared, so version, namespace, armor and numbers have one spelling each.
 
@@ -16,7 +16,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule.bundle.algorithms import ECDSA_P256
 from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -30,6 +29,8 @@ _VERSION = 1
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _COLUMNS = 70  # of the armor's base64
 _HASHES = ("sha512", "sha256")
+_STATE = 5  # bytes of a token's flags and counter
+_TOUCHED = 1  # flag: somebody was there (FIDO's "user present")
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class SshSignature:
     Attributes:
         key: The key that it says made it.
         hash_name: Digest of the message that was signed: ``sha512`` or ``sha256``.
-        signature: As :meth:`PublicKey.verify` takes it.
+        signature: As :class:`~capsule.bundle.algorithms.Algorithm` verifies it.
+        state: Of a token when it signed: one byte of flags and four of a counter; else empty.
     """
 
     key: PublicKey
     hash_name: str
     signature: bytes
+    state: bytes = b""
 
 
 def verify(data: bytes, message: bytes, namespace: str = NAMESPACE) -> PublicKey:
@@ -64,12 +67,14 @@ def verify(data: bytes, message: bytes, namespace: str = NAMESPACE) -> PublicKey
         found = _parse(data, namespace)
     except ValueError as error:
         raise tampered("CAP-B152", f"the SSH signature is not acceptable: {error}") from error
-    signed = _signed_bytes(message, namespace, found.hash_name)
-    if not found.key.verify(found.signature, signed):
+    key, signed = found.key, _signed_bytes(message, namespace, found.hash_name)
+    if key.algorithm.of_token:
+        signed = _signed_by_token(key.application, found.state, signed)
+    if not key.algorithm.verify(key.raw, found.signature, signed):
         raise tampered(
-            "CAP-B153", f"the SSH signature is not one of {found.key.fingerprint} over this file"
+            "CAP-B153", f"the SSH signature is not one of {key.fingerprint} over this file"
         )
-    return found.key
+    return key
 
 
 def sign(message: bytes, key: PrivateKey, namespace: str = NAMESPACE) -> bytes:
@@ -122,12 +127,15 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     if hash_name not in {name.encode() for name in _HASHES}:
         raise ValueError(f"hash {_show(hash_name)}, not sha512 or sha256")
     key = _key(key_blob)
-    kind, value = _strings(signature, 2)
+    end = len(signature) - (_STATE if key.algorithm.of_token else 0)
+    kind, value = _strings(signature[:end], 2)
     if kind != key.algorithm.key_type.encode():
         raise ValueError(f"a signature of type {_show(kind)} by a {key.algorithm.key_type} key")
-    if key.algorithm is ECDSA_P256:
+    if key.algorithm.is_ecdsa:
         value = _der(value)
-    found = SshSignature(key, hash_name.decode(), value)
+    found = SshSignature(key, hash_name.decode(), value, signature[end:])
+    if key.algorithm.of_token and not found.state[0] & _TOUCHED:
+        raise ValueError("the token was not touched for it")
     if _blob(found, namespace) != blob:
         raise ValueError("not in the one canonical encoding")
     return found
@@ -146,8 +154,8 @@ def _key(blob: bytes) -> PublicKey:
 
 def _blob(found: SshSignature, namespace: str) -> bytes:
     """Encode a signature (PROTOCOL.sshsig section 2)."""
-    value = _mpints(found.signature) if found.key.algorithm is ECDSA_P256 else found.signature
-    signature = _string(found.key.algorithm.key_type.encode()) + _string(value)
+    value = _mpints(found.signature) if found.key.algorithm.is_ecdsa else found.signature
+    signature = _string(found.key.algorithm.key_type.encode()) + _string(value) + found.state
     fields = (found.key.blob, namespace.encode(), b"", found.hash_name.encode(), signature)
     return _MAGIC + _VERSION.to_bytes(4) + b"".join(map(_string, fields))
 
@@ -156,6 +164,11 @@ def _signed_bytes(message: bytes, namespace: str, hash_name: str) -> bytes:
     """Return what the key signs (PROTOCOL.sshsig section 3)."""
     digest = hashlib.new(hash_name, message).digest()
     return _MAGIC + b"".join(map(_string, (namespace.encode(), b"", hash_name.encode(), digest)))
+
+
+def _signed_by_token(application: bytes, state: bytes, message: bytes) -> bytes:
+    """Return what a FIDO token signs for a message (PROTOCOL.u2f, "SSH U2F signatures")."""
+    return hashlib.sha256(application).digest() + state + hashlib.sha256(message).digest()
 
 
 def _armor(blob: bytes) -> bytes:

@@ -108,7 +108,7 @@ def test_the_bounds_of_a_time_are_inclusive(key):
 
 def test_comments_blank_lines_and_other_types_are_passed_by(key, alice):
     text = f"# a comment\n\n  \nbob@lab ssh-rsa AAAA\n\tcarol@lab {key} and a comment\r\n"
-    text += 'dave@lab namespaces="git" sk-ssh-ed25519@openssh.com AAAA\n'
+    text += 'dave@lab namespaces="git" ecdsa-sha2-nistp384 AAAA\n'
     (signer,) = parse_allowed_signers(text)
     assert (signer.principals, signer.key) == ("carol@lab", alice.public)
 

@@ -281,7 +281,10 @@ def ssh_signature(
     common = [string(namespace), string(reserved), string(hash_name.encode())]
     signature = SIGNER.sign(b"SSHSIG" + b"".join([*common, string(digest)]))
     typed = string(string(b"ssh-ed25519") + string(signature))
-    blob = b"SSHSIG" + version.to_bytes(4) + string(key) + b"".join(common) + typed
+    return armor(b"SSHSIG" + version.to_bytes(4) + string(key) + b"".join(common) + typed, columns)
+
+
+def armor(blob: bytes, columns: int = 70) -> bytes:
     text = base64.b64encode(blob).decode()
     lines = [text[start : start + columns] for start in range(0, len(text), columns)]
     begin, end = (f"-----{word} SSH SIGNATURE-----" for word in ("BEGIN", "END"))
@@ -305,6 +308,20 @@ def key_in_the_signature(folder: Path, hostile: bool) -> Presented:
     members = sealed(STRANGER, kinds=("dsse", "sshsig"))
     signature = sshsig.sign(members[MANIFEST], STRANGER if hostile else SIGNER)
     return bundle(folder, with_sshsig(members, signature), *trusting(folder, SIGNER))
+
+
+def untouched(folder: Path, hostile: bool) -> Presented:
+    """Have a token sign (PROTOCOL.u2f) without anybody touching it."""
+    members = sealed(kinds=("dsse", "sshsig"))
+    kind, state = b"sk-ssh-ed25519@openssh.com", bytes([0 if hostile else 1]) + (7).to_bytes(4)
+    key = string(kind) + string(SIGNER.public.raw) + string(b"ssh:")
+    common = string(SPACE.encode()) + string(b"") + string(b"sha512")
+    message = b"SSHSIG" + common + string(hashlib.sha512(members[MANIFEST]).digest())
+    digests = (hashlib.sha256(data).digest() for data in (b"ssh:", message))
+    signature = string(kind) + string(SIGNER.sign(state.join(digests))) + state
+    blob = b"SSHSIG" + (1).to_bytes(4) + string(key) + common + string(signature)
+    options = ("--key", write(folder, "token.pub", openssh(kind.decode(), key)), "--threshold", 2)
+    return bundle(folder, with_sshsig(members, armor(blob)), *trusting(folder, SIGNER), *options)
 
 
 def stripped(folder: Path, hostile: bool) -> Presented:
@@ -345,8 +362,9 @@ SSH_SIGNATURES = [
             lambda m: ssh_signature(m, columns=76)),
     carried(12, "ssh-signature-by-a-weak-key", "CAP-B152",
             lambda m: ssh_signature(m, key=SSH_ED25519 + ORDER_EIGHT)),
-    carried(12, "ssh-signature-by-a-token", "CAP-B152",
-            lambda m: ssh_signature(m, key=string(b"sk-ssh-ed25519@openssh.com") + bytes(36))),
+    carried(12, "ssh-signature-by-another-type-of-key", "CAP-B152",
+            lambda m: ssh_signature(m, key=string(b"ssh-rsa") + bytes(36))),
+    Case(12, "token-not-touched", "CAP-B152", untouched),
     carried(12, "ssh-signature-under-another-key", "CAP-B153",
             lambda m: ssh_signature(m, key=STRANGER.public.blob)),
     carried(12, "ssh-signature-over-another-file", "CAP-B153", lambda m: ssh_signature(m + b"\n")),
