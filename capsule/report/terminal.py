@@ -91,9 +91,10 @@ def _authenticity(report: Report) -> str | None:
         return None
     if not report.authentic:
         return f"NOT trusted: {report.signer}"
-    counted = [signer for signer in report.signers if signer.objection is None]
+    counted = [str(signer) for signer in report.signers if signer.objection is None]
     others = [f"not counted: {s} {s.objection}" for s in report.signers if s.objection is not None]
-    return "; ".join([f"signed by a key you trust: {', '.join(map(str, counted))}", *others])
+    named = ", ".join(dict.fromkeys(counted)) or report.signer
+    return "; ".join([f"signed by a key you trust: {named}", *others])
 
 
 def _show_environment(report: Report, console: Console) -> None:

@@ -128,8 +128,8 @@ def p256(point: bytes) -> str:
     return openssh("ecdsa-sha2-nistp256", prefix + point)
 
 
-# A point of order 8 (RFC 7748's curve has eight of small order), and the signer's key plus one of
-# order 2, whose coordinates are (0, -1): x and y change their signs.
+# A point of order 8; and the signer's key plus the point of order 2, which is (0, -1): both
+# coordinates change their signs.
 ORDER_EIGHT = bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a")
 PRIME = 2**255 - 19
 
