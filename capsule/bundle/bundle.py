@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,18 +20,21 @@ from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 from pydantic import ValidationError
 
-from capsule.bundle import archive, envelope, trust
+from capsule.bundle import archive, envelope, sshsig
 from capsule.bundle.archive import ArchiveReader, Data, Limits, tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.bundle.manifest import (
     CHECKSUMS,
     ENVELOPE,
     MANIFEST,
+    SSHSIG,
     BundleFile,
     Manifest,
     Role,
+    SignatureKinds,
     parse_document,
 )
+from capsule.bundle.trust import Policy, Signature, Signer
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
@@ -58,20 +61,20 @@ class OpenedBundle:
         files: Staged copy of each file of the manifest, by its path in the bundle.
         directory: The staging directory, which holds what ``tar -xf`` would have unpacked.
         fingerprint: The signing key by the bundle's own account; a fact only if ``authentic``.
-        signer: The trusted key that signed, or None if no keys were given.
+        signers: Who signed, in the bundle or beside it, and whether the reader's policy counts it.
     """
 
     manifest: Manifest
     files: Mapping[str, Path]
     directory: Path
     fingerprint: str
-    signer: PublicKey | None
+    signers: tuple[Signer, ...]
     _staging: tempfile.TemporaryDirectory[str]
 
     @property
     def authentic(self) -> bool:
         """Whether a key the reader trusts signed this bundle."""
-        return self.signer is not None
+        return any(signer.objection is None for signer in self.signers)
 
     @property
     def claim_id(self) -> str:
@@ -117,7 +120,13 @@ class OpenedBundle:
         self.close()
 
 
-def pack(files: Mapping[str, Content], claim_id: str, key: PrivateKey, destination: Path) -> Path:
+def pack(
+    files: Mapping[str, Content],
+    claim_id: str,
+    key: PrivateKey,
+    destination: Path,
+    ssh_sign: Callable[[bytes], bytes] | None = None,
+) -> Path:
     """Write a signed bundle; equal input gives equal bytes.
 
     Args:
@@ -126,6 +135,7 @@ def pack(files: Mapping[str, Content], claim_id: str, key: PrivateKey, destinati
         claim_id: Hexadecimal SHA-256 of the claims file.
         key: Signs.
         destination: The bundle; it appears, or is replaced, all at once.
+        ssh_sign: Makes an SSH signature over the manifest as well, if given.
 
     Returns:
         ``destination``.
@@ -134,13 +144,15 @@ def pack(files: Mapping[str, Content], claim_id: str, key: PrivateKey, destinati
         CapsuleError: CAP-B141 (a path, role or digest cannot be bundled), B142 (a file cannot be
             read, or changed meanwhile), B143 (the bundle cannot be written).
     """
-    manifest = _describe(files, claim_id)
+    manifest = _describe(files, claim_id, with_sshsig=ssh_sign is not None)
     statement = envelope.Statement.about(manifest)
     documents = {
         ENVELOPE: envelope.sign(statement, key),
         MANIFEST: manifest.document,
-        CHECKSUMS: manifest.checksums,
     }
+    if ssh_sign is not None:
+        documents[SSHSIG] = ssh_sign(manifest.document)
+    documents[CHECKSUMS] = manifest.checksums
     members: list[tuple[str, int, Data]] = [
         (name, len(document), document) for name, document in documents.items()
     ]
@@ -158,7 +170,7 @@ def pack(files: Mapping[str, Content], claim_id: str, key: PrivateKey, destinati
 
 
 def open_bundle(
-    path: Path, keys: Sequence[PublicKey], limits: Limits | None = None
+    path: Path, trust: Policy | Iterable[PublicKey], limits: Limits | None = None
 ) -> OpenedBundle:
     """Check a bundle completely and return private copies of its files.
 
@@ -168,21 +180,22 @@ def open_bundle(
 
     Args:
         path: The bundle.
-        keys: Keys to trust. With none, only integrity is checked: everything fits the digest chain
-            that starts at the envelope, whose signature is *not* checked.
+        trust: Whose signatures count, or just the keys that do. If none could, only integrity is
+            checked: everything fits the digest chain that starts at the envelope, whose signature
+            is *not* checked.
         limits: Largest sizes and counts accepted.
 
     Raises:
-        CapsuleError: With exit status 3 if the bundle is not canonical, not intact, or no trusted
-            key signed it (CAP-B125); CAP-B101 if it cannot be opened; CAP-B110 if the copies
-            cannot be written.
+        CapsuleError: With exit status 3 if the bundle is not canonical, not intact, or not signed
+            as the policy asks (CAP-B125, B154, B155); CAP-B101 if it cannot be opened; CAP-B110 if
+            the copies cannot be written.
     """
     limits = limits or Limits()
     with archive.open_archive(path) as stream, _copying():
         reader = ArchiveReader(stream, limits)
         staging = tempfile.TemporaryDirectory(prefix="capsule-bundle-")  # mode 0700, by mkdtemp
         try:
-            return _unpack(reader, keys, limits, staging)
+            return _unpack(reader, Policy.of(trust), limits, staging)
         except BaseException:
             staging.cleanup()
             raise
@@ -190,17 +203,23 @@ def open_bundle(
 
 def _unpack(
     reader: ArchiveReader,
-    keys: Sequence[PublicKey],
+    policy: Policy,
     limits: Limits,
     staging: tempfile.TemporaryDirectory[str],
 ) -> OpenedBundle:
     root = Path(staging.name)
     signed = reader.read(ENVELOPE, limits.envelope)
-    attestation = envelope.examine(signed, keys)
+    attestation = envelope.examine(signed, policy.candidates)
     document = reader.read(MANIFEST, limits.manifest)
     manifest = _attested_manifest(document, attestation.statement, limits)
     checksums = manifest.checksums
-    for name, data in ((ENVELOPE, signed), (MANIFEST, document)):
+    signatures = [Signature("dsse", attestation.fingerprint, attestation.signer)]
+    documents = {ENVELOPE: signed, MANIFEST: document}
+    if "sshsig" in manifest.signatures:
+        documents[SSHSIG] = reader.read(SSHSIG, sshsig.MAX_SIZE)
+        key = sshsig.verify(documents[SSHSIG], document)
+        signatures.append(Signature("sshsig", key.fingerprint, key))
+    for name, data in documents.items():
         with archive.create_file(root, name) as stream:
             stream.write(data)
     reader.extract(CHECKSUMS, len(checksums), sha256_hex(checksums), root)
@@ -209,9 +228,10 @@ def _unpack(
         for file in manifest.files
     }
     reader.finish()
-    if keys and attestation.signer is None:
-        raise trust.untrusted(attestation.fingerprint)
-    return OpenedBundle(manifest, files, root, attestation.fingerprint, attestation.signer, staging)
+    signers = policy.judge(signatures, document)
+    if not policy.trusts_nobody:
+        policy.require(signers)
+    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, staging)
 
 
 def _attested_manifest(document: bytes, statement: envelope.Statement, limits: Limits) -> Manifest:
@@ -228,7 +248,7 @@ def _attested_manifest(document: bytes, statement: envelope.Statement, limits: L
     return manifest
 
 
-def _describe(files: Mapping[str, Content], claim_id: str) -> Manifest:
+def _describe(files: Mapping[str, Content], claim_id: str, *, with_sshsig: bool) -> Manifest:
     entries = []
     try:
         for path, content in sorted(files.items()):
@@ -242,7 +262,8 @@ def _describe(files: Mapping[str, Content], claim_id: str) -> Manifest:
                     mediaType=content.media_type,
                 )
             )
-        return Manifest(claimId=claim_id, files=tuple(entries))
+        kinds: SignatureKinds = ("dsse", "sshsig") if with_sshsig else ("dsse",)
+        return Manifest(claimId=claim_id, files=tuple(entries), signatures=kinds)
     except ValidationError as error:
         raise CapsuleError(
             "CAP-B141",

@@ -5,7 +5,8 @@
 * Sigstore bundle v0.3: the file format of tools that are not ours, with the hint of a key that
   the reader must already have.
 
-Only pure Ed25519, only one signature, and never a key from the envelope itself.
+Only one signature, by the one algorithm of its key's type, and never a key from the envelope
+itself.
 """
 
 from __future__ import annotations
@@ -167,8 +168,9 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
         keys: The keys to trust.
 
     Raises:
-        CapsuleError: CAP-B121 (malformed), B122 (a trusted key is named but did not sign this),
-            B123 (a trusted key signed but another is named), B124 (statement malformed).
+        CapsuleError: CAP-B121 (malformed), B122 (a trusted key is named but did not sign this, or
+            its signature was respelt), B123 (a trusted key signed but another is named), B124
+            (statement malformed).
     """
     bundle = _parse(data, SigstoreBundle, "the signature envelope", "CAP-B121")
     (signature,) = bundle.dsse_envelope.signatures
@@ -182,6 +184,8 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
         raise tampered("CAP-B122", f"the signature is not one of {claimed} over this statement")
     if signer is not None and signer.fingerprint != claimed:
         raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
+    if signer is not None and not signer.algorithm.is_canonical(raw):
+        raise tampered("CAP-B122", f"the signature of {claimed} is not in its one spelling (low s)")
     statement = _parse(payload, Statement, "the signed statement", "CAP-B124")
     return Attestation(statement, claimed, signer)
 

@@ -1,7 +1,8 @@
-"""Ed25519 keys (RFC 8032), in files that OpenSSH and OpenSSL read.
+"""Signing keys of two types, Ed25519 and ECDSA P-256, in files that OpenSSH and OpenSSL read.
 
-A private key is PKCS#8 in PEM (RFC 5958); a public key is one line in OpenSSH's form (RFC 8709
-section 4). Keys are known by their OpenSSH fingerprint, the one that ``ssh-keygen -lf`` prints.
+A private key is PKCS#8 in PEM (RFC 5958), or in OpenSSH's own format (PROTOCOL.key); a public key
+is one line in OpenSSH's form (RFC 8709 section 4, RFC 5656 section 3.1). Keys are known by their
+OpenSSH fingerprint, the one that ``ssh-keygen -lf`` prints.
 """
 
 from __future__ import annotations
@@ -10,24 +11,26 @@ import base64
 import hashlib
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from capsule.bundle.algorithms import (
+    ALGORITHMS,
+    ECDSA_P256,
+    ED25519,
+    KEY_TYPES,
+    P256_ORDER,
+    Algorithm,
+)
 from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _MAX_FILE = 1 << 16  # bytes; a key file has some hundreds
-_SSH_PREFIX = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"  # length-prefixed type, length of the key
-_PRIME = 2**255 - 19
-_ORDER = 2**252 + 27742317777372353535851937790883648493
-_D = -121665 * pow(121666, -1, _PRIME) % _PRIME
-
-_Point = tuple[int, int, int, int]  # extended homogeneous coordinates (X, Y, Z, T)
-_IDENTITY: _Point = (0, 1, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,16 @@ class PublicKey:
     """A public key that passed the enrolment checks.
 
     Attributes:
-        raw: The encoded point, 32 bytes (RFC 8032 section 5.1.2).
+        raw: The encoded point: 32 bytes (RFC 8032 section 5.1.2), or 65 (SEC 1 section 2.3.3).
         comment: What the key's file says of its owner; signed by nobody.
+        algorithm: The only algorithm with which this key verifies anything.
+        application: For whom a FIDO token made the key, ``ssh:`` as a rule; else empty.
     """
 
     raw: bytes
     comment: str = field(default="", compare=False)
+    algorithm: Algorithm = ED25519
+    application: bytes = b""
 
     def __post_init__(self) -> None:
         """Refuse a point with which signatures prove nothing.
@@ -48,66 +55,122 @@ class PublicKey:
         Raises:
             CapsuleError: CAP-B134.
         """
-        if (problem := _weakness(self.raw)) is not None:
+        if (problem := self.algorithm.weakness(self.raw)) is not None:
+            name = self.algorithm.name
             raise _key_error(
-                "CAP-B134", f"the Ed25519 public key is not acceptable: {problem}", _NEW_KEY
+                "CAP-B134", f"the {name} public key is not acceptable: {problem}", _NEW_KEY
             )
+
+    @classmethod
+    def from_blob(cls, blob: bytes, comment: str = "") -> PublicKey:
+        """Read an OpenSSH key blob (RFC 4253 section 6.6).
+
+        Raises:
+            ValueError: Not a key of a type in use.
+            CapsuleError: CAP-B134, a point that must not be trusted.
+        """
+        for algorithm in ALGORITHMS:
+            start = len(algorithm.blob_prefix)
+            end = start + algorithm.point_size
+            if blob.startswith(algorithm.blob_prefix) and len(blob) >= end:
+                key = cls(blob[start:end], comment, algorithm, blob[end + 4 :])
+                if key.blob == blob:
+                    return key
+        raise ValueError("not an Ed25519 or ECDSA P-256 key")
+
+    @property
+    def blob(self) -> bytes:
+        """The OpenSSH key blob."""
+        blob = self.algorithm.blob_prefix + self.raw
+        if self.algorithm.of_token:
+            blob += len(self.application).to_bytes(4) + self.application
+        return blob
 
     @property
     def fingerprint(self) -> str:
         """``SHA256:`` and the unpadded base64 SHA-256 of the OpenSSH key blob."""
-        digest = hashlib.sha256(_SSH_PREFIX + self.raw).digest()
-        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+        return fingerprint(self.blob)
 
     def openssh(self) -> str:
         """Return the line of an OpenSSH ``.pub`` file, with its newline."""
-        blob = base64.b64encode(_SSH_PREFIX + self.raw).decode()
-        return f"ssh-ed25519 {blob} {self.comment}".rstrip() + "\n"
+        blob = base64.b64encode(self.blob).decode()
+        return f"{self.algorithm.key_type} {blob} {self.comment}".rstrip() + "\n"
 
     def verify(self, signature: bytes, message: bytes) -> bool:
-        """Tell whether ``signature`` is this key's pure Ed25519 signature over ``message``."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        """Tell whether ``signature`` is this key's over ``message``.
 
-        try:
-            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, message)
-        except InvalidSignature:
-            return False
-        return True
+        Pure Ed25519 in 64 bytes, or ECDSA with SHA-256 in DER; of the latter there are always two.
+        A token signs no message as it is: see :mod:`sshsig`.
+        """
+        return not self.algorithm.of_token and self.algorithm.verify(self.raw, signature, message)
 
 
 class PrivateKey:
     """A private key: it signs, and knows its public half."""
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    def __init__(self, key: Ed25519PrivateKey | EllipticCurvePrivateKey) -> None:
+        """Take a key of the ``cryptography`` package.
+
+        Raises:
+            TypeError: A key of another type, which it names.
+        """
         self._key = key
-        self.public = PublicKey(key.public_key().public_bytes_raw())
+        self.public = _public_half(key.public_key())
 
     def sign(self, message: bytes) -> bytes:
-        """Return the 64-byte pure Ed25519 signature over ``message``; always the same one."""
-        return self._key.sign(message)
+        """Return the signature over ``message``; always the same one.
+
+        64 bytes of pure Ed25519, or ECDSA in DER with the nonce of RFC 6979 and the smaller s.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.asymmetric.utils import (
+            decode_dss_signature,
+            encode_dss_signature,
+        )
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        if not isinstance(self._key, ec.EllipticCurvePrivateKey):
+            return self._key.sign(message)
+        signature = self._key.sign(message, ec.ECDSA(SHA256(), deterministic_signing=True))
+        r, s = decode_dss_signature(signature)
+        return encode_dss_signature(r, min(s, P256_ORDER - s))
 
 
-def generate(path: Path, passphrase: str | None = None, comment: str = "") -> PublicKey:
+def fingerprint(blob: bytes) -> str:
+    """Return OpenSSH's name for a key: ``SHA256:`` and the unpadded base64 SHA-256 of its blob."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def generate(
+    path: Path,
+    passphrase: str | None = None,
+    comment: str = "",
+    algorithm: Literal["ed25519", "ecdsa-p256"] = "ed25519",
+) -> PublicKey:
     """Make a new key: ``path`` (private, mode 0600) and ``path.pub`` (public).
 
     Args:
         path: Where the private key goes.
         passphrase: Encrypts the private key if given.
         comment: Goes into the public file as it is; empty by default, so no name gets out.
+        algorithm: What the key signs with.
 
     Raises:
         CapsuleError: CAP-B135: one of the files exists, or cannot be written.
     """
     from cryptography.hazmat.primitives import serialization as pem
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-    key = Ed25519PrivateKey.generate()
+    key = (
+        ed25519.Ed25519PrivateKey.generate()
+        if algorithm == "ed25519"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
     cipher: pem.KeySerializationEncryption = (
         pem.BestAvailableEncryption(passphrase.encode()) if passphrase else pem.NoEncryption()
     )
     secret = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, cipher)
-    public = PublicKey(key.public_key().public_bytes_raw(), " ".join(comment.split()))
+    public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
     for target in (path, beside):
         if os.path.lexists(target):
@@ -122,29 +185,32 @@ def generate(path: Path, passphrase: str | None = None, comment: str = "") -> Pu
 
 
 def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
-    """Read a private key made by :func:`generate` or by ``openssl genpkey``.
+    """Read a private key made by :func:`generate`, ``openssl genpkey`` or ``ssh-keygen``.
 
     Raises:
         CapsuleError: CAP-B131 (cannot be read), B132 (not such a key), B133 (another type),
             B136 (passphrase missing, needless or wrong), B137 (others may read the file).
     """
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.hazmat.primitives import serialization as pem
 
     data = _read(path, private=True)
-    if b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in data and not passphrase:
-        raise _key_error("CAP-B136", f"{path} is encrypted", "Give its passphrase.")
+    openssh = b"-----BEGIN OPENSSH PRIVATE KEY-----" in data
+    load = pem.load_ssh_private_key if openssh else pem.load_pem_private_key
     try:
-        key = load_pem_private_key(data, passphrase.encode() if passphrase else None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        key = load(data, passphrase.encode() if passphrase else None)
+    except TypeError as error:  # the passphrase is missing, or needless
         if passphrase:
-            fix = "Give the passphrase the key was made with, or none if it has none."
-            raise _key_error("CAP-B136", f"cannot decrypt the key {path}", fix) from error
-        raise _key_error("CAP-B132", f"{path} is not a PEM private key", _NEW_KEY) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _wrong_type(path, _algorithm(key))
-    return PrivateKey(key)
+            raise _undecipherable(path) from error
+        raise _key_error("CAP-B136", f"{path} is encrypted", _ENCRYPTED) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        if passphrase:
+            raise _undecipherable(path) from error
+        raise _key_error("CAP-B132", f"{path} is not a private key", _NEW_KEY) from error
+    try:
+        return PrivateKey(key)  # type: ignore[arg-type]  # the constructor looks at the type
+    except TypeError as error:
+        raise _wrong_type(path, str(error)) from error
 
 
 def load_public(path: Path) -> PublicKey:
@@ -165,33 +231,67 @@ def load_public(path: Path) -> PublicKey:
 
 def _from_pem(data: bytes, path: Path) -> PublicKey:
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _not_public(path) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise _wrong_type(path, _algorithm(key))
-    return PublicKey(key.public_bytes_raw())
+    try:
+        return _public_half(key)
+    except TypeError as error:
+        raise _wrong_type(path, str(error)) from error
 
 
 def _from_openssh(data: bytes, path: Path) -> PublicKey:
     try:
-        lines = data.decode().strip().splitlines()
-        kind, blob, *comment = lines[0].split(maxsplit=2)
-    except (ValueError, IndexError) as error:
-        raise _not_public(path) from error
-    if kind != "ssh-ed25519" and kind.startswith(("ssh-", "ecdsa-", "sk-")):
-        raise _wrong_type(path, kind)
-    try:
-        raw = base64.b64decode(blob, validate=True)
+        (line,) = data.decode().strip().splitlines()
+        kind = line.split()[0]
+        if kind not in KEY_TYPES and kind.startswith(("ssh-", "ecdsa-", "sk-")):
+            raise _wrong_type(path, kind)
+        return parse_openssh(line)
     except ValueError as error:
         raise _not_public(path) from error
-    if kind != "ssh-ed25519" or len(lines) != 1 or raw[:-32] != _SSH_PREFIX:
-        raise _not_public(path)
-    return PublicKey(raw[-32:], comment[0] if comment else "")
+
+
+def parse_openssh(line: str) -> PublicKey:
+    """Read the line of an OpenSSH ``.pub`` file: type, base64 blob, and perhaps a comment.
+
+    Raises:
+        ValueError: Not such a line, or a key of another type.
+        CapsuleError: CAP-B134, a point that must not be trusted.
+    """
+    comment = line.split(maxsplit=2)[2:]
+    return PublicKey.from_blob(openssh_blob(line), " ".join(comment).strip())
+
+
+def openssh_blob(line: str) -> bytes:
+    """Return the key blob of a line of OpenSSH's, whatever the type of the key.
+
+    Raises:
+        ValueError: Not such a line.
+    """
+    kind, text, *_ = line.split(maxsplit=2)
+    blob = base64.b64decode(text, validate=True)
+    if blob[4 : 4 + int.from_bytes(blob[:4])] != kind.encode():
+        raise ValueError("the type of the key is not the one in front of it")
+    return blob
+
+
+def _public_half(key: object) -> PublicKey:
+    """Enrol a public key of the ``cryptography`` package; TypeError names any other type."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return PublicKey(key.public_bytes_raw())
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        if not isinstance(key.curve, ec.SECP256R1):
+            raise TypeError(f"ECDSA on {key.curve.name}")
+        point = key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+        return PublicKey(point, algorithm=ECDSA_P256)
+    # RSA, DSA, Ed448, X25519: the class is called after the algorithm.
+    raise TypeError(type(key).__name__.removesuffix("PublicKey"))
 
 
 def _read(path: Path, *, private: bool) -> bytes:
@@ -234,71 +334,17 @@ def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
         raise
 
 
-def _weakness(raw: bytes) -> str | None:
-    """Say why an encoded point cannot be trusted as a public key, or return None.
-
-    Signature libraries accept points outside the subgroup of prime order. With one of small order
-    a single signature verifies every message; one of mixed order lets verifiers disagree.
-    """
-    point = _decode(raw)
-    if point is None:
-        return "not the canonical encoding of a point of the curve"
-    if _is_identity(point) or not _is_identity(_multiply(_ORDER, point)):
-        return "a point outside the subgroup of prime order"
-    return None
-
-
-def _decode(raw: bytes) -> _Point | None:
-    """Decode a point (RFC 8032 section 5.1.3), or return None for a non-canonical encoding."""
-    if len(raw) != 32:
-        return None
-    y = int.from_bytes(raw, "little")
-    sign, y = y >> 255, y & (2**255 - 1)
-    if y >= _PRIME:
-        return None
-    square = (y * y - 1) * pow(_D * y * y + 1, -1, _PRIME) % _PRIME
-    x = pow(square, (_PRIME + 3) // 8, _PRIME)
-    if x * x % _PRIME != square:
-        x = x * pow(2, (_PRIME - 1) // 4, _PRIME) % _PRIME
-    if x * x % _PRIME != square or (x == 0 and sign):
-        return None
-    if x & 1 != sign:
-        x = _PRIME - x
-    return x, y, 1, x * y % _PRIME
-
-
-def _add(first: _Point, second: _Point) -> _Point:
-    """Add two points (RFC 8032 section 5.1.4)."""
-    x1, y1, z1, t1 = first
-    x2, y2, z2, t2 = second
-    a = (y1 - x1) * (y2 - x2) % _PRIME
-    b = (y1 + x1) * (y2 + x2) % _PRIME
-    c = 2 * t1 * t2 * _D % _PRIME
-    d = 2 * z1 * z2 % _PRIME
-    e, f, g, h = b - a, d - c, d + c, b + a
-    return e * f % _PRIME, g * h % _PRIME, f * g % _PRIME, e * h % _PRIME
-
-
-def _multiply(scalar: int, point: _Point) -> _Point:
-    product = _IDENTITY
-    while scalar:
-        if scalar & 1:
-            product = _add(product, point)
-        point = _add(point, point)
-        scalar >>= 1
-    return product
-
-
-def _is_identity(point: _Point) -> bool:
-    x, y, z, _ = point
-    return x == 0 and y == z
-
-
 _NEW_KEY = "Make a key with `capsule keygen`, or give another file."
+_ENCRYPTED = "Give its passphrase; or have ssh-keygen sign with it, as `--ssh-key`."
 
 
 def _key_error(code: str, message: str, fix: str) -> CapsuleError:
     return CapsuleError(code, message, fix=fix, exit_code=ExitCode.USAGE)
+
+
+def _undecipherable(path: Path) -> CapsuleError:
+    fix = "Give the passphrase the key was made with, or none if it has none."
+    return _key_error("CAP-B136", f"cannot decrypt the key {path}", fix)
 
 
 def _not_public(path: Path) -> CapsuleError:
@@ -306,12 +352,6 @@ def _not_public(path: Path) -> CapsuleError:
     return _key_error("CAP-B132", f"{path} is not a public key", fix)
 
 
-def _algorithm(key: object) -> str:
-    """Name a key's algorithm from the name of its class: RSA, DSA, ECDSA, Ed448, X25519."""
-    name = type(key).__name__.removesuffix("PrivateKey").removesuffix("PublicKey")
-    return "ECDSA" if name == "EC" else name
-
-
 def _wrong_type(path: Path, kind: str) -> CapsuleError:
-    message = f"{path} holds a key of type {kind!a}; bundles are signed with Ed25519 only"
+    message = f"{path} holds a key of type {kind!a}; only Ed25519 and ECDSA P-256 are in use"
     return _key_error("CAP-B133", message, _NEW_KEY)

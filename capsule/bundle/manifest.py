@@ -19,6 +19,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 
 ENVELOPE = "signatures/run.sigstore.json"
+SSHSIG = "signatures/manifest.json.sshsig"
 MANIFEST = "manifest.json"
 CHECKSUMS = "SHA256SUMS"
 
@@ -36,6 +37,7 @@ Role = Literal[
     "output",  # what a user's own program wrote
     "log",
 ]
+SignatureKinds = tuple[Literal["dsse"]] | tuple[Literal["dsse"], Literal["sshsig"]]
 MediaType = Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]*$", max_length=100)]
 _M = TypeVar("_M", bound=Model)
 
@@ -56,7 +58,7 @@ class Manifest(Model):
     schema_id: Literal["capsule/bundle/v1"] = Field("capsule/bundle/v1", alias="schema")
     claim_id: Sha256 = Field(alias="claimId", description="SHA-256 of the claims file.")
     files: tuple[BundleFile, ...]
-    signatures: tuple[Literal["dsse"]] = Field(
+    signatures: SignatureKinds = Field(
         ("dsse",), description="Kinds of signature over this manifest; stripping one is noticed."
     )
 

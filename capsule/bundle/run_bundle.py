@@ -90,7 +90,13 @@ def image_claim(image: Image | None) -> ImageClaim | None:
 
 
 def pack_run(
-    run: FinishedRun, key: Path, destination: Path, cache: Cache, *, embed_image: bool
+    run: FinishedRun,
+    key: Path,
+    destination: Path,
+    cache: Cache,
+    *,
+    embed_image: bool,
+    ssh_key: Path | None = None,
 ) -> tuple[Path, Claims]:
     """Write the signed bundle of a finished run into the folder ``destination``.
 
@@ -102,6 +108,7 @@ def pack_run(
             the file cannot be written; nothing is left behind then.
     """
     from capsule.bundle.keys import load_private
+    from capsule.bundle.sshsig import sign_by_ssh_keygen
 
     claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
     private_key = load_private(key)
@@ -115,7 +122,8 @@ def pack_run(
         }
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
-        return pack(members, claim_id, private_key, path), claims
+        ssh_sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
+        return pack(members, claim_id, private_key, path, ssh_sign), claims
 
 
 def _documents(run: FinishedRun, claims: Claims, *, embed_image: bool) -> dict[str, Content]:

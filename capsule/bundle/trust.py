@@ -1,13 +1,241 @@
-"""Trust: whose signatures count. For now, exactly the public keys the reader names."""
+"""Trust: whose signatures count, and how many of them it takes.
+
+A reader trusts keys that he names, or the lines of a trust file, less those that were revoked.
+Every signature over a bundle is judged by that and by nothing from the bundle: its time of signing
+is the signer's word, so an expired key counts no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from pydantic import Field
+
+from capsule.bundle import keyless, sshsig
+from capsule.bundle.allowed_signers import AllowedSigner, parse_allowed_signers
 from capsule.bundle.archive import tampered
-from capsule.bundle.keys import PublicKey, load_public
-from capsule.experiment.errors import CapsuleError
+from capsule.bundle.keys import PublicKey, fingerprint, load_public, openssh_blob
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
+
+MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
+UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")
+
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+
+Kind = Literal["dsse", "sshsig", "detached", "keyless"]
+
+
+class Signer(Model):
+    """Who signed, and whether that counts."""
+
+    kind: Kind = Field(
+        description="Signature envelope, SSH signature in the bundle or beside it, or Sigstore's."
+    )
+    key: str | None = Field(description="Fingerprint; null for a keyless signature.")
+    identity: str | None = Field(
+        None, description="Whom the reader's trust file, or a certificate, has for it."
+    )
+    objection: str | None = Field(None, description="Why it does not count, or null.")
+
+    def __str__(self) -> str:
+        key = self.key or self.identity or ""
+        return f"{key} ({self.identity})" if self.key and self.identity else key
+
+
+class Signature(NamedTuple):
+    """A signature that was found, and the key that verifies it unless only its name is known."""
+
+    kind: Kind
+    fingerprint: str
+    key: PublicKey | None
+
+
+class Detached(NamedTuple):
+    """A signature that came apart from the bundle: its name, and its bytes."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Whose signatures count, how many it takes, and the signatures that came by themselves.
+
+    Attributes:
+        keys: Keys that count whoever has them.
+        allowed: Lines of a trust file.
+        revoked: Fingerprints of keys that never count.
+        identities: Where given, whose lines of the trust file count.
+        threshold: How many distinct keys must have signed.
+        detached: SSH signatures over the manifest from files of their own.
+        keyless: Sigstore bundles over the manifest.
+        issuer: Who must have vouched for the identity of a keyless signature.
+        now: The time at which keys must be valid.
+    """
+
+    keys: tuple[PublicKey, ...] = ()
+    allowed: tuple[AllowedSigner, ...] = ()
+    revoked: frozenset[str] = frozenset()
+    identities: tuple[str, ...] = ()
+    threshold: int = 1
+    detached: tuple[Detached, ...] = ()
+    keyless: tuple[Detached, ...] = ()
+    issuer: str | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @classmethod
+    def of(cls, trust: Policy | Iterable[PublicKey]) -> Policy:
+        """Return the policy that trusts some keys, or the policy given."""
+        return trust if isinstance(trust, Policy) else cls(keys=tuple(trust))
+
+    @property
+    def trusts_nobody(self) -> bool:
+        """Whether no signature could ever count."""
+        return not (self.keys or self.allowed or self.keyless)
+
+    @property
+    def candidates(self) -> tuple[PublicKey, ...]:
+        """The keys to try on a signature, each once; whether they count is asked later."""
+        return tuple(dict.fromkeys((*self.keys, *(line.key for line in self.allowed))))
+
+    def judge(self, signatures: Sequence[Signature], manifest: bytes) -> tuple[Signer, ...]:
+        """Say of each signature over a manifest, of the bundle or beside it, whether it counts.
+
+        Raises:
+            CapsuleError: CAP-B157 or CAP-B159: a signature that came by itself is not one over
+                this manifest; CAP-B158: keyless signatures cannot be verified here.
+        """
+        apart = [self._read_detached(file, manifest) for file in self.detached]
+        return (
+            *(self._judge(signature) for signature in (*signatures, *apart)),
+            *(self._judge_keyless(file, manifest) for file in self.keyless),
+        )
+
+    def require(self, signers: Sequence[Signer]) -> None:
+        """Ask for as many distinct signers as it takes.
+
+        Raises:
+            CapsuleError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
+                count), B155 (too few did).
+        """
+        counted = {str(signer.key or signer) for signer in signers if signer.objection is None}
+        if len(counted) >= self.threshold:
+            return
+        objections = "; ".join(
+            dict.fromkeys(f"{s} {s.objection}" for s in signers if s.objection is not None)
+        )
+        if counted:
+            raise tampered(
+                "CAP-B155",
+                f"{len(counted)} of the {self.threshold} keys it takes signed this bundle"
+                + (f"; {objections}" if objections else ""),
+                fix="Get further signatures (`capsule sign`) and pass each as `--signature FILE`; "
+                "signatures by one key count once.",
+            )
+        if all(signer.objection == _UNKNOWN for signer in signers):
+            raise untrusted(str(signers[0].key))
+        raise tampered(
+            "CAP-B154",
+            f"the bundle is intact but untrusted: {objections}",
+            fix="Do not rely on it, or correct the trust file or revocation list if they are out "
+            "of date; ask the signer to sign again with a key that is valid.",
+        )
+
+    def _judge(self, signature: Signature) -> Signer:
+        identity, objection = self._standing(signature)
+        return Signer(
+            kind=signature.kind,
+            key=signature.fingerprint,
+            identity=identity,
+            objection=objection,
+        )
+
+    def _standing(self, signature: Signature) -> tuple[str | None, str | None]:
+        """Return whom a signature is by, as far as that is known, and why it does not count."""
+        if signature.fingerprint in self.revoked:
+            return None, "is revoked"
+        if signature.key is None:
+            return None, _UNKNOWN
+        identity: str | None = None
+        objections = []
+        for line in self.allowed:
+            if line.key == signature.key:
+                identity = line.identity(self.identities)
+                problem = line.objection(sshsig.NAMESPACE, self.identities, self.now)
+                if problem is None:
+                    return identity, None
+                objections.append(problem)
+        if signature.key in self.keys:
+            return identity, None
+        return identity, objections[0] if objections else _UNKNOWN
+
+    def _read_detached(self, file: Detached, manifest: bytes) -> Signature:
+        try:
+            key = sshsig.verify(file.data, manifest)
+        except CapsuleError as error:
+            raise _not_over_this(file, error) from error
+        return Signature("detached", key.fingerprint, key)
+
+    def _judge_keyless(self, file: Detached, manifest: bytes) -> Signer:
+        (identity,) = self.identities
+        keyless.verify(file.data, manifest, identity, str(self.issuer))
+        return Signer(kind="keyless", key=None, identity=f"{identity} of {self.issuer}")
+
+
+def load_policy(
+    *,
+    keys: Iterable[Path] = (),
+    allowed_signers: Iterable[Path] = (),
+    revoked: Iterable[Path] = (),
+    identities: Sequence[str] = (),
+    threshold: int = 1,
+    signatures: Iterable[Path] = (),
+    keyless_signatures: Sequence[Path] = (),
+    issuer: str | None = None,
+) -> Policy:
+    """Read what a reader trusts, from the files that he named.
+
+    Raises:
+        CapsuleError: A key is not acceptable (see :func:`keys.load_public`); CAP-B150 (a file
+            cannot be read), B151 (a trust file or revocation list is malformed, or the options
+            do not fit together).
+    """
+    policy = Policy(
+        keys=load_trusted(keys),
+        allowed=tuple(line for path in allowed_signers for line in _read_allowed(path)),
+        revoked=frozenset(print_ for path in revoked for print_ in _read_revoked(path)),
+        identities=tuple(identities),
+        threshold=threshold,
+        detached=tuple(_read_signature(path) for path in signatures),
+        keyless=tuple(_read_signature(path) for path in keyless_signatures),
+        issuer=issuer,
+    )
+    if policy.keyless and (issuer is None or len(identities) != 1):
+        raise _misused(
+            "--keyless asks for one --identity and its --issuer",
+            "Say whose signature you expect and who vouches for the name.",
+        )
+    if issuer is not None and not policy.keyless:
+        raise _misused("--issuer goes with --keyless", "Leave it out, or give --keyless FILE.")
+    if identities and not (policy.allowed or policy.keyless):
+        raise _misused(
+            "--identity goes with --allowed-signers or --keyless",
+            "A key that `--key` names counts whoever has it; give a trust file to tell people "
+            "apart.",
+        )
+    if policy.trusts_nobody and (policy.detached or policy.revoked or threshold > 1):
+        raise _misused(
+            "whom to trust is not said",
+            "Give --key, --allowed-signers or --keyless.",
+        )
+    return policy
 
 
 def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
@@ -27,4 +255,78 @@ def untrusted(fingerprint: str) -> CapsuleError:
         "the keys you gave did",
         fix="Get the signer's public key from the signer (not from where the bundle came from), "
         f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
+    )
+
+
+_UNKNOWN = "is no key that you named"
+
+
+def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
+    try:
+        return parse_allowed_signers(_read(path).decode())
+    except ValueError as error:
+        raise _misused(
+            f"the trust file {path} is malformed: {error}",
+            'Lines are `alice@lab namespaces="capsule-manifest@*" ssh-ed25519 AAAA…`; see '
+            "ALLOWED SIGNERS in ssh-keygen(1).",
+        ) from error
+
+
+def _read_revoked(path: Path) -> list[str]:
+    """Read fingerprints and public keys, one a line; of any type, for it does no harm."""
+    found = []
+    try:
+        for number, line in enumerate(_read(path).decode().split("\n"), 1):
+            text = line.strip()
+            if not text or text.startswith("#"):
+                continue
+            if _FINGERPRINT.fullmatch(text.split()[0]):
+                found.append(text.split()[0])
+                continue
+            try:
+                found.append(fingerprint(openssh_blob(text)))
+            except ValueError as error:
+                raise ValueError(f"line {number} is no key and no SHA256: fingerprint") from error
+    except ValueError as error:
+        raise _misused(
+            f"the revocation list {path} is malformed: {error}",
+            "Give a text file with a public key or a fingerprint on each line; OpenSSH's binary "
+            "KRLs are not read.",
+        ) from error
+    return found
+
+
+def _read_signature(path: Path) -> Detached:
+    return Detached(str(path), _read(path))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular(path) as stream:
+            data = stream.read(MAX_FILE + 1)
+    except OSError as error:
+        raise _unreadable(path, str(error.strerror)) from error
+    if len(data) > MAX_FILE:
+        raise _unreadable(path, f"more than {MAX_FILE} bytes")
+    return data
+
+
+def _unreadable(path: Path, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B150",
+        f"cannot read {str(path)!a}: {reason}",
+        fix="Give the path of a readable trust file, revocation list or signature.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _misused(message: str, fix: str) -> CapsuleError:
+    return CapsuleError("CAP-B151", message, fix=fix, exit_code=ExitCode.USAGE)
+
+
+def _not_over_this(file: Detached, error: CapsuleError) -> CapsuleError:
+    return tampered(
+        "CAP-B157",
+        f"{file.name!a} is no signature over this bundle's manifest: {error.message}",
+        fix="Give a file that `capsule sign` or `ssh-keygen -Y sign` made of this very bundle.",
     )

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from capsule import __version__
-from capsule.cli import build, diagnose, doctor, init, keygen, lock, run, schema, scores, verify
+from capsule.cli import (
+    build,
+    diagnose,
+    doctor,
+    init,
+    keygen,
+    lock,
+    run,
+    schema,
+    scores,
+    sign,
+    verify,
+)
 
 EPILOG = (
     "Exit status: 0 done or reproduced, 1 differs, 2 usage or spec, 3 tampered or untrusted, "
@@ -24,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, schema, keygen, lock, build, run, verify, scores, diagnose, doctor):
+for module in (init, schema, keygen, lock, build, run, sign, verify, scores, diagnose, doctor):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 
 

@@ -39,6 +39,10 @@ def command(
     key: Annotated[
         Path, typer.Option("--key", help="Private key that signs the bundle (capsule keygen).")
     ],
+    ssh_key: Annotated[
+        Path | None,
+        typer.Option("--ssh-key", help="Key with which ssh-keygen signs the bundle as well."),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
         "runs"
     ),
@@ -74,6 +78,7 @@ def command(
     from capsule.bundle.claims import read_document
     from capsule.bundle.keys import load_private
     from capsule.bundle.run_bundle import FinishedRun, pack_run
+    from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
     from capsule.engine.cluster import OnCluster, parse_cluster
     from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
@@ -85,6 +90,8 @@ def command(
     from capsule.report.progress import open_reporter
 
     load_private(key)  # A run of hours must not end with an unusable key.
+    if ssh_key is not None:
+        sign_by_ssh_keygen(b"", ssh_key, PROBE)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
@@ -106,7 +113,9 @@ def command(
             started=_started(directory),
             directory=directory / WORK,
         )
-        bundle, claims = pack_run(finished, key, directory, cache, embed_image=embed_image)
+        bundle, claims = pack_run(
+            finished, key, directory, cache, embed_image=embed_image, ssh_key=ssh_key
+        )
     if as_json:
         print_json(
             {

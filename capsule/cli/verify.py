@@ -19,6 +19,32 @@ def command(
         list[Path] | None,
         typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
     ] = None,
+    allowed_signers: Annotated[
+        list[Path] | None,
+        typer.Option("--allowed-signers", help="Trust file in OpenSSH's form; may be repeated."),
+    ] = None,
+    identities: Annotated[
+        list[str] | None,
+        typer.Option("--identity", help="Who must have signed, of those in the trust file."),
+    ] = None,
+    revoked: Annotated[
+        list[Path] | None,
+        typer.Option("--revoked", help="Keys or fingerprints, one a line, that count no more."),
+    ] = None,
+    threshold: Annotated[
+        int, typer.Option("--threshold", min=1, help="How many different keys must have signed.")
+    ] = 1,
+    signatures: Annotated[
+        list[Path] | None,
+        typer.Option("--signature", help="Further signature (capsule sign); may be repeated."),
+    ] = None,
+    keyless: Annotated[
+        list[Path] | None,
+        typer.Option("--keyless", help="Sigstore bundle over manifest.json, by --identity."),
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option("--issuer", help="Who vouches for the identity, with --keyless.")
+    ] = None,
     mode: Annotated[
         str,
         typer.Option("--mode", help="integrity, environment, prefix:N (N agent steps) or full."),
@@ -34,7 +60,7 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
-    from capsule.bundle.keys import load_public
+    from capsule.bundle.trust import load_policy
     from capsule.experiment.canonical import write_atomic
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.image.cache import Cache
@@ -42,16 +68,26 @@ def command(
     from capsule.report.terminal import show_report
     from capsule.verification.verify import Mode, Request, verify
 
-    if keys and allow_untrusted:
+    policy = load_policy(
+        keys=keys or (),
+        allowed_signers=allowed_signers or (),
+        revoked=revoked or (),
+        identities=identities or (),
+        threshold=threshold,
+        signatures=signatures or (),
+        keyless_signatures=keyless or (),
+        issuer=issuer,
+    )
+    if allow_untrusted and not policy.trusts_nobody:
         raise CapsuleError(
             "CAP-V006",
-            "--key and --allow-untrusted contradict each other",
-            fix="Give one of the two.",
+            "--allow-untrusted contradicts --key, --allowed-signers and --keyless",
+            fix="Leave it out, or those.",
             exit_code=ExitCode.USAGE,
         )
     request = Request(
         bundle=bundle,
-        keys=[load_public(path) for path in keys or []],
+        trust=policy,
         mode=Mode.parse(mode),
         engine=engine,
         allow_untrusted=allow_untrusted,

@@ -89,7 +89,12 @@ def _yes(fact: bool | None, yes: str, no: str) -> str | None:
 def _authenticity(report: Report) -> str | None:
     if report.authentic is None:
         return None
-    return f"{'signed by a key you trust' if report.authentic else 'NOT trusted'}: {report.signer}"
+    if not report.authentic:
+        return f"NOT trusted: {report.signer}"
+    counted = [str(signer) for signer in report.signers if signer.objection is None]
+    others = [f"not counted: {s} {s.objection}" for s in report.signers if s.objection is not None]
+    named = ", ".join(dict.fromkeys(counted)) or report.signer
+    return "; ".join([f"signed by a key you trust: {named}", *others])
 
 
 def _show_environment(report: Report, console: Console) -> None:

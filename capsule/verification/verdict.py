@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
@@ -74,6 +75,7 @@ class Report(Model):
     summary: str = Field(description="The verdict in one sentence.")
     claim_id: str | None = None
     signer: str | None = Field(None, description="Fingerprint of the key that signed the bundle.")
+    signers: tuple[Signer, ...] = Field((), description="Who signed, and whether it counts.")
     integrity: bool | None = Field(None, description="Unchanged since it was signed.")
     authentic: bool | None = Field(None, description="Signed by a key you trust.")
     expected: str | None = Field(None, description="What the two machines let one expect.")

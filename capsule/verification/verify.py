@@ -6,7 +6,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from capsule.bundle.claims import (
     collect_program_claims,
     read_document,
 )
-from capsule.bundle.keys import PublicKey
+from capsule.bundle.trust import UNTRUSTED, Policy
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
@@ -48,7 +47,7 @@ from capsule.verification.consistency import Contents, check_consistency, record
 from capsule.verification.layers import supplied_layers
 from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
 
-NO_KEY, UNKNOWN_SIGNER = "CAP-V002", "CAP-B125"
+NO_KEY = "CAP-V002"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Request:
     """What ``capsule verify`` was asked."""
 
     bundle: Path
-    keys: Sequence[PublicKey]
+    trust: Policy
     mode: Mode
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
@@ -127,20 +126,21 @@ def _verdict_of(error: CapsuleError) -> Grade:
         return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
-    return "untrusted" if error.code in (NO_KEY, UNKNOWN_SIGNER) else "tampered"
+    return "untrusted" if error.code in (NO_KEY, *UNTRUSTED) else "tampered"
 
 
 def _verify(
     request: Request, cache: Cache, reporter: execution.Reporter, facts: dict[str, Any]
 ) -> tuple[Grade, str]:
     reporter.note(f"checking {request.bundle.name}")
-    with open_bundle(request.bundle, request.keys) as bundle:
+    with open_bundle(request.bundle, request.trust) as bundle:
         lock, claims, observations = _read(bundle)
         check_consistency(Contents(bundle, lock, claims))
         facts |= {
             "integrity": True,
             "authentic": bundle.authentic,
             "signer": bundle.fingerprint,
+            "signers": bundle.signers,
             "claim_id": claims.claim_id(),
             "relaxations": claims.relaxations,
             "ledger": bundle.read(run_bundle.LEDGER, Ledger),

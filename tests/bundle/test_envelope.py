@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from capsule.bundle.algorithms import P256_ORDER
 from capsule.bundle.envelope import (
     PAYLOAD_TYPE,
     Statement,
@@ -13,6 +18,7 @@ from capsule.bundle.envelope import (
     pre_authentication_encoding,
     sign,
 )
+from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import Manifest, parse_document
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -296,6 +302,45 @@ STATEMENTS = {
 def test_signed_payloads_that_are_no_statement_of_ours_are_refused(name, alice):
     assert examine(signing(statement(), alice), [alice.public]).statement == STATEMENT
     refused(signing(STATEMENTS[name], alice), [alice.public], "CAP-B124")
+
+
+# The second algorithm (cases 9 and 10)
+
+
+@pytest.fixture(scope="module")
+def p256() -> PrivateKey:
+    return PrivateKey(ec.derive_private_key(7, ec.SECP256R1()))
+
+
+def test_a_p256_key_signs_as_well_and_always_the_same(p256, alice):
+    signed = sign(STATEMENT, p256)
+    assert sign(STATEMENT, p256) == signed
+    attestation = examine(signed, [alice.public, p256.public])
+    assert (attestation.signer, attestation.statement) == (p256.public, STATEMENT)
+    refused(edited(signed, "dsseEnvelope", "payload", value="AAAA"), [p256.public], "CAP-B122")
+
+
+def test_the_other_spelling_of_an_ecdsa_signature_is_refused(p256):
+    payload = payload_of(sign(STATEMENT, p256))
+    message = pre_authentication_encoding(payload)
+    r, s = decode_dss_signature(p256.sign(message))
+    low, high = (encode_dss_signature(r, number) for number in (s, P256_ORDER - s))
+    fingerprint = p256.public.fingerprint
+    assert p256.public.verify(low, message)
+    assert p256.public.verify(high, message)
+    assert examine(enveloped(payload, low, fingerprint), [p256.public]).signer == p256.public
+    for evil in (high, low + b"\0", b"\x30\x81" + low[1:]):
+        refused(enveloped(payload, evil, fingerprint), [p256.public], "CAP-B122")
+
+
+def test_no_signature_is_read_by_the_algorithm_of_another_key(p256, alice):
+    payload = payload_of(sign(STATEMENT, p256))
+    message = pre_authentication_encoding(payload)
+    keys = [alice.public, p256.public]
+    for signer, named in ((alice, p256), (p256, alice)):
+        forged = enveloped(payload, signer.sign(message), named.public.fingerprint)
+        refused(forged, keys, "CAP-B123")
+        refused(forged, [named.public], "CAP-B122")
 
 
 def test_only_pure_ed25519(alice, signed):

@@ -2,14 +2,20 @@ import base64
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.bundle.algorithms import ECDSA_P256, P256_ORDER
 from capsule.bundle.keys import PrivateKey, PublicKey, generate, load_private, load_public
 from capsule.experiment.errors import CapsuleError, ExitCode
 
@@ -127,7 +133,7 @@ def test_malleable_and_misshapen_signatures_are_refused():
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_weak_public_keys_are_refused(name):
+def test_weak_ed25519_keys_are_refused(name):
     with pytest.raises(CapsuleError) as caught:
         PublicKey(WEAK[name])
     assert (caught.value.code, caught.value.exit_code) == ("CAP-B134", ExitCode.USAGE)
@@ -160,8 +166,99 @@ def test_honest_keys_pass(seed):
     assert PublicKey(key.public_key().public_bytes_raw()) == PrivateKey(key).public
 
 
-def test_generate_writes_a_private_and_a_public_file(tmp_path):
-    public = generate(tmp_path / "new" / "alice")
+# ECDSA P-256. RFC 6979 appendix A.2.5: secret key, public point, then message, r and s.
+P256_SECRET = 0xC9AFA9D845BA75166B5C215767B1D6934E50C3DB36E89B127B8A622B120F6721
+P256_POINT = bytes.fromhex(
+    "0460fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6"
+    "7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299"
+)
+RFC6979 = [
+    (
+        b"sample",
+        0xEFD48B2AACB6A8FD1140DD9CD45E81D69D2C877B56AAF991C34D0EA84EAF3716,
+        0xF7CB1C942D657C41D436C7A1B6E29F65F3E900DBB9AFF4064DC4AB2F843ACDA8,
+    ),
+    (
+        b"test",
+        0xF1ABB023518351CD71D881567B1EA663ED3EFCF6C5132B354F28D3B0B7D38367,
+        0x019F4113742A2B14BD25926B49C649155F267E60D3814B4C0CC84250E46F0083,
+    ),
+]
+P256_PRIME = 2**256 - 2**224 + 2**192 + 2**96 - 1
+P256_ROOT_OF_B = 0x66485C780E2F83D72433BD5D84A06BB6541C2AF31DAE871728BF856A174F93F4
+
+
+def p256_key() -> PrivateKey:
+    return PrivateKey(ec.derive_private_key(P256_SECRET, ec.SECP256R1()))
+
+
+@pytest.mark.parametrize(("message", "r", "s"), RFC6979)
+def test_rfc_6979_vectors_with_the_smaller_s(message, r, s):
+    key = p256_key()
+    assert key.public == PublicKey(P256_POINT, algorithm=ECDSA_P256)
+    assert decode_dss_signature(key.sign(message)) == (r, min(s, P256_ORDER - s))
+    # Both signatures are right, as FIPS 186-5 has it; one of them is the one we write.
+    for other in (s, P256_ORDER - s):
+        signature = encode_dss_signature(r, other)
+        assert key.public.verify(signature, message)
+        assert not key.public.verify(signature, message + b"\0")
+        assert key.public.algorithm.is_canonical(signature) == (other <= P256_ORDER // 2)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, P256_ORDER - 1), st.binary(max_size=40))
+def test_honest_p256_keys_pass_and_sign_in_one_way(secret, message):
+    key = PrivateKey(ec.derive_private_key(secret, ec.SECP256R1()))
+    signature = key.sign(message)
+    assert key.sign(message) == signature
+    assert key.public.algorithm.is_canonical(signature)
+    assert key.public.verify(signature, message)
+
+
+def p256_encoding(x: int, y: int) -> bytes:
+    return b"\4" + x.to_bytes(32) + y.to_bytes(32)
+
+
+P256_WEAK = {
+    "identity": b"\0",
+    "identity, padded": b"\0" * 65,
+    "compressed": bytes([2 + (P256_POINT[-1] & 1)]) + P256_POINT[1:33],
+    "hybrid": bytes([6 + (P256_POINT[-1] & 1)]) + P256_POINT[1:],
+    "not on the curve": P256_POINT[:-1] + bytes([P256_POINT[-1] ^ 1]),
+    "zero": p256_encoding(0, 0),
+    "x plus p": p256_encoding(P256_PRIME, P256_ROOT_OF_B),
+    "short": P256_POINT[:-1],
+    "long": P256_POINT + b"\0",
+    "empty": b"",
+}
+
+
+def test_the_p256_point_with_x_zero_passes():
+    # The twin of "x plus p": the same point in its canonical encoding.
+    assert (
+        PublicKey(p256_encoding(0, P256_ROOT_OF_B), algorithm=ECDSA_P256).verify(b"", b"") is False
+    )
+
+
+@pytest.mark.parametrize("name", P256_WEAK)
+def test_bad_p256_points_are_refused(name):
+    with pytest.raises(CapsuleError) as caught:
+        PublicKey(P256_WEAK[name], algorithm=ECDSA_P256)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-B134", ExitCode.USAGE)
+
+
+def test_an_algorithm_follows_from_the_key_alone():
+    message = b"message"
+    ours = PrivateKey(ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    for signer, other in ((ours, p256_key()), (p256_key(), ours)):
+        assert signer.public.verify(signer.sign(message), message)
+        assert not other.public.verify(signer.sign(message), message)
+
+
+@pytest.mark.parametrize("algorithm", ["ed25519", "ecdsa-p256"])
+def test_generate_writes_a_private_and_a_public_file(algorithm, tmp_path):
+    public = generate(tmp_path / "new" / "alice", algorithm=algorithm)
+    assert public.algorithm.name == algorithm
     private_file, public_file = tmp_path / "new" / "alice", tmp_path / "new" / "alice.pub"
     assert stat.S_IMODE(private_file.stat().st_mode) == 0o600
     assert private_file.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
@@ -315,9 +412,41 @@ def test_a_public_key_is_not_accepted_as_private(tmp_path):
         load_private(tmp_path / "k.pub")
 
 
+@pytest.mark.parametrize("algorithm", ["ed25519", "ecdsa-p256"])
+def test_private_keys_are_read_in_every_form(algorithm, tmp_path):
+    public = generate(tmp_path / "k", algorithm=algorithm)
+    key = pem.load_pem_private_key((tmp_path / "k").read_bytes(), None)
+    forms = [pem.PrivateFormat.PKCS8, pem.PrivateFormat.OpenSSH]
+    forms += [pem.PrivateFormat.TraditionalOpenSSL] if algorithm == "ecdsa-p256" else []
+    for form in forms:
+        (tmp_path / "k").write_bytes(key.private_bytes(pem.Encoding.PEM, form, pem.NoEncryption()))
+        assert load_private(tmp_path / "k").public == public
+
+
+def test_a_p256_key_with_another_generator_is_refused(tmp_path):
+    # CVE-2020-0601: who may choose the generator can sign for any public key.
+    command = ("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+    options = ("-pkeyopt", "ec_param_enc:explicit")
+    text = subprocess.run((*command, *options), check=True, capture_output=True, text=True).stdout
+    der = base64.b64decode("".join(text.splitlines()[1:-1]))
+    generator = der.index(bytes.fromhex("046b17d1f2e12c4247"))
+    other = der[: generator + 40] + bytes([der[generator + 40] ^ 1]) + der[generator + 41 :]
+    for data, code in ((der, None), (other, "CAP-B132")):
+        text = base64.encodebytes(data).decode()
+        path = tmp_path / "key"
+        path.write_text(f"-----BEGIN PRIVATE KEY-----\n{text}-----END PRIVATE KEY-----\n")
+        path.chmod(0o600)
+        if code is None:
+            load_private(path)
+            continue
+        with pytest.raises(CapsuleError, match=code):
+            load_private(path)
+
+
 OTHER_TYPES = {
     "RSA": lambda: rsa.generate_private_key(public_exponent=65537, key_size=2048),
-    "ECDSA": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "ECDSA on secp384r1": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "ECDSA on secp256k1": lambda: ec.generate_private_key(ec.SECP256K1()),
     "Ed448": ed448.Ed448PrivateKey.generate,
     "X25519": x25519.X25519PrivateKey.generate,
 }
@@ -339,7 +468,7 @@ def test_other_key_types_are_named_and_refused(kind, tmp_path):
         assert (caught.value.code, caught.value.exit_code) == ("CAP-B133", ExitCode.USAGE)
 
 
-@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256", "sk-ssh-ed25519@openssh.com"])
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp384", "sk-unheard-of@example.org"])
 def test_other_openssh_types_are_named_and_refused(kind, tmp_path):
     (tmp_path / "k.pub").write_text(f"{kind} AAAA someone\n")
     with pytest.raises(CapsuleError, match=f"type '{kind}'"):

@@ -47,6 +47,7 @@ ACCEPTED = {
     "largest size": manifest(entry(size=MAX_SIZE)),
     "longest name": manifest(entry("x" * 100)),
     "upper case": manifest(entry("run/A")),
+    "two kinds of signature": manifest(signatures=["dsse", "sshsig"]),
     "structured media type": manifest(entry(mediaType="application/vnd.cyclonedx+json")),
 }
 
@@ -88,7 +89,10 @@ REFUSED = {
     "next major version": manifest(schema="capsule/bundle/v2"),
     "unknown field": manifest(note="hello"),
     "no signature declared": manifest(signatures=[]),
-    "undeclared kind": manifest(signatures=["dsse", "sshsig"]),
+    "unknown kind": manifest(signatures=["dsse", "x509"]),
+    "kinds in another order": manifest(signatures=["sshsig", "dsse"]),
+    "no envelope": manifest(signatures=["sshsig"]),
+    "kind twice": manifest(signatures=["dsse", "dsse"]),
     "null": b"null",
     "list": b"[]",
     # JSON (case 15)

@@ -25,7 +25,7 @@ def capsule(*arguments, cwd=None, **variables):
     )
 
 
-COMMANDS = ["init", "schema", "keygen", "lock", "build", "run", "verify"]
+COMMANDS = ["init", "schema", "keygen", "lock", "build", "run", "sign", "verify"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -164,3 +164,12 @@ def test_keygen_writes_two_files_and_never_overwrites(tmp_path):
     before = (tmp_path / "alice").read_bytes()
     assert capsule("keygen", "alice", cwd=tmp_path).returncode == 2
     assert (tmp_path / "alice").read_bytes() == before
+
+
+def test_keygen_makes_keys_of_both_types(tmp_path):
+    made = capsule("keygen", "alice", "--type", "ecdsa-p256", "--json", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["type"] == "ecdsa-p256"
+    assert (tmp_path / "alice.pub").read_text().startswith("ecdsa-sha2-nistp256 ")
+    assert capsule("keygen", "bob", "--type", "rsa", cwd=tmp_path).returncode == 2
+    assert not (tmp_path / "bob").exists()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,10 +39,20 @@ def test_an_honest_bundle_is_reproduced_bit_for_bit(micro, tmp_path):
     assert micro.bundle.read_bytes() == before
 
 
-def test_two_runs_have_one_claim_id(micro, workplace):
+def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, workplace):
     from .conftest import run
 
-    assert run(workplace).claim_id == micro.claim_id
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", workplace / "bob"]
+    subprocess.run(make, check=True)
+    again = run(workplace, "--ssh-key", workplace / "bob")
+    assert again.claim_id == micro.claim_id
+    (workplace / "allowed").write_text(f"bob@lab {(workplace / 'bob.pub').read_text()}")
+    options = ("--allowed-signers", "allowed", "--mode", "integrity", "--json", "--quiet")
+    done = capsule("verify", again.bundle, *options, cwd=workplace)
+    assert (done.status, done.document["verdict"]) == (0, "intact"), done.errors
+    by_alice, by_bob = done.document["signers"]
+    assert (by_alice["kind"], by_alice["objection"]) == ("dsse", "is no key that you named")
+    assert (by_bob["kind"], by_bob["identity"]) == ("sshsig", "bob@lab")
 
 
 def test_a_prefix_is_checked_and_called_a_prefix(micro, tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from capsule.bundle.trust import Signer
 from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line
 from capsule.report.terminal import show_report
@@ -78,6 +79,26 @@ def test_a_difference_is_told_with_step_component_and_both_values():
     assert "found   bb" in text
     assert "trace.head" in text
     assert text.rstrip().splitlines()[-1].startswith("not-reproduced")
+
+
+def test_every_signer_is_named_and_why_one_does_not_count():
+    signers = (
+        Signer(kind="dsse", key="SHA256:abc", identity="alice@lab"),
+        Signer(kind="sshsig", key="SHA256:def", objection="is revoked"),
+    )
+    report = Report(
+        bundle="run.capsule.tar",
+        mode="integrity",
+        verdict="intact",
+        summary="",
+        integrity=True,
+        authentic=True,
+        signer="SHA256:abc",
+        signers=signers,
+    )
+    text = shown(report)
+    assert "signed by a key you trust: SHA256:abc (alice@lab)" in text
+    assert "not counted: SHA256:def is revoked" in text
 
 
 def test_integrity_and_authenticity_are_told_apart():

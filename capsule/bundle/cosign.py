@@ -1,0 +1,53 @@
+"""Co-signing: a further signature over a bundle's manifest, in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from capsule.bundle import sshsig
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import load_private
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+
+class Signed(NamedTuple):
+    """What was signed, and by which key."""
+
+    claim_id: str
+    fingerprint: str
+
+
+def cosign(bundle: Path, key: Path, destination: Path, *, by_ssh_keygen: bool) -> Signed:
+    """Sign an intact bundle; whoever else signed it is not asked.
+
+    Args:
+        bundle: The bundle; it stays as it is.
+        key: Private key; with ``by_ssh_keygen``, whatever ``ssh-keygen -Y sign -f`` takes.
+        destination: The signature; a new file.
+        by_ssh_keygen: Have ``ssh-keygen`` sign.
+
+    Raises:
+        CapsuleError: The bundle is not intact, the key cannot be used, ``ssh-keygen`` did not sign
+            (CAP-B156), or the file exists or cannot be written (CAP-B143).
+    """
+    with open_bundle(bundle, ()) as opened:
+        manifest = opened.manifest.document
+        claim_id = opened.claim_id
+    signature = (
+        sshsig.sign_by_ssh_keygen(manifest, key)
+        if by_ssh_keygen
+        else sshsig.sign(manifest, load_private(key))
+    )
+    signer = sshsig.verify(signature, manifest)
+    try:
+        with destination.open("xb") as stream:
+            stream.write(signature)
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B143",
+            f"cannot write the signature {str(destination)!a}: {error.strerror}",
+            fix="Name another file with -o.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    return Signed(claim_id, signer.fingerprint)
