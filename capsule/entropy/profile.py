@@ -48,6 +48,8 @@ __all__ = [
 MAGIC = b"CAPSPROF"
 VERSION = 2
 X86_64 = 62  # e_machine of ELF
+MAX_PROFILE_BYTES = 256 << 20
+MAX_CALLS = 1_000_000
 
 _HEADER = struct.Struct("<8s2H")
 _CHECKSUM_SIZE = 32
@@ -255,6 +257,7 @@ class _Reader:
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = _HEADER.size
+        self._calls = 0
 
     def profile(self, machine: int) -> Profile:
         callers = [self._text() for _ in range(self._count())]
@@ -264,6 +267,9 @@ class _Reader:
     def _thread(self, callers: list[str]) -> ThreadProfile:
         process, thread = self._text(), self._text()
         calls_listed, _, _ = self._count(), self._count(), self._count()
+        self._calls += calls_listed
+        if self._calls > MAX_CALLS:
+            _malformed()
         heads = [(self._number(), self._number(), self._number()) for _ in range(calls_listed)]
         calls = []
         for source, caller, size in heads:
