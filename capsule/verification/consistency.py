@@ -31,6 +31,8 @@ from capsule.verification.image_documents import PROJECT, layer_identities
 from capsule.verification.layers import bad_layer, unpacked_layer
 from capsule.verification.tensors import digests_of
 
+_SHOWN_CHARACTERS = 100
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -48,7 +50,7 @@ def check_consistency(parts: Contents) -> None:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
             files that contradict each other.
     """
-    for check in (_lock, _relaxations, _runtime, _sbom, _image, _entropy):
+    for check in (_lock, _relaxations, _runtime, _image, _sbom, _entropy):
         check(parts)
     if isinstance(parts.claims, ProgramClaims):
         _outputs(parts.bundle, parts.claims)
@@ -125,11 +127,29 @@ def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
     listed = bundle.read(name, contract.Outputs)
     _equal(name, "the outputs", claims.outputs, listed.files)
     _equal(name, "the standard output", claims.standard_output, listed.standard_output)
+    for path in claims.outputs:
+        _check_output_name(path)
     for path, member in output_members(claims).items():
         _equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))
     if claims.standard_output is not None:
         printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
         _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+
+
+def _check_output_name(path: str) -> None:
+    """Refuse the name of an output that would lead out of a program's working folder.
+
+    Raises:
+        CapsuleError: CAP-V044.
+    """
+    if "\0" not in path and not {"", ".", ".."} & set(path.split("/")):
+        return
+    raise CapsuleError(
+        "CAP-V044",
+        f"the bundle claims an output called {path!a}, which no program can have written",
+        fix="Do not trust this bundle; ask its signer for a consistent one.",
+        exit_code=ExitCode.TAMPERED,
+    )
 
 
 def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
@@ -242,7 +262,12 @@ def _equal(name: str, what: str, claimed: Any, found: Any) -> None:
     raise CapsuleError(
         "CAP-V010",
         f"the bundle contradicts itself: {what} in {name} is not what claims.json says "
-        f"(claimed {str(claimed)[:100]}, found {str(found)[:100]})",
+        f"(claimed {_shown(claimed)}, found {_shown(found)})",
         fix="Do not trust this bundle; ask its signer for a consistent one.",
         exit_code=ExitCode.TAMPERED,
     )
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a stranger's text in ASCII, without control characters."""
+    return ascii(str(value)[:_SHOWN_CHARACTERS])[1:-1]
