@@ -27,12 +27,12 @@ from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.deb import deb_entries
+from capsule.image.layer_reader import read_layer
 from capsule.image.layers import (
     CHUNK,
     Entry,
     file_entry,
     padded,
-    read_tar,
     refuse_collisions,
     refused,
     tar_header,
@@ -379,8 +379,8 @@ def _supplied_base(path: Path) -> _Made:
     """Accept a base layer only in the form that this module writes."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
-        facts = write_tar(read_tar(stream, "the supplied base layer"), digest.update)
-    if digest.hexdigest() != sha256_file(path):
+        facts = write_tar(read_layer(stream, "the supplied base layer"), digest.update)
+    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
         raise refused("CAP-I110", "the supplied base layer is not in canonical form", _SUPPLY_FIX)
     return Layer("base", f"sha256:{digest.hexdigest()}", path, path.stat().st_size), facts
 
@@ -392,7 +392,7 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     with path.open("rb") as stream:
         files = {
             entry.path.removeprefix(f"{SITE}/"): b"".join(entry.content())
-            for entry in read_tar(stream, "the supplied code layer")
+            for entry in read_layer(stream, "the supplied code layer")
             if entry.kind == "file"
         }
     code = dict(sorted(files.items()))
