@@ -60,7 +60,7 @@ def unpacked_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> 
     """
     member = run_bundle.LAYER.format(name=name)
     packed = bundle.member(member)
-    _check_size(member, packed.stat().st_size, identity.size)
+    check_size(member, packed.stat().st_size, identity.size)
     with tempfile.NamedTemporaryFile(prefix="capsule-layer-", suffix=".tar") as target:
         with packed.open("rb") as source:
             unpack(source, target.file, identity, member)
@@ -102,7 +102,7 @@ def bad_layer(member: str, reason: str) -> CapsuleError:
     )
 
 
-def _check_size(member: str, packed: int, size: int) -> None:
+def check_size(member: str, packed: int, size: int) -> None:
     """Refuse to unpack what would be too large, before the first byte."""
     if size > MAX_LAYER_BYTES:
         raise bad_layer(member, f"it has {size} bytes, more than {MAX_LAYER_BYTES}")
