@@ -107,7 +107,7 @@ def write(stream: BinaryIO, members: Iterable[tuple[str, int, Data]]) -> dict[st
     for name, size, data in members:
         stream.write(header(name, size))
         with io.BytesIO(data) if isinstance(data, bytes) else data() as source:
-            digests[name] = _copy(source, stream, size)
+            digests[name] = copy(source, stream, size)
         stream.write(bytes(-size % BLOCK))
     stream.write(bytes(2 * BLOCK))
     return digests
@@ -188,33 +188,30 @@ class ArchiveReader:
         self._padding(name, size)
         return data
 
-    def extract(self, name: str, size: int, sha256: str, root: Path) -> Path:
-        """Copy the next member below ``root`` and check its content on the way.
+    def check(self, name: str, size: int, sha256: str) -> int:
+        """Check the next member, and leave its content where it is.
 
         Args:
             name: The name it must have.
             size: The size it must have, in bytes.
             sha256: The hexadecimal SHA-256 its content must have.
-            root: An existing private directory.
 
         Returns:
-            The path of the copy.
+            Where its content begins, in bytes from the start of the archive.
 
         Raises:
             CapsuleError: CAP-B103, B104, B106, B107, B108: any other member, content, or none.
-            OSError: The copy cannot be written.
         """
         _compare(self._block(name), name, size)
-        with create_file(root, name) as target:
-            try:
-                found = _copy(self._stream, target, size)
-            except EOFError as error:
-                raise _truncated(name) from error
+        offset = self._stream.tell()
+        try:
+            found = copy(self._stream, None, size)
+        except EOFError as error:
+            raise _truncated(name) from error
         if found != sha256:
-            message = f"the content of {name} is not what was signed: SHA-256 {found}"
-            raise tampered("CAP-B108", f"{message}, signed {sha256}")
+            raise other_content(name, found, sha256)
         self._padding(name, size)
-        return root / name
+        return offset
 
     def finish(self) -> None:
         """Check that the archive ends here: two zero blocks, then nothing.
@@ -248,17 +245,28 @@ class ArchiveReader:
             raise tampered("CAP-B106", f"the padding after {name} is not zero")
 
 
-def _copy(source: BinaryIO, target: BinaryIO, size: int) -> str:
-    """Copy exactly ``size`` bytes and return their SHA-256, or raise EOFError."""
+def copy(source: BinaryIO, target: BinaryIO | None, size: int) -> str:
+    """Copy exactly ``size`` bytes, or only read them without a target; return their SHA-256.
+
+    Raises:
+        EOFError: There are fewer.
+    """
     digest = hashlib.sha256()
     while size:
         chunk = source.read(min(size, _COPY_SIZE))
         if not chunk:
             raise EOFError
         digest.update(chunk)
-        target.write(chunk)
+        if target is not None:
+            target.write(chunk)
         size -= len(chunk)
     return digest.hexdigest()
+
+
+def other_content(name: str, found: str, signed: str) -> CapsuleError:
+    """Return the error of a member whose content has another SHA-256 than was signed."""
+    message = f"the content of {name} is not what was signed: SHA-256 {found}"
+    return tampered("CAP-B108", f"{message}, signed {signed}")
 
 
 def _compare(found: bytes, name: str, size: int) -> None:

@@ -1,7 +1,8 @@
 """The bundle: one signed file per run. Two verbs, :func:`pack` and :func:`open_bundle`.
 
-An opened bundle is a private copy: every byte was checked while it was copied, and whatever
-happens to the bundle file afterwards does not matter.
+An open bundle was checked byte by byte through one descriptor, which it keeps. What is read of it
+later comes through that descriptor, too, and is checked again, so that whatever happens to the
+bundle file meanwhile does not matter.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -34,10 +35,13 @@ from capsule.bundle.manifest import (
     SignatureKinds,
     parse_document,
 )
+from capsule.bundle.members import Member, Members
 from capsule.bundle.trust import Policy, Signature, Signer
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
+
+MAX_DOCUMENT_BYTES = 64 << 20
 
 _M = TypeVar("_M", bound=Model)
 
@@ -58,18 +62,20 @@ class OpenedBundle:
 
     Attributes:
         manifest: The manifest.
-        files: Staged copy of each file of the manifest, by its path in the bundle.
-        directory: The staging directory, which holds what ``tar -xf`` would have unpacked.
+        files: Staged copy of each file of the manifest, by its path in the bundle; each is made
+            when it is first asked for.
+        directory: The staging directory, which holds the copies as ``tar -xf`` would unpack them.
         fingerprint: The signing key by the bundle's own account; a fact only if ``authentic``.
         signers: Who signed, in the bundle or beside it, and whether the reader's policy counts it.
     """
 
     manifest: Manifest
-    files: Mapping[str, Path]
+    files: Members
     directory: Path
     fingerprint: str
     signers: tuple[Signer, ...]
     _staging: tempfile.TemporaryDirectory[str]
+    _stream: BinaryIO
 
     @property
     def authentic(self) -> bool:
@@ -85,27 +91,62 @@ class OpenedBundle:
         """Parse a file of the bundle as a canonical JSON document.
 
         Raises:
-            CapsuleError: CAP-B144: no such file, not canonical JSON, or not of this model.
+            CapsuleError: CAP-B144: no such file, not canonical JSON, or not of this model;
+                CAP-B160: too large for a document.
         """
-        return parse_document(self.member(path).read_bytes(), model, path, "CAP-B144")
+        return parse_document(self.content(path), model, path, "CAP-B144")
+
+    def content(self, path: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """Return what a small file of the bundle holds.
+
+        Raises:
+            CapsuleError: CAP-B144: no such file; CAP-B160: it has more than ``limit`` bytes;
+                CAP-B108: the bundle has changed since it was checked.
+        """
+        self._require(path)
+        return self.files.content(path, limit)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file of the bundle where it lies: see :meth:`Members.open`.
+
+        Raises:
+            CapsuleError: CAP-B144: no such file.
+        """
+        self._require(path)
+        return self.files.open(path)
 
     def member(self, path: str) -> Path:
         """Return the staged copy of a file of the bundle.
 
         Raises:
+            CapsuleError: CAP-B144: no such file; CAP-B108: the bundle has changed since it was
+                checked; CAP-B110: the copy cannot be written.
+        """
+        self._require(path)
+        with _copying():
+            return self.files[path]
+
+    def sha256(self, path: str) -> str:
+        """Return the digest that was signed for a file of the bundle, and checked.
+
+        Raises:
             CapsuleError: CAP-B144: no such file.
         """
+        self._require(path)
+        return self.files.signed(path).sha256
+
+    def _require(self, path: str) -> None:
         if path not in self.files:
             raise tampered("CAP-B144", f"the bundle has no file {path!a}")
-        return self.files[path]
 
     def with_role(self, role: Role) -> dict[str, Path]:
         """Return the staged copies of the files with a role, in order of their paths."""
         paths = [file.path for file in self.manifest.files if file.role == role]
-        return {path: self.files[path] for path in paths}
+        return {path: self.member(path) for path in paths}
 
     def close(self) -> None:
-        """Delete the staged copies."""
+        """Delete the staged copies and close the bundle."""
+        self._stream.close()
         self._staging.cleanup()
 
     def __enter__(self) -> Self:
@@ -172,11 +213,11 @@ def pack(
 def open_bundle(
     path: Path, trust: Policy | Iterable[PublicKey], limits: Limits | None = None
 ) -> OpenedBundle:
-    """Check a bundle completely and return private copies of its files.
+    """Check a bundle completely and leave it open.
 
     The order is the defence. First the signature envelope, bounded in size; then the manifest,
     parsed only once its digest is the attested one; then each file against the manifest, byte by
-    byte on its way into a new directory that nobody else may enter.
+    byte.
 
     Args:
         path: The bundle.
@@ -188,50 +229,46 @@ def open_bundle(
     Raises:
         CapsuleError: With exit status 3 if the bundle is not canonical, not intact, or not signed
             as the policy asks (CAP-B125, B154, B155); CAP-B101 if it cannot be opened; CAP-B110 if
-            the copies cannot be written.
+            it cannot be read, or there is no place for copies.
     """
     limits = limits or Limits()
-    with archive.open_archive(path) as stream, _copying():
-        reader = ArchiveReader(stream, limits)
-        staging = tempfile.TemporaryDirectory(prefix="capsule-bundle-")  # mode 0700, by mkdtemp
-        try:
-            return _unpack(reader, Policy.of(trust), limits, staging)
-        except BaseException:
-            staging.cleanup()
-            raise
+    with ExitStack() as stack:
+        stream = stack.enter_context(archive.open_archive(path))
+        with _copying():
+            staging = tempfile.TemporaryDirectory(prefix="capsule-bundle-")  # mode 0700, by mkdtemp
+            stack.callback(staging.cleanup)
+            opened = _check(stream, Policy.of(trust), limits, staging)
+        stack.pop_all()
+        return opened
 
 
-def _unpack(
-    reader: ArchiveReader,
+def _check(
+    stream: BufferedReader,
     policy: Policy,
     limits: Limits,
     staging: tempfile.TemporaryDirectory[str],
 ) -> OpenedBundle:
-    root = Path(staging.name)
-    signed = reader.read(ENVELOPE, limits.envelope)
-    attestation = envelope.examine(signed, policy.candidates)
+    reader = ArchiveReader(stream, limits)
+    attestation = envelope.examine(reader.read(ENVELOPE, limits.envelope), policy.candidates)
     document = reader.read(MANIFEST, limits.manifest)
     manifest = _attested_manifest(document, attestation.statement, limits)
-    checksums = manifest.checksums
     signatures = [Signature("dsse", attestation.fingerprint, attestation.signer)]
-    documents = {ENVELOPE: signed, MANIFEST: document}
     if "sshsig" in manifest.signatures:
-        documents[SSHSIG] = reader.read(SSHSIG, sshsig.MAX_SIZE)
-        key = sshsig.verify(documents[SSHSIG], document)
+        key = sshsig.verify(reader.read(SSHSIG, sshsig.MAX_SIZE), document)
         signatures.append(Signature("sshsig", key.fingerprint, key))
-    for name, data in documents.items():
-        with archive.create_file(root, name) as stream:
-            stream.write(data)
-    reader.extract(CHECKSUMS, len(checksums), sha256_hex(checksums), root)
-    files = {
-        file.path: reader.extract(file.path, file.size, file.sha256, root)
+    checksums = manifest.checksums
+    reader.check(CHECKSUMS, len(checksums), sha256_hex(checksums))
+    members = {
+        file.path: Member(file, reader.check(file.path, file.size, file.sha256))
         for file in manifest.files
     }
     reader.finish()
     signers = policy.judge(signatures, document)
     if not policy.trusts_nobody:
         policy.require(signers)
-    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, staging)
+    root = Path(staging.name)
+    files = Members(stream, members, root)
+    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, staging, stream)
 
 
 def _attested_manifest(document: bytes, statement: envelope.Statement, limits: Limits) -> Manifest:
@@ -337,7 +374,7 @@ def _copying() -> Iterator[None]:
     except OSError as error:
         raise CapsuleError(
             "CAP-B110",
-            f"cannot copy the bundle's files for checking: {error.strerror}",
-            fix="Set TMPDIR to a folder with room for the whole bundle.",
+            f"cannot read the bundle, or copy files of it for checking: {error.strerror}",
+            fix="Set TMPDIR to a folder with room for the files of the bundle.",
             exit_code=ExitCode.INCONCLUSIVE,
         ) from error

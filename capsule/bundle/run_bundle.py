@@ -31,6 +31,7 @@ from capsule.bundle.sbom import image_sbom, machine_sbom
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import Image, write_archive
 from capsule.image.cache import Cache
@@ -66,6 +67,11 @@ CHECKPOINT = "checkpoints/"
 EMBEDDED_LAYERS = ("base", "code")
 ZSTD_LEVEL = 9
 ARCHIVE_ZSTD_LEVEL = 3
+
+# By what factor a layer may have shrunk, and up to what size that does not matter. Trees of small
+# files reach 20; a bomb of zeros has 30,000.
+MAX_RATIO = 100
+ALWAYS_UNPACKED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -289,11 +295,24 @@ def _project_files(lock: Lock, cache: Cache, scratch: Path) -> dict[str, Content
     packed = scratch / "project.zst"
     archive = project_archive(lock.project, cache)
     _compress(packed, ZSTD_LEVEL, partial(_copy, archive))
+    if lock.project.size > largest_unpacked(packed.stat().st_size):
+        raise CapsuleError(
+            "CAP-B161",
+            f"the source tree has {lock.project.size} bytes and compresses to "
+            f"{packed.stat().st_size}: no verifier would unpack that",
+            fix="Leave files that are mostly empty out of it, by code.files, and run again.",
+            exit_code=ExitCode.USAGE,
+        )
     members = {LAYER.format(name="project"): Content(packed, "image", "application/zstd")}
     if lock.project.git is not None and lock.project.git.diff is not None:
         diff = cache.path(lock.project.git.diff)
         members[PROJECT_DIFF] = Content(diff, "lock", "text/x-diff")
     return members
+
+
+def largest_unpacked(packed: int) -> int:
+    """Return how many bytes a verifier lets a layer of ``packed`` bytes become."""
+    return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * packed)
 
 
 def _compress(path: Path, level: int, write: Callable[[BinaryIO], None]) -> None:

@@ -52,6 +52,13 @@ def command(
     allow_untrusted: Annotated[
         bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
     ] = False,
+    expect_spec: Annotated[
+        Path | None,
+        typer.Option("--expect-spec", help="Refuse the bundle of any other experiment."),
+    ] = None,
+    expect_claim: Annotated[
+        str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
+    ] = None,
     engine: EngineOption = "auto",
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
         "verify-report.json"
@@ -63,9 +70,11 @@ def command(
     from capsule.bundle.trust import load_policy
     from capsule.experiment.canonical import write_atomic
     from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.experiment.spec_file import load_spec
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
     from capsule.report.terminal import show_report
+    from capsule.verification.expectation import Expectation, parse_claim
     from capsule.verification.verify import Mode, Request, verify
 
     policy = load_policy(
@@ -91,6 +100,10 @@ def command(
         mode=Mode.parse(mode),
         engine=engine,
         allow_untrusted=allow_untrusted,
+        expected=Expectation(
+            spec=load_spec(expect_spec) if expect_spec else None,
+            claim=parse_claim(expect_claim) if expect_claim is not None else None,
+        ),
     )
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)

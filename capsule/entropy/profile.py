@@ -48,6 +48,8 @@ __all__ = [
 MAGIC = b"CAPSPROF"
 VERSION = 2
 X86_64 = 62  # e_machine of ELF
+MAX_PROFILE_BYTES = 64 << 20
+MAX_CALLS = 1_000_000  # each is an object when it is read
 
 _HEADER = struct.Struct("<8s2H")
 _CHECKSUM_SIZE = 32
@@ -95,8 +97,8 @@ def merge(directory: Path) -> bytes:
 
     Raises:
         CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room
-            for the whole run; CAP-R204, two threads have one path, so that nobody could tell which
-            of them a replay means.
+            for the whole run, or a profile has none; CAP-R204, two threads have one path, so that
+            nobody could tell which of them a replay means.
     """
     journal = read_journal(directory)
     _check_complete(journal, directory)
@@ -105,6 +107,14 @@ def merge(directory: Path) -> bytes:
         for thread in journal.threads
         if thread.recorded
     ]
+    calls = sum(len(thread.calls) for thread in threads)
+    if calls > MAX_CALLS:
+        raise CapsuleError(
+            "CAP-R203",
+            f"the run asked for randomness {calls:,} times; a profile holds {MAX_CALLS:,}",
+            fix="Use entropy.mode: virtual for a program that asks so often.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
     for one, other in pairwise(threads):
         if (one.process, one.thread) == (other.process, other.thread):
             raise CapsuleError(
@@ -255,6 +265,7 @@ class _Reader:
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = _HEADER.size
+        self._calls = 0
 
     def profile(self, machine: int) -> Profile:
         callers = [self._text() for _ in range(self._count())]
@@ -264,6 +275,9 @@ class _Reader:
     def _thread(self, callers: list[str]) -> ThreadProfile:
         process, thread = self._text(), self._text()
         calls_listed, _, _ = self._count(), self._count(), self._count()
+        self._calls += calls_listed
+        if self._calls > MAX_CALLS:
+            _malformed()
         heads = [(self._number(), self._number(), self._number()) for _ in range(calls_listed)]
         calls = []
         for source, caller, size in heads:

@@ -20,6 +20,7 @@ from typing import Any
 import rfc8785
 
 MAX_SAFE_INTEGER = 2**53 - 1
+MAX_VALUES = 2_000_000  # of a document; each takes up to a hundred bytes of memory
 
 
 def canonical_json(value: Any) -> bytes:
@@ -43,6 +44,8 @@ def parse_canonical_json(data: bytes) -> Any:
     Raises:
         ValueError: The bytes are not canonical JSON.
     """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:  # one of them before every value
+        raise ValueError(f"more than {MAX_VALUES} values")
     try:
         value = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, over-long integers

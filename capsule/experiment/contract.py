@@ -163,9 +163,14 @@ def tensor_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) ->
         shape: Sizes of the dimensions.
         data: The elements, row-major, little-endian.
     """
-    digest = hashlib.sha256(canonical_json({"dtype": dtype, "shape": list(shape)}))
+    digest = hashlib.sha256(tensor_header(dtype, shape))
     digest.update(data)
     return digest.hexdigest()
+
+
+def tensor_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """Return what is hashed of a tensor before its elements."""
+    return canonical_json({"dtype": dtype, "shape": list(shape)})
 
 
 class Checkpoint(Model):

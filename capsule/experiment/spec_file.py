@@ -18,6 +18,9 @@ from capsule.experiment.spec import Spec
 MAX_SPEC_BYTES = 1 << 20
 FieldPath = tuple[str | int, ...]
 
+_TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
+_CONTAINERS = {_TAG + "map", _TAG + "seq"}
+
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
     """Read a spec from a YAML (or JSON) file.
@@ -91,6 +94,8 @@ class _Reader:
         self.marks.setdefault(path, _position(node))
         if node.anchor is not None:
             self._refuse(f"{_position(node)}: anchors and aliases are not allowed", "Write it out.")
+        if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
+            self._refuse(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -115,7 +120,7 @@ class _Reader:
         return result
 
     def _scalar(self, node: Any) -> Any:
-        tag = str(node.tag).rpartition(":")[2]
+        tag = str(node.tag).removeprefix(_TAG)
         text: str = node.value
         try:
             if tag == "null":

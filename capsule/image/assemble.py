@@ -27,12 +27,12 @@ from capsule.experiment.variables import environment_variables
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.deb import deb_entries
+from capsule.image.layer_reader import read_layer
 from capsule.image.layers import (
     CHUNK,
     Entry,
     file_entry,
     padded,
-    read_tar,
     refuse_collisions,
     refused,
     tar_header,
@@ -379,8 +379,8 @@ def _supplied_base(path: Path) -> _Made:
     """Accept a base layer only in the form that this module writes."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
-        facts = write_tar(read_tar(stream, "the supplied base layer"), digest.update)
-    if digest.hexdigest() != sha256_file(path):
+        facts = write_tar(read_layer(stream, "the supplied base layer"), digest.update)
+    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
         raise refused("CAP-I110", "the supplied base layer is not in canonical form", _SUPPLY_FIX)
     return Layer("base", f"sha256:{digest.hexdigest()}", path, path.stat().st_size), facts
 
@@ -392,7 +392,7 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     with path.open("rb") as stream:
         files = {
             entry.path.removeprefix(f"{SITE}/"): b"".join(entry.content())
-            for entry in read_tar(stream, "the supplied code layer")
+            for entry in read_layer(stream, "the supplied code layer")
             if entry.kind == "file"
         }
     code = dict(sorted(files.items()))
@@ -406,16 +406,9 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
 
 
 def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
-    config = canonical_json(_config(lock, recipe, layers))
+    config = image_config(lock, recipe, [(layer.name, layer.diff_id) for layer in layers])
+    manifest = image_manifest(config, [(layer.diff_id, layer.size) for layer in layers])
     config_digest = f"sha256:{sha256_hex(config)}"
-    manifest = canonical_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{_MEDIA}.manifest.v1+json",
-            "config": _descriptor("config.v1+json", config_digest, len(config)),
-            "layers": [_descriptor("layer.v1.tar", la.diff_id, la.size) for la in layers],
-        }
-    )
     return Image(
         config=config,
         config_digest=config_digest,
@@ -426,28 +419,46 @@ def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
     )
 
 
-def _config(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> dict[str, Any]:
-    """Return the OCI image configuration. Nothing in it names the experiment."""
+def image_manifest(config: bytes, layers: Iterable[tuple[str, int]]) -> bytes:
+    """Return the OCI image manifest over a configuration and layers, each a diff id and a size."""
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_MEDIA}.manifest.v1+json",
+            "config": _descriptor("config.v1+json", f"sha256:{sha256_hex(config)}", len(config)),
+            "layers": [_descriptor("layer.v1.tar", diff_id, size) for diff_id, size in layers],
+        }
+    )
+
+
+def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) -> bytes:
+    """Return the OCI image configuration over layers, each a name and a diff id.
+
+    Nothing in it names the experiment.
+    """
     environment = {**recipe.environment, **environment_variables(lock.spec)}
-    return {
-        "architecture": _ARCHITECTURE,
-        "os": "linux",
-        "created": _CREATED,
-        "config": {
-            "User": "1000:1000",
-            "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
-            "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
-            "Entrypoint": [INTERPRETER, "-P", "-m", "capsule.training"],
-            "Cmd": ["/out"],
-            "Labels": {
-                "capsule.assembler": str(lock.image.assembler),
-                "capsule.recipe": recipe.name,
-                "capsule.version": lock.image.code.version,
+    names, diff_ids = zip(*layers, strict=True)
+    return canonical_json(
+        {
+            "architecture": _ARCHITECTURE,
+            "os": "linux",
+            "created": _CREATED,
+            "config": {
+                "User": "1000:1000",
+                "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
+                "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
+                "Entrypoint": [INTERPRETER, "-P", "-m", "capsule.training"],
+                "Cmd": ["/out"],
+                "Labels": {
+                    "capsule.assembler": str(lock.image.assembler),
+                    "capsule.recipe": recipe.name,
+                    "capsule.version": lock.image.code.version,
+                },
             },
-        },
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-        "history": [{"created": _CREATED, "created_by": f"capsule {la.name}"} for la in layers],
-    }
+            "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
+            "history": [{"created": _CREATED, "created_by": f"capsule {name}"} for name in names],
+        }
+    )
 
 
 def _index(image: Image) -> bytes:

@@ -248,11 +248,13 @@ def _entry_of(
         return replace(target, path=path)
     if not info.isreg() or info.issparse():
         raise refused("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
-    content = _slice(stream, info.offset_data, info.size)
+    content = slice_of(stream, info.offset_data, info.size)
     return Entry(path, owner, "file", info.mode & 0o777, info.size, content)
 
 
-def _slice(stream: BinaryIO, offset: int, size: int) -> Content:
+def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:
+    """Return the content of ``size`` bytes that begins at ``offset`` of a stream."""
+
     def chunks() -> Iterator[bytes]:
         position = offset
         while position < offset + size:

@@ -24,7 +24,8 @@ from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
-from capsule.image.layers import CHUNK, Entry, read_tar, refused, safe_path, write_tar
+from capsule.image.layer_reader import read_layer
+from capsule.image.layers import CHUNK, Entry, refused, safe_path, write_tar
 
 FOLDER = contract.PROJECT_FOLDER.removeprefix("/")  # a path of the layer
 MAX_FILES = 10_000
@@ -119,11 +120,11 @@ def read_project(archive: Path) -> tuple[dict[str, str], str]:
     """Return the facts of an archive, path to fact as in a lock, and its canonical digest.
 
     Raises:
-        CapsuleError: CAP-I104, CAP-I107 or CAP-I108, it is malformed or holds what it may not.
+        CapsuleError: CAP-I107 or CAP-I110, it is not one of Capsule's own or holds what it may not.
     """
     digest = hashlib.sha256()
     with archive.open("rb") as stream:
-        facts = write_tar(read_tar(stream, "the archive of the source tree"), digest.update)
+        facts = write_tar(read_layer(stream, "the archive of the source tree"), digest.update)
     prefix = f"{FOLDER}/"
     files = {path.removeprefix(prefix): fact for path, fact in facts.items() if fact != "directory"}
     return files, digest.hexdigest()
@@ -132,7 +133,7 @@ def read_project(archive: Path) -> tuple[dict[str, str], str]:
 def unpack_project(archive: Path, target: Path) -> None:
     """Write the files of an archive below ``target``, a new folder."""
     with archive.open("rb") as stream:
-        for entry in read_tar(stream, "the archive of the source tree"):
+        for entry in read_layer(stream, "the archive of the source tree"):
             path = target / PurePosixPath(entry.path).relative_to(FOLDER)
             if entry.kind == "directory":
                 path.mkdir(parents=True, exist_ok=True)

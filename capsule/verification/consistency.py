@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,27 @@ from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
     CheckpointClaim,
     Claims,
+    Observations,
     ProgramClaims,
     TrainingClaims,
     has_population,
+    image_relaxations,
     read_schedule,
     records_schedule,
 )
-from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
-from capsule.entropy.profile import parse
+from capsule.bundle.sbom_checks import MAX_BYTES, sbom_matches_lock, validate_sbom
+from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.experiment import contract
-from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import read_trace, trace_head
-from capsule.experiment.trainers import ImpalaTrainer
+from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.image.project import read_project
-from capsule.verification.layers import PROJECT, bad_layer, unpacked_layer
+from capsule.verification.image_documents import PROJECT, layer_identities
+from capsule.verification.layers import bad_layer, unpacked_layer
+from capsule.verification.tensors import digests_of
 
-MAX_SAFETENSORS_HEADER = 1 << 24
+_SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def check_consistency(parts: Contents) -> None:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
             files that contradict each other.
     """
-    for check in (_lock, _sbom, _project, _entropy):
+    for check in (_lock, _relaxations, _runtime, _image, _sbom, _entropy):
         check(parts)
     if isinstance(parts.claims, ProgramClaims):
         _outputs(parts.bundle, parts.claims)
@@ -58,7 +60,7 @@ def check_consistency(parts: Contents) -> None:
 
 def _training(parts: Contents, claims: TrainingClaims) -> None:
     """Check what a trainer of Capsule's own claims."""
-    for check in (_schedule, _trace, _population, _streams, _evaluation, _checkpoints):
+    for check in (_result, _schedule, _trace, _population, _streams, _evaluation, _checkpoints):
         check(parts, claims)
     _final_tensors(parts)
 
@@ -70,33 +72,53 @@ def _lock(parts: Contents) -> None:
     _equal("manifest.json", "its claim id", parts.claims.claim_id(), parts.bundle.manifest.claim_id)
 
 
+def _relaxations(parts: Contents) -> None:
+    """Check that no guarantee was given up silently."""
+    observed = parts.bundle.read(run_bundle.OBSERVATIONS, Observations)
+    found = image_relaxations(parts.lock, observed.engine.get("name", ""))
+    _equal(run_bundle.LOCK, "the relaxations", parts.claims.relaxations, found)
+    _equal(
+        run_bundle.OBSERVATIONS,
+        "whether there was an image",
+        parts.claims.image is not None,
+        observed.engine.get("name") != "process",
+    )
+
+
+def _runtime(parts: Contents) -> None:
+    name = run_bundle.RUN + contract.RUNTIME
+    runtime = parts.bundle.read(name, contract.Runtime)
+    _equal(name, "the flags that were read back", parts.claims.flags, runtime.flags)
+    _equal(name, "the libraries", parts.claims.libraries, runtime.libraries)
+
+
 def _entropy(parts: Contents) -> None:
     """Check that the recorded randomness is there where it must be, and is the claimed one."""
     claimed = parts.claims.entropy_profile
     recorded = parts.lock.spec.entropy.mode == "recorded"
     _equal(run_bundle.LOCK, "whether randomness was recorded", recorded, claimed is not None)
     if claimed is not None:
-        member = parts.bundle.member(run_bundle.ENTROPY_PROFILE)
-        _equal(run_bundle.ENTROPY_PROFILE, "its digest", claimed, sha256_file(member))
-        parse(member.read_bytes())
+        found = parts.bundle.sha256(run_bundle.ENTROPY_PROFILE)
+        _equal(run_bundle.ENTROPY_PROFILE, "its digest", claimed, found)
+        parse(parts.bundle.content(run_bundle.ENTROPY_PROFILE, MAX_PROFILE_BYTES))
 
 
-def _project(parts: Contents) -> None:
-    """Check that the bundle carries the locked source tree, and git's diff."""
+def _image(parts: Contents) -> None:
+    """Check the image's documents, and that the bundle carries the locked source tree."""
+    identities = layer_identities(parts.bundle, parts.lock, parts.claims)
     project = parts.lock.project
     if project is None:
         return
     member = run_bundle.LAYER.format(name=PROJECT)
-    with unpacked_layer(parts.bundle, PROJECT) as archive:
+    with unpacked_layer(parts.bundle, PROJECT, identities[PROJECT]) as archive:
         try:
-            facts, digest = read_project(archive)
+            facts, _ = read_project(archive)
         except CapsuleError as error:
             raise bad_layer(member, error.message) from error
     for path in sorted({*project.files, *facts}):
         _equal(member, path, project.files.get(path), facts.get(path))
-    _equal(member, "its digest", project.sha256, digest)
     if project.git is not None and project.git.diff is not None:
-        diff = sha256_file(parts.bundle.member(run_bundle.PROJECT_DIFF))
+        diff = parts.bundle.sha256(run_bundle.PROJECT_DIFF)
         _equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)
 
 
@@ -105,11 +127,29 @@ def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
     listed = bundle.read(name, contract.Outputs)
     _equal(name, "the outputs", claims.outputs, listed.files)
     _equal(name, "the standard output", claims.standard_output, listed.standard_output)
-    for path, member in recorded_outputs(bundle, claims).items():
-        _equal(path, "its digest", claims.outputs[path].sha256, sha256_file(member))
+    for path in claims.outputs:
+        _check_output_name(path)
+    for path, member in output_members(claims).items():
+        _equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))
     if claims.standard_output is not None:
-        printed = sha256_file(bundle.member(run_bundle.STANDARD_OUTPUT))
+        printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
         _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+
+
+def _check_output_name(path: str) -> None:
+    """Refuse the name of an output that would lead out of a program's working folder.
+
+    Raises:
+        CapsuleError: CAP-V044.
+    """
+    if "\0" not in path and not {"", ".", ".."} & set(path.split("/")):
+        return
+    raise CapsuleError(
+        "CAP-V044",
+        f"the bundle claims an output called {path!a}, which no program can have written",
+        fix="Do not trust this bundle; ask its signer for a consistent one.",
+        exit_code=ExitCode.TAMPERED,
+    )
 
 
 def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
@@ -118,9 +158,13 @@ def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, P
     Raises:
         CapsuleError: CAP-B144, the bundle lacks one.
     """
+    return {path: bundle.member(member) for path, member in output_members(claims).items()}
+
+
+def output_members(claims: ProgramClaims) -> dict[str, str]:
+    """Return the member of each claimed output but links, by path in the working folder."""
     files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
-    members = run_bundle.output_members(files.items())
-    return {path: bundle.member(member) for path, member in members.items()}
+    return run_bundle.output_members(files.items())
 
 
 def _schedule(parts: Contents, claims: TrainingClaims) -> None:
@@ -135,6 +179,18 @@ def _schedule(parts: Contents, claims: TrainingClaims) -> None:
     found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
     _equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
     _equal(run_bundle.SCHEDULE, "the run that it is of", of_run, found)
+
+
+def _result(parts: Contents, claims: TrainingClaims) -> None:
+    """Check that the run had come to its end, and to the claimed one."""
+    name = run_bundle.RUN + contract.RESULT
+    result = parts.bundle.read(name, contract.Result)
+    claimed = (True, claims.steps, claims.episodes, claims.parameters)
+    found = (result.complete, result.steps, result.episodes, result.parameters)
+    _equal(name, "the end of the run", claimed, found)
+    trainer = parts.lock.spec.trainer
+    if not isinstance(trainer, CommandTrainer):
+        _equal(run_bundle.LOCK, "the number of steps", claims.steps, trainer.total_steps)
 
 
 def _trace(parts: Contents, claims: TrainingClaims) -> None:
@@ -184,16 +240,16 @@ def _final_tensors(parts: Contents) -> None:
     index = _index(parts)
     final = index.checkpoints[-1]
     name = f"{run_bundle.CHECKPOINT}{contract.checkpoint_name(final.step)}.safetensors"
-    found = tensor_digests(parts.bundle.member(name))
+    with parts.bundle.open(name) as stream:
+        found = digests_of(stream, parts.bundle.files.signed(name).size, name)
     for tensor in sorted({*final.tensors, *found}):
-        claimed = final.tensors.get(tensor)
-        _equal(name, f"tensor {tensor}", claimed, found.get(tensor))
+        _equal(name, f"tensor {tensor!a}", final.tensors.get(tensor), found.get(tensor))
 
 
 def _sbom(parts: Contents) -> None:
-    data = parts.bundle.member(run_bundle.IMAGE_SBOM).read_bytes()
+    data = parts.bundle.content(run_bundle.IMAGE_SBOM, MAX_BYTES)
     validate_sbom(data)
-    validate_sbom(parts.bundle.member(run_bundle.MACHINE_SBOM).read_bytes())
+    validate_sbom(parts.bundle.content(run_bundle.MACHINE_SBOM, MAX_BYTES))
     image = parts.claims.image
     config = image.config if image else f"sha256:{parts.lock.digest()}"
     differences = sbom_matches_lock(data, parts.lock, config)
@@ -206,41 +262,12 @@ def _equal(name: str, what: str, claimed: Any, found: Any) -> None:
     raise CapsuleError(
         "CAP-V010",
         f"the bundle contradicts itself: {what} in {name} is not what claims.json says "
-        f"(claimed {str(claimed)[:100]}, found {str(found)[:100]})",
+        f"(claimed {_shown(claimed)}, found {_shown(found)})",
         fix="Do not trust this bundle; ask its signer for a consistent one.",
         exit_code=ExitCode.TAMPERED,
     )
 
 
-def tensor_digests(path: Path) -> dict[str, str]:
-    """Digest every tensor of a safetensors file without a tensor library.
-
-    Returns:
-        Tensor name to SHA-256 over dtype, shape and little-endian bytes, as
-        :class:`capsule.experiment.contract.Checkpoint` defines it.
-
-    Raises:
-        CapsuleError: CAP-V011, not a well-formed safetensors file.
-    """
-    data = path.read_bytes()
-    try:
-        length = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or length > MAX_SAFETENSORS_HEADER:
-            raise ValueError(f"header of {length} bytes")
-        header = json.loads(data[8 : 8 + length])
-        header.pop("__metadata__", None)
-        return {name: _digest(entry, data[8 + length :]) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CapsuleError(
-            "CAP-V011",
-            f"{path.name} is not a well-formed safetensors file: {error}",
-            fix="Do not trust this bundle; ask its signer for a consistent one.",
-            exit_code=ExitCode.TAMPERED,
-        ) from error
-
-
-def _digest(entry: dict[str, Any], body: bytes) -> str:
-    start, end = entry["data_offsets"]
-    if not 0 <= start <= end <= len(body):
-        raise ValueError(f"offsets {start}:{end} outside {len(body)} bytes")
-    return contract.tensor_digest(entry["dtype"], entry["shape"], body[start:end])
+def _shown(value: Any) -> str:
+    """Return the beginning of a stranger's text in ASCII, without control characters."""
+    return ascii(str(value)[:_SHOWN_CHARACTERS])[1:-1]

@@ -1,9 +1,14 @@
-"""The image layers that a bundle carries, unpacked within bounds: they come from a stranger."""
+"""The image layers that a bundle carries, unpacked within bounds: they come from a stranger.
+
+What a layer unpacks to is known before: its size and digest are in the lock or the image manifest.
+So the work is bounded by what was signed, and that is bounded too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
@@ -11,51 +16,80 @@ from typing import IO, BinaryIO, Literal
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.verification.image_documents import PROJECT, LayerIdentity
 
 MAX_LAYER_BYTES = 1 << 30
+MAX_WINDOW_BYTES = 8 << 20  # what every decoder must have (RFC 8878, section 3.1.1.1.2)
+_CHUNK = 1 << 20
 Name = Literal["base", "code"]
-PROJECT = "project"
 
 
 @contextmanager
-def supplied_layers(bundle: OpenedBundle) -> Iterator[tuple[dict[Name, Path], Path | None]]:
+def supplied_layers(
+    bundle: OpenedBundle, identities: Mapping[str, LayerIdentity]
+) -> Iterator[tuple[dict[Name, Path], Path | None]]:
     """Unpack every layer that the bundle carries, the source tree's apart; deleted at the end.
 
+    Args:
+        bundle: The bundle.
+        identities: What each must unpack to, by name.
+
     Raises:
-        CapsuleError: CAP-V004, one cannot be unpacked or is too large.
+        CapsuleError: CAP-V004, one cannot be unpacked, is too large or is another.
     """
     names: tuple[Name, ...] = ("base", "code")
     with ExitStack() as stack:
         supplied = {
-            name: stack.enter_context(unpacked_layer(bundle, name))
+            name: stack.enter_context(unpacked_layer(bundle, name, identities[name]))
             for name in names
             if run_bundle.LAYER.format(name=name) in bundle.files
         }
-        has_project = run_bundle.LAYER.format(name=PROJECT) in bundle.files
-        project = stack.enter_context(unpacked_layer(bundle, PROJECT)) if has_project else None
+        project = None
+        if run_bundle.LAYER.format(name=PROJECT) in bundle.files and PROJECT in identities:
+            project = stack.enter_context(unpacked_layer(bundle, PROJECT, identities[PROJECT]))
         yield supplied, project
 
 
 @contextmanager
-def unpacked_layer(bundle: OpenedBundle, name: str) -> Iterator[Path]:
+def unpacked_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> Iterator[Path]:
     """Unpack one layer; it is deleted at the end.
 
     Raises:
-        CapsuleError: CAP-B144 the bundle has none of that name, CAP-V004 it cannot be unpacked or
-            is too large.
+        CapsuleError: CAP-B144 the bundle has none of that name, CAP-V004 it cannot be unpacked,
+            is too large or is another.
+    """
+    member = run_bundle.LAYER.format(name=name)
+    packed = bundle.member(member)
+    check_size(member, packed.stat().st_size, identity.size)
+    with tempfile.NamedTemporaryFile(prefix="capsule-layer-", suffix=".tar") as target:
+        with packed.open("rb") as source:
+            unpack(source, target.file, identity, member)
+        target.flush()
+        yield Path(target.name)
+
+
+def unpack(source: BinaryIO, target: IO[bytes], identity: LayerIdentity, member: str) -> None:
+    """Decompress what must be ``identity``; not more than a piece beyond its size is made.
+
+    Raises:
+        CapsuleError: CAP-V004, it is something else.
     """
     import zstandard
 
-    member = run_bundle.LAYER.format(name=name)
-    with tempfile.NamedTemporaryFile(prefix="capsule-layer-", suffix=".tar") as target:
-        with bundle.member(member).open("rb") as packed:
-            reader = zstandard.ZstdDecompressor().stream_reader(packed)
-            try:
-                _copy_bounded(reader, target.file, member)
-            except zstandard.ZstdError as error:
-                raise bad_layer(member, str(error)) from error
-        target.flush()
-        yield Path(target.name)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    digest, size = hashlib.sha256(), 0
+    try:
+        with decompressor.stream_reader(source, read_across_frames=True, closefd=False) as reader:
+            while size <= identity.size and (chunk := reader.read(_CHUNK)):
+                size += len(chunk)
+                digest.update(chunk)
+                target.write(chunk)
+    except zstandard.ZstdError as error:
+        raise bad_layer(member, str(error)) from error
+    if size > identity.size:
+        raise bad_layer(member, f"it unpacks to more than the {identity.size} bytes of the layer")
+    if (size, digest.hexdigest()) != (identity.size, identity.sha256):
+        raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
 
 
 def bad_layer(member: str, reason: str) -> CapsuleError:
@@ -68,10 +102,9 @@ def bad_layer(member: str, reason: str) -> CapsuleError:
     )
 
 
-def _copy_bounded(reader: BinaryIO, out: IO[bytes], member: str) -> None:
-    remaining = MAX_LAYER_BYTES
-    while chunk := reader.read(1 << 20):
-        remaining -= len(chunk)
-        if remaining < 0:
-            raise bad_layer(member, f"it unpacks to more than {MAX_LAYER_BYTES} bytes")
-        out.write(chunk)
+def check_size(member: str, packed: int, size: int) -> None:
+    """Refuse to unpack what would be too large, before the first byte."""
+    if size > MAX_LAYER_BYTES:
+        raise bad_layer(member, f"it has {size} bytes, more than {MAX_LAYER_BYTES}")
+    if size > run_bundle.largest_unpacked(packed):
+        raise bad_layer(member, f"{packed} bytes would become {size}, which no tree does")

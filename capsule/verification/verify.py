@@ -44,6 +44,8 @@ from capsule.verification.comparison import (
     compare_traces,
 )
 from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
+from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
+from capsule.verification.image_documents import layer_identities
 from capsule.verification.layers import supplied_layers
 from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
 
@@ -89,6 +91,7 @@ class Request:
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
     sources: SourcesSpec = field(default_factory=SourcesSpec)
+    expected: Expectation = field(default_factory=Expectation)
 
 
 def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Report:
@@ -126,7 +129,8 @@ def _verdict_of(error: CapsuleError) -> Grade:
         return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
-    return "untrusted" if error.code in (NO_KEY, *UNTRUSTED) else "tampered"
+    unwanted = (NO_KEY, OTHER_SPEC, OTHER_CLAIM, *UNTRUSTED)
+    return "untrusted" if error.code in unwanted else "tampered"
 
 
 def _verify(
@@ -146,6 +150,7 @@ def _verify(
             "ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
         _require_trust(bundle, request)
+        request.expected.check(lock, claims)
         if request.mode.name == "integrity":
             return "intact", "the bundle is unchanged since it was signed, and agrees with itself"
         engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
@@ -153,7 +158,8 @@ def _verify(
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
-        with supplied_layers(bundle) as (supplied, project):
+        identities = layer_identities(bundle, lock, claims)
+        with supplied_layers(bundle, identities) as (supplied, project):
             image = execution.prepare(
                 lock,
                 engine,

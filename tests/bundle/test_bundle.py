@@ -70,7 +70,7 @@ def reseal(files: dict[str, bytes], manifest: dict, key, statement: dict | None 
 def parts(bundle, alice) -> tuple[dict[str, bytes], dict]:
     with open_bundle(bundle, [alice.public]) as opened:
         files = {path: staged.read_bytes() for path, staged in opened.files.items()}
-        return files, json.loads((opened.directory / "manifest.json").read_bytes())
+        return files, json.loads(opened.manifest.document)
 
 
 def refusal(data: bytes, folder: Path, keys, limits: Limits | None = None) -> str:
@@ -222,14 +222,11 @@ def test_a_destination_that_cannot_be_written(tmp_path, contents, claim_id, alic
 def test_staged_copies_are_private_and_go_away(bundle, alice):
     with open_bundle(bundle, [alice.public]) as opened:
         assert stat.S_IMODE(opened.directory.stat().st_mode) == 0o700
-        assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in opened.files.values())
-        staged = {
-            str(path.relative_to(opened.directory))
-            for path in opened.directory.rglob("*")
-            if path.is_file()
-        }
-        listed = {"signatures/run.sigstore.json", "manifest.json", "SHA256SUMS"}
-        assert staged == listed | set(opened.files)
+        assert not any(opened.directory.iterdir())  # nobody has asked for one
+        staged = {opened.member(path) for path in opened.files}
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in staged)
+        assert {path for path in opened.directory.rglob("*") if path.is_file()} == staged
+        assert [opened.member(path) for path in opened.files] == list(opened.files.values())
     assert not opened.directory.exists()
 
 
@@ -241,12 +238,41 @@ def test_a_refused_bundle_leaves_nothing_behind(bundle, tmp_path, alice, monkeyp
     assert not any((tmp_path / "staging").iterdir())
 
 
-def test_staged_copies_survive_the_bundle(packed, alice):
+def test_a_bundle_that_is_replaced_or_grows_stays_what_it_was(packed, alice):
     path = packed()
     with open_bundle(path, [alice.public]) as opened:
-        path.write_bytes(b"evil")
+        with path.open("ab") as stream:
+            stream.write(b"evil")
+        path.with_name("other").write_bytes(b"evil")
+        path.with_name("other").replace(path)
+        assert opened.content("REPRODUCING.md") == b"# How\n"
         path.unlink()
-        assert opened.files["REPRODUCING.md"].read_bytes() == b"# How\n"
+        assert opened.member("REPRODUCING.md").read_bytes() == b"# How\n"
+
+
+@pytest.mark.parametrize("change", ["rewritten", "shortened"])
+def test_a_bundle_that_is_written_to_in_place_is_noticed(change, packed, alice):
+    path = packed()
+    data = path.read_bytes()
+    with open_bundle(path, [alice.public]) as opened:
+        staged = opened.member("claims.json").read_bytes()
+        evil = data.replace(b"# How\n", b"# Pay\n") if change == "rewritten" else data[:-4096]
+        path.write_bytes(evil)
+        for use in (opened.content, opened.member):
+            with pytest.raises(CapsuleError) as caught:
+                use("run/trace.jsonl" if change == "shortened" else "REPRODUCING.md")
+            assert (caught.value.code, caught.value.exit_code) == ("CAP-B108", ExitCode.TAMPERED)
+        assert opened.member("claims.json").read_bytes() == staged
+        assert sum(path.is_file() for path in opened.directory.rglob("*")) == 1
+
+
+def test_a_file_too_large_to_be_a_document(bundle, contents, alice):
+    size = len(contents["claims.json"].source)
+    with open_bundle(bundle, [alice.public]) as opened:
+        assert opened.content("claims.json", size) == contents["claims.json"].source
+        with pytest.raises(CapsuleError) as caught:
+            opened.content("claims.json", size - 1)
+        assert (caught.value.code, caught.value.exit_code) == ("CAP-B160", ExitCode.TAMPERED)
 
 
 def test_documents_are_read_strictly(packed, alice):

@@ -124,7 +124,7 @@ def test_a_flipped_bit_that_was_signed_contradicts_the_claims(micro, tmp_path):
 
 
 def test_a_consistent_lie_about_a_checkpoint_is_found_by_execution(micro, tmp_path):
-    from capsule.verification.consistency import tensor_digests
+    from capsule.verification.tensors import tensor_digests
 
     def lie_consistently(files):
         flip_final_tensor(files)

@@ -4,11 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle
+from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.keys import PrivateKey
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import Ancestry, Generation
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
@@ -42,13 +44,14 @@ def check(tmp_path):
         if listed is not None:
             document = Ancestry(generations=tuple(listed)).model_dump(mode="json", by_alias=True)
             names[run_bundle.POPULATION] = canonical_json(document)
-        files = {name: tmp_path / name.replace("/", "-") for name in names}
-        for name, path in files.items():
-            path.write_bytes(names[name])
-        bundle = OpenedBundle(None, files, tmp_path, "", None, None)
+        files = {name: Content(data, "run", "application/json") for name, data in names.items()}
+        claims = Content(b"{}", "claims", "application/json")
+        key = PrivateKey(Ed25519PrivateKey.generate())
+        path = pack({"claims.json": claims, **files}, sha256_hex(b"{}"), key, tmp_path / "b")
         trainer = ImpalaTrainer(algorithm="impala", population=population)
         lock = SimpleNamespace(spec=SimpleNamespace(trainer=trainer))
-        _population(SimpleNamespace(lock=lock, bundle=bundle), None)
+        with open_bundle(path, []) as bundle:
+            _population(SimpleNamespace(lock=lock, bundle=bundle), None)
 
     return check
 

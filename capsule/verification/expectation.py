@@ -1,0 +1,75 @@
+"""Which experiment a reader expects: a valid bundle of another one must not pass for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from capsule.bundle.claims import Claims
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, without_sources
+from capsule.experiment.spec import Spec
+
+OTHER_SPEC, OTHER_CLAIM = "CAP-V041", "CAP-V042"
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the reader knows from elsewhere, such as a paper.
+
+    Attributes:
+        spec: The experiment, as its authors published it.
+        claim: The claim id.
+    """
+
+    spec: Spec | None = None
+    claim: str | None = None
+
+    def check(self, lock: Lock, claims: Claims) -> None:
+        """Refuse the bundle of another experiment, or of other results.
+
+        Raises:
+            CapsuleError: CAP-V041 another spec, CAP-V042 another claim id.
+        """
+        if self.claim is not None and (found := claims.claim_id()) != self.claim:
+            raise _unexpected(OTHER_CLAIM, f"its claim id is {found}, not {self.claim}")
+        if self.spec is not None and (wanted := without_sources(self.spec)) != lock.spec:
+            left, right = (spec.model_dump(mode="json") for spec in (wanted, lock.spec))
+            raise _unexpected(OTHER_SPEC, f"in its spec, {next(_differences(left, right, ()))}")
+
+
+def parse_claim(text: str) -> str:
+    """Return a claim id as it was given.
+
+    Raises:
+        CapsuleError: CAP-V043, it is not one.
+    """
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise CapsuleError(
+            "CAP-V043",
+            f"--expect-claim {text!r} is not a claim id",
+            fix="Give all 64 hexadecimal digits: fewer could be forged.",
+            exit_code=ExitCode.USAGE,
+        )
+    return text
+
+
+def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name in sorted({*wanted, *found}):
+            yield from _differences(wanted.get(name), found.get(name), (*path, name))
+    elif wanted != found:
+        shown = [str(value)[:_SHOWN_CHARACTERS] for value in (found, wanted)]
+        yield f"{'.'.join(path)} is {shown[0]}, not {shown[1]}"
+
+
+def _unexpected(code: str, what: str) -> CapsuleError:
+    return CapsuleError(
+        code,
+        f"the bundle is intact, but not the one you expect: {what}",
+        fix="Ask for the bundle of the experiment that you mean.",
+        exit_code=ExitCode.TAMPERED,
+    )

@@ -1,0 +1,238 @@
+"""What each parser promises for any bytes, and bytes to begin with.
+
+A parser raises :class:`CapsuleError`, or returns a value that is written as the very bytes it was
+read from. Any other exception, and any other writing, is a finding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hostile import genuine
+
+from capsule.bundle import envelope, run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
+from capsule.bundle.manifest import ENVELOPE, MANIFEST, Manifest, parse_document
+from capsule.bundle.sbom_checks import validate_sbom
+from capsule.entropy import profile
+from capsule.experiment import contract, trace
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock
+from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
+from capsule.experiment.spec_file import parse_spec
+from capsule.image.layer_reader import read_layer
+from capsule.image.layers import file_entry, padded, tar_header, write_tar
+from capsule.verification.tensors import digests_of
+
+
+class FindingError(Exception):
+    """A parser took bytes that it would not write."""
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A parser under test.
+
+    Attributes:
+        check: Parses bytes; lets nothing but a finding, or an exception that is one, through.
+        seeds: What it accepts, to begin with.
+    """
+
+    check: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+
+
+def _same(written: object, read: object) -> None:
+    if written != read:
+        raise FindingError(f"read {read!r:.300}, would write {written!r:.300}")
+
+
+def _in_memory(data: bytes) -> int:
+    """Return the descriptor of a regular file that holds the data and has no name."""
+    descriptor = os.memfd_create("fuzz")
+    os.write(descriptor, data)
+    return descriptor
+
+
+def _bundle(data: bytes) -> None:
+    descriptor = _in_memory(data)
+    try:
+        with open_bundle(Path(f"/proc/self/fd/{descriptor}"), [genuine.SIGNER.public]) as bundle:
+            _same(bundle.claim_id, sha256_hex(genuine.training().files[run_bundle.CLAIMS]))
+    finally:
+        os.close(descriptor)
+
+
+def _trace(data: bytes) -> None:
+    with NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        records = list(trace.read_trace(Path(file.name)))
+    head = trace.GENESIS
+    lines = (line for line in data.split(b"\n")[:-1] if "records" not in json.loads(line))
+    for record, line in zip(records, lines, strict=True):
+        head = trace.extend(head, line)
+        _same((record.step, record.head), (json.loads(line)["step"], head.hex()))
+
+
+def _document(model: type[Model]) -> Callable[[bytes], None]:
+    def check(data: bytes) -> None:
+        document = parse_document(data, model, "document", "CAP-B144")
+        written = canonical_json(document.model_dump(mode="json", by_alias=True))
+        _same(parse_document(written, model, "document", "CAP-B144"), document)
+
+    return check
+
+
+def _canonical(data: bytes) -> None:
+    try:
+        value = parse_canonical_json(data)
+    except ValueError:  # what callers turn into errors of theirs
+        return
+    _same(canonical_json(value), data)
+
+
+def _envelope(data: bytes) -> None:
+    attestation = envelope.examine(data, [genuine.SIGNER.public])
+    claimed = json.loads(data)["verificationMaterial"]["publicKey"]["hint"]
+    _same(attestation.fingerprint, claimed)
+    if attestation.signer is not None:  # nobody here can sign anything else
+        _same(data, _documents()[ENVELOPE])
+
+
+def _manifest(data: bytes) -> None:
+    manifest = parse_document(data, Manifest, MANIFEST, "CAP-B111")
+    if b'"schema"' in data and b'"signatures"' in data:
+        _same(manifest.document, data)
+
+
+def _profile(data: bytes) -> None:
+    """Take the data for a profile without its checksum, which only stands in the way."""
+    whole = data + hashlib.blake2s(data).digest()
+    _same(profile.serialize(profile.parse(whole)), whole)
+
+
+def _schedule(data: bytes) -> None:
+    """Take the data for a header line and planes that are neither compressed nor summed up yet."""
+    line, feed, planes = data.partition(b"\n")
+    try:
+        header = json.loads(line)
+        blank = canonical_json({**header, "content": "0" * 64}) + feed
+        content = sha256_hex(blank + planes)
+        line = canonical_json({**header, "content": content})
+    except (ValueError, TypeError, RecursionError):
+        pass
+    log = parse_schedule(line + feed + zlib.compress(planes))
+    _same(parse_schedule(log.document()), log)
+
+
+def _tensors(data: bytes) -> None:
+    digests = digests_of(io.BytesIO(data), len(data), "tensors")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    _same(set(digests), set(header) - {"__metadata__"})
+
+
+def _spec(data: bytes) -> None:
+    spec = parse_spec(data, "spec")
+    written = canonical_json(spec.model_dump(mode="json", by_alias=True))
+    _same(parse_spec(written, "spec"), spec)
+
+
+def _layer(data: bytes) -> None:
+    written = b"".join(
+        tar_header(entry) + padded(b"".join(entry.content()))
+        for entry in read_layer(io.BytesIO(data), "layer")
+    )
+    _same(written + bytes(1024), data)
+
+
+def _documents() -> genuine.Files:
+    run = genuine.training()
+    return genuine.documents(genuine.manifest_of(run))
+
+
+def _file(*names: str, run: Callable[[], genuine.Run] = genuine.training) -> list[bytes]:
+    return [run().files[name] for name in names]
+
+
+def _packed() -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        return [genuine.packed(genuine.training(), Path(folder, "b")).read_bytes()]
+
+
+def _traces() -> list[bytes]:
+    segment = trace.segment_line(trace.GENESIS, 0) + b"\n"
+    return [*_file(genuine.TRACE), segment + b'{"step":1,"loss":{"last":null}}\n']
+
+
+def _schedules() -> list[bytes]:
+    from array import array
+
+    log = ScheduleLog("0" * 64, 2, 2, array("H", [0, 1, 1, 0]), array("H", [0, 0, 1, 0]))
+    line, _, compressed = log.document().partition(b"\n")
+    return [line + b"\n" + zlib.decompress(compressed)]
+
+
+def _specs() -> list[bytes]:
+    spec = json.loads(_file(run_bundle.LOCK)[0])["spec"]
+    ready = Path(__file__).parents[2] / "specs"
+    return [canonical_json(spec), *(path.read_bytes() for path in sorted(ready.glob("*.yaml")))]
+
+
+def _layers() -> list[bytes]:
+    buffer = io.BytesIO()
+    entries = [file_entry("a/b", "seed", b"c"), file_entry("a/" + "d" * 120, "seed", b"")]
+    write_tar(entries, buffer.write)
+    return [buffer.getvalue()]
+
+
+PARSERS: Mapping[str, Parser] = {
+    "bundle": Parser(_bundle, _packed),
+    "envelope": Parser(_envelope, lambda: [_documents()[ENVELOPE]]),
+    "manifest": Parser(_manifest, lambda: [_documents()[MANIFEST]]),
+    "canonical": Parser(_canonical, lambda: _file(run_bundle.CLAIMS, run_bundle.LEDGER)),
+    "lock": Parser(_document(Lock), lambda: _file(run_bundle.LOCK)),
+    "claims": Parser(_document(TrainingClaims), lambda: _file(run_bundle.CLAIMS)),
+    "program-claims": Parser(
+        _document(ProgramClaims), lambda: _file(run_bundle.CLAIMS, run=genuine.program)
+    ),
+    "observations": Parser(_document(Observations), lambda: _file(run_bundle.OBSERVATIONS)),
+    "streams": Parser(_document(contract.StreamProfiles), lambda: _file(run_bundle.STREAMS)),
+    "sbom": Parser(validate_sbom, lambda: _file(run_bundle.IMAGE_SBOM)),
+    "trace": Parser(_trace, _traces),
+    "schedule": Parser(_schedule, _schedules),
+    "profile": Parser(
+        _profile, lambda: [_file(run_bundle.ENTROPY_PROFILE, run=genuine.program)[0][:-32]]
+    ),
+    "tensors": Parser(_tensors, lambda: _file(genuine.FINAL)),
+    "spec": Parser(_spec, _specs),
+    "layer": Parser(_layer, _layers),
+}
+
+
+def check(name: str, data: bytes) -> bool:
+    """Give bytes to a parser; tell whether it took them.
+
+    Raises:
+        FindingError: It took what it would not write.
+        Exception: It broke.
+    """
+    try:
+        PARSERS[name].check(data)
+    except CapsuleError:
+        return False
+    return True

@@ -1,0 +1,11 @@
+"""All cases, in order of their numbers."""
+
+from __future__ import annotations
+
+from . import archive_cases, document_cases, image_cases
+from .case import Case
+
+CASES: list[Case] = sorted(
+    [*document_cases.CASES, *archive_cases.CASES, *image_cases.CASES],
+    key=lambda case: (case.number, case.name),
+)

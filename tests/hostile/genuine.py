@@ -1,0 +1,345 @@
+"""Two small runs as Capsule bundles them, without an engine and without training.
+
+Every document is one that the code of Capsule makes and accepts; only the numbers are invented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from capsule.bundle import archive, run_bundle
+from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.envelope import Statement, sign
+from capsule.bundle.keys import PrivateKey
+from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
+from capsule.bundle.run_bundle import FinishedRun, pack_run
+from capsule.entropy import profile
+from capsule.entropy.journal import Call, Source
+from capsule.entropy.ledger import compute_ledger
+from capsule.entropy.report import EntropyReport
+from capsule.experiment import contract, trace
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
+from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, Spec
+from capsule.experiment.trainers import CommandTrainer, DqnTrainer
+from capsule.image.assemble import ASSEMBLER_VERSION, Image, Layer, image_config, image_manifest
+from capsule.image.cache import Cache
+from capsule.image.layers import Entry, file_entry, write_tar
+from capsule.image.project import read_project
+from capsule.image.recipe import load_recipe
+from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
+from capsule.machine.gpu import Driver
+
+FINAL = "checkpoints/step-000000000008.safetensors"
+INDEX = run_bundle.RUN + contract.CHECKPOINT_INDEX
+TRACE = run_bundle.RUN + contract.TRACE
+LOG = run_bundle.RUN + contract.LOG
+RESULT = run_bundle.RUN + contract.RESULT
+EVALUATION = run_bundle.RUN + contract.EVALUATION
+PROJECT_LAYER = run_bundle.LAYER.format(name="project")
+BASE_LAYER = run_bundle.LAYER.format(name="base")
+
+Files = dict[str, bytes]
+Change = Callable[[Files], object]
+
+
+_SIGNING_KEY = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
+SIGNER = PrivateKey(_SIGNING_KEY)
+STRANGER = PrivateKey(Ed25519PrivateKey.from_private_bytes(bytes([2]) * 32))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A bundle in parts.
+
+    Attributes:
+        files: Path to content, of what the manifest lists.
+        facts: Path to role and media type.
+    """
+
+    files: Mapping[str, bytes]
+    facts: Mapping[str, tuple[str, str]]
+
+
+def packed(run: Run, path: Path, change: Change | None = None, key: PrivateKey = SIGNER) -> Path:
+    """Write a bundle of a run whose files were changed: whatever it says now, validly signed."""
+    files = dict(run.files)
+    if change is not None:
+        change(files)
+    contents = {
+        name: Content(data, *run.facts.get(name, ("run", "application/octet-stream")))
+        for name, data in files.items()
+    }
+    return pack(contents, sha256_hex(files[run_bundle.CLAIMS]), key, path)
+
+
+def documents(manifest: dict, key: PrivateKey = SIGNER, **statement: object) -> Files:
+    """Return envelope, manifest and checksums for any manifest, signed as it is."""
+    document = canonical_json(manifest)
+    sums = {MANIFEST: sha256_hex(document)}
+    sums |= {file["path"]: file["sha256"] for file in manifest["files"]}
+    checksums = "".join(f"{digest}  {path}\n" for path, digest in sums.items()).encode()
+    subjects = ((MANIFEST, document), (CHECKSUMS, checksums))
+    fields = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": n, "digest": {"sha256": sha256_hex(data)}} for n, data in subjects],
+        "predicateType": "https://capsule-rl.dev/run/v1",
+        "predicate": {"schema": "capsule/run/v1", "claimId": manifest["claimId"]},
+        **statement,
+    }
+    signed = sign(Statement.model_validate_json(json.dumps(fields)), key)
+    return {ENVELOPE: signed, MANIFEST: document, CHECKSUMS: checksums}
+
+
+def manifest_of(run: Run) -> dict:
+    """Return the manifest of a run's bundle as plain JSON."""
+    with (
+        TemporaryDirectory() as folder,
+        open_bundle(packed(run, Path(folder, "b")), []) as bundle,
+    ):
+        return json.loads(bundle.manifest.document)
+
+
+def write_members(path: Path, members: Mapping[str, bytes]) -> Path:
+    """Write a canonical archive of any members, in their order."""
+    with path.open("wb") as stream:
+        archive.write(stream, [(name, len(data), data) for name, data in members.items()])
+    return path
+
+
+def edit_json(files: Files, name: str, edit: Callable[[dict], object]) -> None:
+    document = json.loads(files[name])
+    edit(document)
+    files[name] = canonical_json(document)
+
+
+def relock(files: Files, edit: Callable[[dict], object]) -> None:
+    """Change the lock, and with it the job and the claims, so that they agree again."""
+    edit_json(files, run_bundle.LOCK, edit)
+    spec = json.loads(files[run_bundle.LOCK])["spec"]
+    edit_json(files, run_bundle.JOB, lambda job: job.update(spec=spec))
+    digest = sha256_hex(files[run_bundle.LOCK])
+    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
+
+
+def reclaim_trace(files: Files) -> None:
+    """Claim whatever the trace is now."""
+    records = [line for line in files[TRACE].split(b"\n")[:-1] if b'"records"' not in line]
+    head = trace.GENESIS
+    for line in records:
+        head = trace.extend(head, line)
+    claim = {"records": len(records), "head": head.hex()}
+    edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(trace=claim))
+
+
+def safetensors(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:
+    """Return a safetensors file: name to dtype, shape and bytes."""
+    header, start = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        offsets = [start, start := start + len(data)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+    packed_header = json.dumps(header).encode()
+    length = len(packed_header).to_bytes(8, "little")
+    return length + packed_header + b"".join(data for _, _, data in tensors.values())
+
+
+# Making the runs
+
+
+@cache
+def training() -> Run:
+    """Return a training run of eight steps, in an image."""
+    return _bundled(DqnTrainer(algorithm="dqn", network="mlp", total_steps=8), _training_files)
+
+
+@cache
+def program() -> Run:
+    """Return the run of a program of the user's own, with its source tree, entropy recorded."""
+    trainer = CommandTrainer(command=("python", "train.py"))
+    return _bundled(trainer, _program_files, entropy=EntropySpec(mode="recorded"))
+
+
+def _bundled(trainer: object, write: Callable[[Path, Lock], None], **settings: object) -> Run:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        store, run = Cache(folder / "cache"), folder / "run"
+        run.mkdir()
+        project = None
+        if isinstance(trainer, CommandTrainer):
+            project = _project(folder, store)
+            settings["code"] = CodeSpec()
+        else:
+            settings["environment"] = GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1")
+        lock = Lock(
+            spec=Spec(name="small", trainer=trainer, **settings),
+            image=LockedImage(
+                assembler=ASSEMBLER_VERSION,
+                recipe="cpu",
+                recipe_sha256=load_recipe("cpu").digest(),
+                debian=(),
+                wheels=(),
+                code=LockedCode(version="0.1.0", sha256=sha256_hex(b"code")),
+            ),
+            project=project,
+        )
+        image = _image(lock, folder, store)
+        _write_common(run, lock)
+        write(run, lock)
+        _write_ledger(run, lock)
+        finished = FinishedRun(
+            lock=lock,
+            image=image,
+            engine={"name": "docker"},
+            fingerprint=_FINGERPRINT,
+            started=datetime(2026, 1, 1, tzinfo=UTC),
+            directory=run,
+        )
+        key = folder / "key"
+        key.write_bytes(
+            _SIGNING_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+        key.chmod(0o600)
+        path, _ = pack_run(finished, key, folder, store, embed_image=False)
+        with open_bundle(path, [SIGNER.public]) as bundle:
+            files = {path: bundle.content(path) for path in bundle.files}
+            facts = {file.path: (file.role, file.media_type) for file in bundle.manifest.files}
+    return Run(files, facts)
+
+
+_FINGERPRINT = Fingerprint(
+    cpu=Cpu(),
+    memory_bytes=1 << 34,
+    kernel="6.1",
+    os=OperatingSystem(),
+    driver=Driver(nvml="not found"),
+)
+
+
+def _layer(folder: Path, name: str, entries: Iterable[Entry]) -> Layer:
+    path = folder / f"{name}.tar"
+    with path.open("wb") as stream:
+        write_tar(entries, stream.write)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Layer(name, f"sha256:{digest}", path, path.stat().st_size)
+
+
+def _project(folder: Path, store: Cache) -> LockedProject:
+    layer = _layer(folder, "project", [file_entry("project/train.py", "test", b"print(1)\n")])
+    store.add(layer.path, layer.diff_id.removeprefix("sha256:"))
+    facts, digest = read_project(layer.path)
+    return LockedProject(sha256=digest, size=layer.size, files=facts, git=None)
+
+
+def _image(lock: Lock, folder: Path, store: Cache) -> Image:
+    layers = [
+        _layer(folder, "base", [file_entry("etc/os-release", "test", b"ID=debian\n")]),
+        _layer(folder, "code", [file_entry("usr/lib/code.py", "test", b"pass\n")]),
+    ]
+    if lock.project is not None:
+        path = store.path(lock.project.sha256)
+        layers.append(Layer("project", f"sha256:{lock.project.sha256}", path, lock.project.size))
+    config = image_config(lock, load_recipe("cpu"), [(la.name, la.diff_id) for la in layers])
+    manifest = image_manifest(config, [(la.diff_id, la.size) for la in layers])
+    digests = (f"sha256:{sha256_hex(document)}" for document in (config, manifest))
+    return Image(config, next(digests), manifest, next(digests), tuple(layers), "localhost/test")
+
+
+def _write(run: Path, name: str, document: Model) -> None:
+    (run / name).write_bytes(canonical_json(document.model_dump(mode="json", by_alias=True)))
+
+
+def _write_common(run: Path, lock: Lock) -> None:
+    runtime = contract.Runtime(flags={"threads": "1"}, libraries={"torch": "2"}, device={})
+    _write(run, contract.RUNTIME, runtime)
+    (run / contract.EVENTS).write_bytes(b"")
+    (run / contract.LOG).write_bytes(b"started\n")
+    _write(
+        run,
+        contract.ENTROPY_REPORT,
+        EntropyReport(
+            mode="record" if lock.spec.entropy.mode == "recorded" else "virtual",
+            clock="system",
+            supervised=True,
+            address_randomization=False,
+            status=0,
+            processes=1,
+            outlived=0,
+            programs=(),
+            uses=(),
+            coverage=(),
+        ),
+    )
+
+
+def _write_ledger(run: Path, lock: Lock) -> None:
+    runtime = contract.Runtime.model_validate_json((run / contract.RUNTIME).read_bytes())
+    report = EntropyReport.model_validate_json((run / contract.ENTROPY_REPORT).read_bytes())
+    streams = None
+    if (run / contract.STREAMS).exists():
+        streams = contract.StreamProfiles.model_validate_json((run / contract.STREAMS).read_bytes())
+    ledger = compute_ledger(lock.spec, runtime, report, streams, "docker")
+    (run / contract.LEDGER).write_bytes(ledger.document())
+
+
+def _training_files(run: Path, _lock: Lock) -> None:
+    weights = bytes(range(16))
+    lines = [
+        json.dumps({"step": step, "streams": f"{step:032x}"}, separators=(",", ":")).encode()
+        for step in (4, 8)
+    ]
+    (run / contract.TRACE).write_bytes(b"".join(line + b"\n" for line in lines))
+    records, head = trace.trace_head(run / contract.TRACE)
+    (run / contract.CHECKPOINTS).mkdir()
+    (run / FINAL).write_bytes(safetensors({"weight": ("F32", [2, 2], weights)}))
+    tensors = {"weight": contract.tensor_digest("F32", (2, 2), weights)}
+    checkpoint = contract.Checkpoint(step=8, tensors=tensors, trace_head=head)
+    _write(run, contract.CHECKPOINT_INDEX, contract.CheckpointIndex(checkpoints=(checkpoint,)))
+    point = contract.EvaluationPoint(step=8, returns=((9.0).hex(),), lengths=(9,))
+    _write(run, contract.EVALUATION, contract.Evaluation(starts=((0,),), points=(point,)))
+    stream = contract.StreamProfile(name="no-op", seed=1, key="0", draws=0, digest="0" * 64)
+    _write(run, contract.STREAMS, contract.StreamProfiles(streams=(stream,)))
+    result = contract.Result(
+        complete=True,
+        steps=8,
+        episodes=1,
+        trace_records=records,
+        trace_head=head,
+        parameters=sha256_hex(weights),
+        seconds=1.0,
+    )
+    _write(run, contract.RESULT, result)
+
+
+def _program_files(run: Path, _lock: Lock) -> None:
+    (run / contract.WORKSPACE).mkdir()
+    written = {"score.txt": b"9\n", "runs/model.npz": b"numbers"}
+    for name, data in written.items():
+        (run / contract.WORKSPACE / name).parent.mkdir(exist_ok=True)
+        (run / contract.WORKSPACE / name).write_bytes(data)
+    (run / contract.STANDARD_OUTPUT).write_bytes(b"1\n")
+    outputs = contract.Outputs(
+        files={name: _output(data) for name, data in written.items()},
+        standard_output=_output(b"1\n"),
+    )
+    _write(run, contract.OUTPUTS, outputs)
+    digest = sha256_hex((run / contract.OUTPUTS).read_bytes())
+    _write(run, contract.RESULT, contract.ProgramResult(outputs=digest, seconds=1.0))
+    call = Call(Source.GETRANDOM, "libc.so.6", 4, b"abcd")
+    threads = (profile.ThreadProfile("0", "0", (call,)),)
+    document = profile.serialize(profile.Profile(profile.X86_64, threads))
+    (run / contract.ENTROPY_PROFILE).write_bytes(document)
+
+
+def _output(data: bytes) -> contract.Output:
+    return contract.Output(size=len(data), sha256=sha256_hex(data))
