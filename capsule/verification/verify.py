@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
+from contextlib import suppress
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
+from capsule.experiment.beneath import remove_folder
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
@@ -274,7 +275,10 @@ def _reexecute(
     reporter: execution.Reporter,
     facts: dict[str, Any],
 ) -> tuple[Grade, str]:
-    directory = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
+    # The task may open its folder to all on this machine, and leave a setuid program in it; the
+    # folder around it is closed.
+    closed = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
+    directory = closed / "run"
     try:
         result = execution.execute(
             lock,
@@ -308,7 +312,8 @@ def _reexecute(
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(closed)
     return _judge(mode, facts)
 
 
