@@ -216,19 +216,24 @@ class _EventTail:
             self._offset = stream.read().rfind(b"\n") + 1
 
     def poll(self) -> None:
-        with suppress(FileNotFoundError), open_regular(self._path, os.O_NOFOLLOW) as stream:
-            stream.seek(self._offset)
-            self._show(stream.read(MAX_READ_BYTES))
-
-    def _show(self, data: bytes) -> None:
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.splitlines():
-            try:
-                event = contract.Event.model_validate_json(line)
-            except ValidationError as error:
-                raise _malformed(self._path, error) from error
+        try:
+            with open_regular(self._path, os.O_NOFOLLOW) as stream:
+                stream.seek(self._offset)
+                events = self._parsed(stream.read(MAX_READ_BYTES))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise _malformed(self._path, error) from error
+        # A program that floods its events must not flood the terminal.
+        for event in events[-MAX_SHOWN_EVENTS:]:
             self._reporter.event(event)
+
+    def _parsed(self, data: bytes) -> list[contract.Event]:
+        complete = data[: data.rfind(b"\n") + 1]
+        if not complete and len(data) == MAX_READ_BYTES:
+            raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
+        self._offset += len(complete)
+        return [contract.Event.model_validate_json(line) for line in complete.splitlines()]
 
 
 def _outcome(

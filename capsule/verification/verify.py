@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from contextlib import suppress
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -312,8 +311,10 @@ def _reexecute(
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
     finally:
-        with suppress(OSError):
+        try:
             remove_folder(closed)
+        except OSError as error:
+            reporter.note(f"{closed} cannot be removed: {error}")
     return _judge(mode, facts)
 
 
