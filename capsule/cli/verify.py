@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -53,6 +53,21 @@ def command(
         bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
     ] = False,
     engine: EngineOption = "auto",
+    image: Annotated[
+        Literal["rebuilt", "embedded"],
+        typer.Option(
+            "--image",
+            help="Rebuild the image from the lock, or load the signer's own from the bundle.",
+        ),
+    ] = "rebuilt",
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="FIELD=NUMBER",
+            help="Lower one of the bundle's limits, e.g. minutes=10.",
+        ),
+    ] = None,
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
         "verify-report.json"
     ),
@@ -66,6 +81,7 @@ def command(
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
     from capsule.report.terminal import show_report
+    from capsule.verification.bounds import parse_limits
     from capsule.verification.verify import Mode, Request, verify
 
     policy = load_policy(
@@ -91,6 +107,8 @@ def command(
         mode=Mode.parse(mode),
         engine=engine,
         allow_untrusted=allow_untrusted,
+        image=image,
+        limits=parse_limits(limits or []),
     )
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)

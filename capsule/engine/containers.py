@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.engine.cluster import in_cluster
 from capsule.engine.connection import ContainerEngineName, component, engine_errors, engine_name
-from capsule.engine.gpu import about_gpu, gpu_request, no_gpu
+from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
@@ -68,6 +68,10 @@ class ContainerEngine:
             "cgroup": str(self._info.get("CgroupVersion") or "unknown"),
             "rootless": str(self._rootless()).lower(),
         }
+
+    def components(self) -> dict[str, str]:
+        """Return the versions of runc and of NVIDIA's toolkit, where there is such a thing."""
+        return gpu_components(self._version)
 
     def prepare(
         self,
