@@ -35,7 +35,10 @@ def read(tiny, tmp_path):
         folder = tmp_path / "layers"
         folder.mkdir(exist_ok=True)
         described = described_image(
-            config or image.config, manifest or image.manifest, tiny.lock(), folder
+            image.config if config is None else config,
+            image.manifest if manifest is None else manifest,
+            tiny.lock(),
+            folder,
         )
         return unpack_image(packed, described, tiny.lock())
 
@@ -140,7 +143,7 @@ def test_other_layouts_of_the_same_image_are_refused(read, own):
         archive[: len(archive) // 2],
         archive_of(renamed),
         archive_of(replace(own, reference=None)),
-        build_tar([Member("layer.tar", kind=tarfile.SYMTYPE, target="../x.tar")]),
+        build_tar([Member("layer.tar", kind=tarfile.SYMTYPE, target="../x.tar")]) + archive,
     ):
         refused("CAP-V053", read, flaw, own)
 

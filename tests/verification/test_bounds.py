@@ -1,0 +1,65 @@
+"""What a verifier's machine bounds: a bundle's limits, and images where they break out."""
+
+import pytest
+
+from capsule.engine.containers import ContainerEngine
+from capsule.engine.process import ProcessEngine
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import CudaAccelerator, LimitsSpec
+from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, parse_limits
+
+
+class Reported(ContainerEngine):
+    """An engine that reports these versions."""
+
+    def __init__(self, **versions):
+        self._versions = {name.replace("_", "-"): number for name, number in versions.items()}
+
+    def components(self):
+        return self._versions
+
+
+@pytest.fixture
+def on_gpu():
+    accelerator = CudaAccelerator.model_construct(kind="cuda")
+    spec = type("Spec", (), {"accelerator": accelerator})
+    return Lock.model_construct(spec=spec)
+
+
+def test_limits_are_only_lowered():
+    limits = LimitsSpec(memory_mb=100, minutes=10)
+    found = lowered(limits, parse_limits(["minutes=3", "memory_mb=500"]))
+    assert (found.minutes, found.memory_mb) == (3, 100)
+    assert found.model_copy(update={"minutes": 10}) == limits
+
+
+@pytest.mark.parametrize("text", ["minutes", "minutes=", "minutes=0", "minutes=-1", "minutes=1.5",
+                                  "hours=1", "minutes=1e3", "=5", "minutes=inf"])  # fmt: skip
+def test_other_limits_are_refused(text):
+    with pytest.raises(CapsuleError) as caught:
+        parse_limits([text])
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V056", ExitCode.USAGE)
+    assert "memory_mb" in caught.value.fix
+
+
+def test_an_embedded_image_needs_a_container():
+    with pytest.raises(CapsuleError) as caught:
+        check_embedded("embedded", ProcessEngine())
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V050", ExitCode.USAGE)
+    check_embedded("rebuilt", ProcessEngine())
+
+
+def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
+    notes = []
+    outdated = Reported(runc="1.1.5+ds1", nvidia_container_toolkit="1.17.7")
+    with pytest.raises(CapsuleError) as caught:
+        check_gpu_host(on_gpu, outdated, strange=True, note=notes.append)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V055", ExitCode.INCONCLUSIVE)
+    assert "1.17.7" in caught.value.message
+    assert notes == []
+    check_gpu_host(on_gpu, outdated, strange=False, note=notes.append)
+    assert len(notes) == 2
+    repaired = Reported(runc="1.3.3", nvidia_container_toolkit="1.17.8")
+    check_gpu_host(on_gpu, repaired, strange=True, note=notes.append)
+    assert len(notes) == 2
