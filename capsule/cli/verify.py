@@ -113,7 +113,7 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
-    write_atomic(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomic(report, json.dumps(document, indent=2).encode() + b"\n")
     if as_json:
         print_json(document)
     else:
