@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.keys import load_public
 from capsule.engine import supervise
 from capsule.engine.connection import connect
@@ -22,9 +24,9 @@ from capsule.experiment import beneath, contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.image.cache import Cache
-from capsule.report.progress import PlainReporter
+from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
-from capsule.verification.verify import Mode, Request, verify
+from capsule.verification.verify import EMBEDDED, Mode, Request, verify
 
 from .conftest import edit_json, forge, run
 from .hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
@@ -49,9 +51,10 @@ def machine():
     """Something of the machine's that a program could get hold of: a socket, a variable."""
     patch = pytest.MonkeyPatch()
     patch.setenv(SECRET, "of the machine")
-    with socket.socket(socket.AF_UNIX) as listener, patch.context():
-        listener.bind(LISTENER)
-        listener.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        with suppress(OSError):  # another session's listener serves as well
+            listener.bind(LISTENER)
+            listener.listen()
         yield
     patch.undo()
 
@@ -62,7 +65,7 @@ def attempted(machine, workplace):
     folder = workplace / "hostile"
     shutil.copytree(PROGRAM, folder / "tree", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "hostile.yaml").write_text(SPEC)
-    return run(workplace, "--engine", "docker", spec="hostile/hostile.yaml")
+    return run(workplace, "--engine", "docker", "--embed-image", spec="hostile/hostile.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,29 @@ def test_every_attempt_is_refused_in_verification(deed, engine):
             pytest.skip(error.message)
     report, _ = deed(0, engine)
     assert report.verdict == "reproduced-bitwise", report.summary  # everything refused again
+
+
+def test_the_signers_own_image_is_loaded_without_a_name_and_said_to_be_his(attempted):
+    trusted = [load_public(attempted.public)]
+    with open_bundle(attempted.bundle, trusted) as bundle:
+        identity = bundle.read(run_bundle.CLAIMS, ProgramClaims).image.config
+    client = connect("docker")
+    try:
+        client.images.remove(identity, force=True)
+        request = Request(
+            bundle=attempted.bundle,
+            keys=trusted,
+            mode=Mode.parse("full"),
+            engine="docker",
+            image="embedded",
+        )
+        report = verify(request, Cache(), SilentReporter())
+        assert client.images.get(identity).tags == []
+    finally:
+        client.close()
+    assert report.verdict == "reproduced-bitwise"
+    assert report.summary.endswith(EMBEDDED)
+    assert (report.image_source, report.image_rebuilt) == ("embedded", False)
 
 
 def test_a_fork_bomb_that_floods_the_log_and_never_ends_is_ended(deed, monkeypatch, tmp_path):

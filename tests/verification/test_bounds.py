@@ -1,5 +1,7 @@
 """What a verifier's machine bounds: a bundle's limits, and images where they break out."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from capsule.engine.containers import ContainerEngine
@@ -8,6 +10,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator, LimitsSpec
 from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, parse_limits
+from capsule.verification.layers import embedded_image
 
 
 class Reported(ContainerEngine):
@@ -63,3 +66,10 @@ def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
     repaired = Reported(runc="1.3.3", nvidia_container_toolkit="1.17.8")
     check_gpu_host(on_gpu, repaired, strange=True, note=notes.append)
     assert len(notes) == 2
+
+
+def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
+    bundle = SimpleNamespace(files={})
+    with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu):
+        pass
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)

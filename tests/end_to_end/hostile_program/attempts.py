@@ -146,6 +146,11 @@ def map_code_in(folder):
     return attempt
 
 
+def remains_writable():
+    """Tell whether the root would be writable to whoever owns something there."""
+    return REFUSED if os.statvfs("/").f_flag & os.ST_RDONLY else "mounted to be written"
+
+
 def make_device():
     os.mknod("device", stat.S_IFCHR | 0o666, os.makedev(1, 1))
     return "made"
@@ -232,6 +237,7 @@ ATTEMPTS = {
     "network: raw packets": make_socket(socket.AF_PACKET, socket.SOCK_RAW, 0x300),
     "network: the hypervisor": make_socket(40, socket.SOCK_STREAM),
     "write: the root": write("/probe"),
+    "write: the root, as its owner": remains_writable,
     "write: a program": write("/usr/bin/python3.11"),
     "write: the accounts": write("/etc/passwd"),
     "write: the source tree": write("/project/attempts.py"),
