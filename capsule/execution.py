@@ -213,7 +213,9 @@ class _EventTail:
         # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
         self._offset = 0
         with suppress(FileNotFoundError), open_regular(path, os.O_NOFOLLOW) as stream:
-            self._offset = stream.read().rfind(b"\n") + 1
+            tail = max(0, stream.seek(0, os.SEEK_END) - MAX_READ_BYTES)
+            stream.seek(tail)
+            self._offset = tail + stream.read(MAX_READ_BYTES).rfind(b"\n") + 1
 
     def poll(self) -> None:
         try:
@@ -271,6 +273,9 @@ def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.Progr
     path = run_directory / contract.RESULT
     if isinstance(spec.trainer, CommandTrainer):
         return _checked(contract.ProgramResult, path)
+    trace = run_directory / contract.TRACE
+    if not trace.is_file():
+        raise _malformed(trace, FileNotFoundError("it is missing"))
     return _checked(contract.Result, path)
 
 

@@ -90,6 +90,17 @@ def test_a_flood_of_events_is_thinned(tmp_path):
     assert [event.step for event in recorder.events] == list(range(500))[-MAX_SHOWN_EVENTS:]
 
 
+def test_events_of_an_earlier_start_are_not_shown_again(tmp_path):
+    path, recorder = tmp_path / "events.jsonl", Recorder()
+    line = json.dumps(EVENT) + "\n"
+    path.write_text(line * (2 * MAX_READ_BYTES // len(line)) + "unfinished")
+    tail = _EventTail(path, recorder)
+    kept = path.read_text().removesuffix("unfinished")
+    path.write_text(kept + json.dumps(EVENT | {"step": 7}) + "\n")
+    tail.poll()
+    assert [event.step for event in recorder.events] == [7]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")])
 def test_events_that_are_no_file_are_an_error_and_not_waited_for(tmp_path, make):
     path = tmp_path / "events.jsonl"

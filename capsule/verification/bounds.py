@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
+from capsule.experiment.beneath import remove_folder
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
+
+_OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, int]:
@@ -83,3 +89,32 @@ def check_gpu_host(
         )
     for finding in findings:
         note(f"warning: {finding}")
+
+
+@contextmanager
+def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
+    """Give a place for the run directory of a re-execution; it is removed at the end.
+
+    What a re-execution leaves may be malformed in ways that would convict a bundle. This is another
+    program's doing, on this machine: it decides nothing.
+
+    Args:
+        note: Told if it cannot be removed.
+    """
+    # A task may open its folder to all on this machine, and leave a setuid program in it for them;
+    # the folder around it is closed.
+    closed = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
+    try:
+        yield closed / "run"
+    except CapsuleError as error:
+        if error.exit_code == ExitCode.TAMPERED and error.code.startswith(_OF_A_RUN):
+            message = f"of the re-execution: {error.message}"
+            raise CapsuleError(
+                error.code, message, fix=error.fix, exit_code=ExitCode.INCONCLUSIVE
+            ) from error
+        raise
+    finally:
+        try:
+            remove_folder(closed)
+        except OSError as error:
+            note(f"{closed} cannot be removed: {error}")

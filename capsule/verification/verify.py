@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
-from capsule.experiment.beneath import remove_folder
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec, SourcesSpec
@@ -37,7 +35,7 @@ from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
-from capsule.verification.bounds import check_embedded, check_gpu_host, lowered
+from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, reexecution_folder
 from capsule.verification.comparison import (
     STANDARD_OUTPUT,
     compare_checkpoints,
@@ -306,11 +304,7 @@ def _reexecute(
     reporter: execution.Reporter,
     facts: dict[str, Any],
 ) -> tuple[Grade, str]:
-    # The task may open its folder to all on this machine, and leave a setuid program in it; the
-    # folder around it is closed.
-    closed = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
-    directory = closed / "run"
-    try:
+    with reexecution_folder(reporter.note) as directory:
         result = execution.execute(
             lock,
             engine,
@@ -343,11 +337,6 @@ def _reexecute(
                 prefix=mode.steps is not None,
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
-    finally:
-        try:
-            remove_folder(closed)
-        except OSError as error:
-            reporter.note(f"{closed} cannot be removed: {error}")
     verdict, summary = _judge(mode, facts)
     return verdict, summary + (EMBEDDED if facts["image_source"] == "embedded" else "")
 

@@ -1,5 +1,6 @@
 """What a verifier's machine bounds: a bundle's limits, and images where they break out."""
 
+import stat
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,14 @@ from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator, LimitsSpec
-from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, parse_limits
+from capsule.experiment.trace import read_trace
+from capsule.verification.bounds import (
+    check_embedded,
+    check_gpu_host,
+    lowered,
+    parse_limits,
+    reexecution_folder,
+)
 from capsule.verification.layers import embedded_image
 
 
@@ -73,3 +81,37 @@ def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
     with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu):
         pass
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)
+
+
+def test_a_reexecution_has_a_folder_that_only_the_verifier_may_enter(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    notes = []
+    with reexecution_folder(notes.append) as folder:
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "file").touch()
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as refusing, reexecution_folder(notes.append) as folder:
+        folder.mkdir()
+        refusing.setattr("os.rmdir", refuse)
+        refusing.setattr("pathlib.Path.rmdir", refuse)
+    assert ["cannot be removed" in note for note in notes] == [True]
+
+
+def refuse(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_what_a_reexecution_left_convicts_no_bundle(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}")
+    with pytest.raises(CapsuleError) as direct:
+        list(read_trace(trace))
+    assert direct.value.exit_code == ExitCode.TAMPERED
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        list(read_trace(trace))
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-T141", ExitCode.INCONCLUSIVE)
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        raise CapsuleError("CAP-B108", "of the bundle", fix="", exit_code=ExitCode.TAMPERED)
+    assert caught.value.exit_code == ExitCode.TAMPERED
