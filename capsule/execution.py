@@ -7,6 +7,7 @@ second way to execute anything.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +16,23 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import ValidationError
 
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
+from capsule.engine.supervise import spoilt
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
+from capsule.experiment.beneath import entries_beneath
 from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, SourcesSpec, Spec
+from capsule.experiment.spec import (
+    CpuAccelerator,
+    CudaAccelerator,
+    LimitsSpec,
+    SourcesSpec,
+    Spec,
+)
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.image.assemble import Image, assemble
@@ -35,6 +44,7 @@ from capsule.machine.gpu import load_nvml, read_gpus
 
 POLL_SECONDS = 0.2
 MAX_READ_BYTES = 1 << 20
+MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
 Document = TypeVar("Document", bound=Model)
 
@@ -99,6 +109,7 @@ def execute(
     replay: Path | None = None,
     schedule: Path | None = None,
     learners: int = 1,
+    limits: LimitsSpec | None = None,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -114,11 +125,13 @@ def execute(
         replay: The recorded randomness to replay, for a run that recorded it.
         schedule: The schedule log to follow, for a run that recorded it.
         learners: Processes that share the gradient of a batch, of trainers that can.
+        limits: What it may use, if not what the lock says.
         reporter: Told about each event.
 
     Raises:
         CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
-            that it could not report, or CAP-E012 when it was interrupted.
+            that it could not report, CAP-E012 when it was interrupted, or CAP-E011, CAP-E040 and
+            CAP-E041 when it did not keep to the run directory's form.
     """
     if (run_directory / contract.LEDGER).exists():  # written last
         return _result(lock.spec, run_directory)
@@ -137,16 +150,39 @@ def execute(
         arguments=(*launcher, *PROGRAM),
         run_directory=run_directory,
         environment=environment_variables(lock.spec),
-        limits=lock.spec.limits,
+        limits=limits or lock.spec.limits,
         gpu=_gpu_index(lock.spec.accelerator),
     )
     ended = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
+    check_run_directory(run_directory)
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, ended)
     report = attempt.finish(prefix=stop_after is not None)
     _write_ledger(lock.spec, run_directory, report, engine)
     return result
+
+
+def check_run_directory(run_directory: Path) -> None:
+    """Check that what the host is about to read is made of folders and regular files.
+
+    The task can write everywhere in the run directory. A link would lead the host to files of its
+    own, a pipe would have it wait for ever. To be called when nothing of the task is left.
+
+    Raises:
+        CapsuleError: CAP-E041 naming something else that stands there.
+    """
+    for entry in entries_beneath(run_directory):
+        top, _, below = entry.path.partition("/")
+        is_file, is_folder = (check(entry.facts.st_mode) for check in (stat.S_ISREG, stat.S_ISDIR))
+        if top in contract.READ_FILES:
+            sound = is_file and not below
+        elif top in contract.READ_FOLDERS:
+            sound = is_folder or (is_file and bool(below))
+        else:  # the program's own, below its working folder
+            sound = bool(below) or top != contract.WORKSPACE or is_folder
+        if not sound:
+            raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
 
 
 def _write_ledger(spec: Spec, run_directory: Path, report: EntropyReport, engine: Engine) -> None:
@@ -177,22 +213,29 @@ class _EventTail:
         # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
         self._offset = 0
         with suppress(FileNotFoundError), open_regular(path, os.O_NOFOLLOW) as stream:
-            self._offset = stream.read().rfind(b"\n") + 1
+            tail = max(0, stream.seek(0, os.SEEK_END) - MAX_READ_BYTES)
+            stream.seek(tail)
+            self._offset = tail + stream.read(MAX_READ_BYTES).rfind(b"\n") + 1
 
     def poll(self) -> None:
-        with suppress(FileNotFoundError), open_regular(self._path, os.O_NOFOLLOW) as stream:
-            stream.seek(self._offset)
-            self._show(stream.read(MAX_READ_BYTES))
-
-    def _show(self, data: bytes) -> None:
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.splitlines():
-            try:
-                event = contract.Event.model_validate_json(line)
-            except ValidationError as error:
-                raise _malformed(self._path, error) from error
+        try:
+            with open_regular(self._path, os.O_NOFOLLOW) as stream:
+                stream.seek(self._offset)
+                events = self._parsed(stream.read(MAX_READ_BYTES))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise _malformed(self._path, error) from error
+        # A program that floods its events must not flood the terminal.
+        for event in events[-MAX_SHOWN_EVENTS:]:
             self._reporter.event(event)
+
+    def _parsed(self, data: bytes) -> list[contract.Event]:
+        complete = data[: data.rfind(b"\n") + 1]
+        if not complete and len(data) == MAX_READ_BYTES:
+            raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
+        self._offset += len(complete)
+        return [contract.Event.model_validate_json(line) for line in complete.splitlines()]
 
 
 def _outcome(
@@ -230,6 +273,9 @@ def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.Progr
     path = run_directory / contract.RESULT
     if isinstance(spec.trainer, CommandTrainer):
         return _checked(contract.ProgramResult, path)
+    trace = run_directory / contract.TRACE
+    if not trace.is_file():
+        raise _malformed(trace, FileNotFoundError("it is missing"))
     return _checked(contract.Result, path)
 
 
@@ -254,7 +300,7 @@ def _malformed(path: Path, error: Exception) -> CapsuleError:
 _FIX = {
     "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
-    "disk-full": "Raise limits.disk_mb, or lower trainer.replay_capacity.",
+    "disk-full": "Raise limits.disk_mb, free disk space, or lower trainer.replay_capacity.",
 }
 
 

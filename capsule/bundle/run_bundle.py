@@ -30,6 +30,7 @@ from capsule.bundle.reproducing import reproducing_guide
 from capsule.bundle.sbom import image_sbom, machine_sbom
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
+from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
@@ -235,9 +236,23 @@ def _program_files(directory: Path, claims: ProgramClaims) -> dict[str, Content]
         members[STANDARD_OUTPUT] = Content(printed, "run", "text/plain")
     files = {path: output.sha256 for path, output in claims.outputs.items() if not output.target}
     for path, name in output_members(files.items()).items():
-        source = directory / contract.WORKSPACE / path
+        source = _written(directory / contract.WORKSPACE, path)
         members[name] = Content(source, "output", "application/octet-stream")
     return members
+
+
+def _written(workspace: Path, path: str) -> Path:
+    """Return where an output is, if no link leads from there to a file of this machine."""
+    try:
+        open_beneath(workspace, path).close()
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B142",
+            f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
+            fix="Do not trust this program; look at its output.log.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    return workspace / path
 
 
 def _training_files(directory: Path) -> dict[str, Content]:

@@ -88,8 +88,8 @@ def _fail(error: CapsuleError, *, as_json: bool) -> None:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON object on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """Print one JSON object on standard output, in ASCII: a terminal may be there."""
+    typer.echo(json.dumps(document, indent=2))
 
 
 def locked(

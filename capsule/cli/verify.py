@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -60,6 +60,21 @@ def command(
         str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
     ] = None,
     engine: EngineOption = "auto",
+    image: Annotated[
+        Literal["rebuilt", "embedded"],
+        typer.Option(
+            "--image",
+            help="Rebuild the image from the lock, or load the signer's own from the bundle.",
+        ),
+    ] = "rebuilt",
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="FIELD=NUMBER",
+            help="Lower one of the bundle's limits, e.g. minutes=10.",
+        ),
+    ] = None,
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
         "verify-report.json"
     ),
@@ -74,6 +89,7 @@ def command(
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
     from capsule.report.terminal import show_report
+    from capsule.verification.bounds import parse_limits
     from capsule.verification.expectation import Expectation, parse_claim
     from capsule.verification.verify import Mode, Request, verify
 
@@ -104,11 +120,13 @@ def command(
             spec=load_spec(expect_spec) if expect_spec else None,
             claim=parse_claim(expect_claim) if expect_claim is not None else None,
         ),
+        image=image,
+        limits=parse_limits(limits or []),
     )
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
-    write_atomic(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomic(report, json.dumps(document, indent=2).encode() + b"\n")
     if as_json:
         print_json(document)
     else:

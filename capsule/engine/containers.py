@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.engine.cluster import in_cluster
 from capsule.engine.connection import ContainerEngineName, component, engine_errors, engine_name
-from capsule.engine.gpu import about_gpu, gpu_request, no_gpu
+from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.spec import LimitsSpec
 from capsule.image.assemble import Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.seccomp import seccomp_option
@@ -67,6 +68,10 @@ class ContainerEngine:
             "cgroup": str(self._info.get("CgroupVersion") or "unknown"),
             "rootless": str(self._rootless()).lower(),
         }
+
+    def components(self) -> dict[str, str]:
+        """Return the versions of runc and of NVIDIA's toolkit, where there is such a thing."""
+        return gpu_components(self._version)
 
     def prepare(
         self,
@@ -189,7 +194,8 @@ class ContainerEngine:
             "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,size={temporary},mode=1777"},  # noqa: S108
             "mounts": [Mount(MOUNT, str(run_directory), type="bind")],
             "ulimits": [
-                Ulimit(name=name, soft=limit, hard=limit) for name, limit in _ulimits().items()
+                Ulimit(name=name, soft=limit, hard=limit)
+                for name, limit in _ulimits(limits).items()
             ],
             "log_config": LogConfig(
                 type=LogConfig.types.JSON,
@@ -300,13 +306,20 @@ class _RunningContainer:
                 raise
 
 
-def _ulimits() -> dict[str, int]:
+def _ulimits(limits: LimitsSpec) -> dict[str, int]:
     """Return the resource limits of a task's processes."""
+    # Holes cost a file nothing but make it as long as it says, for whoever reads it afterwards.
+    longest = max(limits.disk_mb, limits.memory_mb, limits.temporary_mb) << 20
     # The number of processes is the cgroup's business, but unless it is told a number Podman sets
     # more than a caller without privileges may have; its service has no more than this itself.
     _, allowed = resource.getrlimit(resource.RLIMIT_NPROC)
     processes = PODMAN_PROCESSES if allowed == resource.RLIM_INFINITY else allowed
-    return {"core": 0, "nofile": 4096, "nproc": min(processes, PODMAN_PROCESSES)}
+    return {
+        "core": 0,
+        "fsize": longest,
+        "nofile": 4096,
+        "nproc": min(processes, PODMAN_PROCESSES),
+    }
 
 
 def run_label(run_directory: Path) -> str:

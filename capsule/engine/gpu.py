@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from docker.types import DeviceRequest
 
 _GPU = "nvidia.com/gpu"  # kind in the Container Device Interface (CDI)
+RUNC, TOOLKIT = "runc", "nvidia-container-toolkit"
+# First versions of each branch without a known way out of a container: of the toolkit
+# CVE-2025-23266 and CVE-2025-23267; of runc CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881.
+# crun is not affected by the latter (containers/crun#1906).
+_FIXED: dict[str, tuple[tuple[int, int, int], ...]] = {
+    RUNC: ((1, 2, 8), (1, 3, 3)),
+    TOOLKIT: ((1, 17, 8),),
+}
+_TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
 
@@ -50,6 +61,53 @@ def gpu_request(
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
         return DeviceRequest(device_ids=[str(index)], capabilities=[["gpu"]])
     raise no_gpu(f"Docker {number} knows neither a CDI device {_GPU} nor an NVIDIA runtime")
+
+
+def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of runc and of NVIDIA's toolkit; what is not said is left out.
+
+    Args:
+        version: Answer of ``GET /version``. Docker calls the component ``runc``, Podman ``OCI
+            Runtime (runc)``.
+    """
+    found = {}
+    for part in version.get("Components") or ():
+        if RUNC in part["Name"].lower().strip("()").split("("):
+            found[RUNC] = part["Version"].partition("\n")[0].removeprefix("runc version ")
+    # No engine says it; the program comes with the toolkit, on the machine of the engine.
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            ["nvidia-ctk", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_TOOLKIT_SECONDS,
+            check=True,
+        ).stdout
+        if match := re.search(r"version (\S+)", said):
+            found[TOOLKIT] = match[1]
+    return found
+
+
+def outdated(components: Mapping[str, str]) -> list[str]:
+    """Say of each component with a known way out of a container what it is and what repairs it.
+
+    Distributions repair old versions without a new number, which nothing here can see.
+
+    Args:
+        components: Name to version; of :func:`gpu_components`. Without a version of the toolkit,
+            that is said as well.
+    """
+    findings = []
+    if TOOLKIT not in components:
+        findings.append(f"{TOOLKIT} does not say its version")
+    for name, number in components.items():
+        fixed = _FIXED[name]
+        found = tuple(int(digits) for digits in re.findall(r"\d+", number)[:3])
+        branch = [first for first in fixed if first[:2] == found[:2]] or [fixed[-1]]
+        if found < branch[0]:
+            repaired = " or ".join(".".join(map(str, first)) for first in fixed)
+            findings.append(f"{name} {number} lets images break out; {repaired} does not")
+    return findings
 
 
 def no_gpu(cause: str) -> CapsuleError:

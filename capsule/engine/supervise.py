@@ -5,24 +5,27 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from capsule.engine.interface import Exit, Task
+from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
 
+MINUTE = 60.0  # of limits.minutes, in seconds
+
 _KILL_SECONDS = 30.0
+_RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 
 
@@ -111,6 +114,10 @@ def supervise(
 
     Time is up or a signal came: SIGTERM first, so that the task can save its state. Memory or
     disk is used up: SIGKILL at once, because it would go on using more.
+
+    Raises:
+        CapsuleError: CAP-E007 or CAP-E040, the run directory cannot be watched; CAP-E009, the task
+            does not end.
     """
     started = checked = time.monotonic()
     while (status := running.wait(poll_seconds)) is None:
@@ -118,24 +125,26 @@ def supervise(
         now = time.monotonic()
         if interruptions.count:
             return Exit(_stop(running, interruptions), "interrupted")
-        if now - started > task.limits.minutes * 60:
+        if now - started > task.limits.minutes * MINUTE:
             return Exit(_stop(running, interruptions), "timed-out")
         if now - checked < _LIMIT_SECONDS:
             continue
         checked = now
-        if reason := _exceeded(running, task):
-            return Exit(_kill(running), reason)
+        if running.exceeds_memory():
+            return Exit(_kill(running), "out-of-memory")
+        if _disk_exceeded(task):
+            return Exit(_kill(running), "disk-full")
     on_poll()
-    killed_for_memory = status != 0 and running.was_out_of_memory()
-    return Exit(status, "out-of-memory" if killed_for_memory else "exited")
+    if status != 0 and running.was_out_of_memory():
+        return Exit(status, "out-of-memory")
+    return Exit(status, "disk-full" if _disk_exceeded(task) else "exited")
 
 
-def _exceeded(running: Running, task: Task) -> Literal["out-of-memory", "disk-full"] | None:
-    if running.exceeds_memory():
-        return "out-of-memory"
-    if disk_usage(task.run_directory) > task.limits.disk_mb << 20:
-        return "disk-full"
-    return None
+def _disk_exceeded(task: Task) -> bool:
+    disk = os.statvfs(task.run_directory)
+    if disk.f_bavail * disk.f_frsize < _RESERVE_BYTES:
+        return True
+    return disk_usage(task.run_directory) > task.limits.disk_mb << 20
 
 
 def _stop(running: Running, interruptions: Interrupts) -> int:
@@ -168,32 +177,24 @@ def disk_usage(folder: Path) -> int:
     The task may be hostile and changes the folder meanwhile; what vanishes is not counted.
 
     Raises:
-        CapsuleError: CAP-E007, a sub-folder cannot be read, so that anything could be in it.
+        CapsuleError: CAP-E007, a sub-folder cannot be read, so that anything could be in it;
+            CAP-E040, the folder is too deep or has too many entries to be watched.
     """
-    total = 0
-    pending = [str(folder)]
-    while pending:
-        path = pending.pop()
-        for entry in _entries(path):
-            with suppress(FileNotFoundError):
-                facts = entry.stat(follow_symlinks=False)
-                total += facts.st_blocks * 512
-                if stat.S_ISDIR(facts.st_mode):
-                    pending.append(entry.path)
-    return total
-
-
-def _entries(path: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        return sum(entry.facts.st_blocks * 512 for entry in entries_beneath(folder))
     except PermissionError as error:
         raise CapsuleError(
             "CAP-E007",
-            f"the task made {path} unreadable, so its size cannot be watched",
+            f"the task made {error.filename!a} in {folder} unreadable, so its size cannot be "
+            "watched",
             fix="Do not trust this run; start again in a new run directory.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+    except UnboundedError as error:
+        raise CapsuleError(
+            "CAP-E040",
+            f"the run directory cannot be watched: {error}",
+            fix="Have the program write fewer files, packed into larger ones.",
             exit_code=ExitCode.TRAINING_FAILED,
         ) from error
 
@@ -204,11 +205,27 @@ def write_log(chunks: Iterable[bytes], path: Path) -> None:
     The file replaces whatever the task may have put there, a link to elsewhere included. All
     chunks are consumed in any case, so that a writer at the other end never blocks. Until the last
     has come, the file has no name: the folder is the task's, who may remove what it finds there.
+
+    Raises:
+        CapsuleError: CAP-E041, the task left the folder so that nothing can be written there.
     """
     left = LOG_BYTES
-    with tempfile.TemporaryFile(dir=path.parent) as stream:
+    with tempfile.TemporaryFile() as stream:
         for chunk in chunks:
             stream.write(chunk[:left])
             left -= min(left, len(chunk))
         stream.seek(0)
-        write_atomic(path, stream.read())
+        try:
+            write_atomic(path, stream.read())
+        except OSError as error:
+            raise spoilt(path, f"cannot be written: {error.strerror}") from error
+
+
+def spoilt(path: Path, what: str) -> CapsuleError:
+    """Return the error of a run directory that its task has left in a state of its own making."""
+    return CapsuleError(
+        "CAP-E041",
+        f"the task put something else where {path.name} belongs: it {what}",
+        fix="Do not trust this run; start again in a new run directory.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )

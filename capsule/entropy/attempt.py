@@ -7,19 +7,18 @@ and the folders go.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import EntropyReport, collect, launch_failure
 from capsule.experiment import contract
+from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 
-_STARTS = "entropy"
-_REPLAYED = "replayed.profile"
+_REPLAYED = f"{contract.ENTROPY_STARTS}/replayed.profile"
 
 
 class Attempt:
@@ -39,7 +38,7 @@ class Attempt:
         """
         self._run_directory = run_directory
         self._spec = spec
-        starts = run_directory / _STARTS
+        starts = run_directory / contract.ENTROPY_STARTS
         number = sum(1 for _ in starts.glob("start-*")) + 1
         if number > 1 and spec.entropy.mode == "recorded":
             raise CapsuleError(
@@ -49,13 +48,13 @@ class Attempt:
                 fix="Start it anew, or use entropy.mode: virtual.",
                 exit_code=ExitCode.USAGE,
             )
-        self._name = f"{_STARTS}/start-{number}"
+        self._name = f"{contract.ENTROPY_STARTS}/start-{number}"
         self._folder = run_directory / self._name
         self._folder.mkdir(parents=True)
         self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
             parse(self._replay)
-            (starts / _REPLAYED).write_bytes(self._replay)
+            (run_directory / _REPLAYED).write_bytes(self._replay)
 
     def arguments(self, *, native: str, run_directory: str) -> list[str]:
         """Return the words before the program's own, with both folders as the program sees them."""
@@ -63,7 +62,7 @@ class Attempt:
             self._spec,
             native=native,
             directory=f"{run_directory}/{self._name}",
-            replay=f"{run_directory}/{_STARTS}/{_REPLAYED}" if self._replay is not None else None,
+            replay=None if self._replay is None else f"{run_directory}/{_REPLAYED}",
         )
 
     def check(self) -> None:
@@ -93,7 +92,7 @@ class Attempt:
         profile = self._profile(prefix=prefix)
         if profile is not None:
             write_atomic(self._run_directory / contract.ENTROPY_PROFILE, profile)
-        shutil.rmtree(self._run_directory / _STARTS)
+        remove_folder(self._run_directory / contract.ENTROPY_STARTS)
         return report
 
     def _profile(self, *, prefix: bool) -> bytes | None:

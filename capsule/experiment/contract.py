@@ -36,11 +36,22 @@ ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: record
 LEDGER = "ledger.json"  # capsule.entropy.ledger.Ledger; written by the host
 STATE = "state"  # what a resume needs; never bundled
 LOG = "output.log"  # standard output and error of the training process
+ENTROPY_STARTS = "entropy"  # folder: what launcher and interposer write down (capsule.entropy)
 
 # A program of the user's own (trainer.command) writes what it likes, and these are made for it:
 WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's working folder
 STANDARD_OUTPUT = "stdout.txt"  # what it printed
 OUTPUTS = "outputs.json"  # Outputs: what it wrote, by digest
+
+# What the host reads from a run directory, or writes there, when the run has ended.
+READ_FILES = frozenset(
+    {
+        *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
+        *(RESULT, FAILURE, ENTROPY_REPORT, ENTROPY_PROFILE, LEDGER, LOG, STANDARD_OUTPUT, OUTPUTS),
+    }
+)
+READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS})
+MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
 PROJECT_FOLDER = "/project"  # where an image holds the source tree
 # Variables of the program. The first five are its contract, the last is for Capsule's own use.
@@ -235,7 +246,9 @@ class Outputs(Model):
     """Everything that a program wrote and claims."""
 
     schema_id: Literal["capsule/outputs/v1"] = Field("capsule/outputs/v1", alias="schema")
-    files: dict[str, Output] = Field(description="By path in the working folder.")
+    files: dict[str, Output] = Field(
+        description="By path in the working folder.", max_length=MAX_OUTPUTS
+    )
     standard_output: Output | None = Field(description="Null if the spec does not claim it.")
 
 

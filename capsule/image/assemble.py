@@ -93,7 +93,8 @@ class Image:
         manifest: OCI image manifest over uncompressed layers, canonical JSON.
         manifest_digest: ``sha256:…`` of ``manifest``; engines with a containerd store use it as id.
         layers: From the bottom up.
-        reference: Name that the engine gives the image, spelt the same in Docker and Podman.
+        reference: Name that the engine gives the image, spelt the same in Docker and Podman; None
+            leaves it without one.
     """
 
     config: bytes
@@ -101,7 +102,7 @@ class Image:
     manifest: bytes
     manifest_digest: str
     layers: tuple[Layer, ...]
-    reference: str
+    reference: str | None
 
 
 _Made = tuple[Layer, dict[str, str]]  # with its facts, as layers.write_tar returns them
@@ -153,6 +154,44 @@ def assemble(
     return _image(lock, recipe, tuple(layer for layer, _ in made))
 
 
+def image_of(lock: Lock, layers: tuple[Layer, ...]) -> Image:
+    """Return the image that :func:`assemble` makes of ``lock`` if these are its layers.
+
+    Raises:
+        CapsuleError: CAP-I102, the lock needs another Capsule.
+    """
+    return _image(lock, _matching_recipe(lock), layers)
+
+
+def canonical_layer(path: Path, name: str) -> tuple[str, dict[str, str]]:
+    """Return the digest and the facts of a layer archive, if this module could have written it.
+
+    Raises:
+        CapsuleError: CAP-I110, it is in another form; CAP-I104 to CAP-I108, it holds what no layer
+            may hold.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        facts = write_tar(read_layer(stream, f"the supplied {name} layer"), digest.update)
+    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
+        raise refused(
+            "CAP-I110", f"the supplied {name} layer is not in canonical form", _SUPPLY_FIX
+        )
+    return f"sha256:{digest.hexdigest()}", facts
+
+
+def check_code_layer(path: Path, lock: Lock) -> None:
+    """Check that a layer archive is the one of the locked training code, and nothing else.
+
+    Raises:
+        CapsuleError: CAP-I110, it is not.
+    """
+    digest = hashlib.sha256()
+    write_tar(_code_entries(_supplied_code(path, lock)), digest.update)
+    if digest.hexdigest() != sha256_file(path):
+        raise refused("CAP-I110", "the supplied code layer holds more than code", _SUPPLY_FIX)
+
+
 def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ()) -> None:
     """Write the image as one archive. See :func:`archive_chunks`."""
     for chunk in archive_chunks(image, skip=skip):  # noqa: FURB122 - zstd has no writelines
@@ -170,6 +209,21 @@ def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[byte
         skip: ``diff_id``s of layers that the engine already has. Engines find layers by chain, so
             only the unbroken run of these from the bottom is left out.
     """
+    yield archive_head(image)
+    missing = list(image.layers)
+    while missing and missing[0].diff_id in skip:
+        del missing[0]
+    for layer in {layer.diff_id: layer for layer in missing}.values():
+        yield layer_header(layer)
+        with layer.path.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+        yield bytes(-layer.size % 512)
+    yield bytes(1024)
+
+
+def archive_head(image: Image) -> bytes:
+    """Return what an image's archive begins with: every document of it."""
     blobs = [(image.config_digest, image.config), (image.manifest_digest, image.manifest)]
     documents = {
         "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
@@ -177,18 +231,15 @@ def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[byte
         "manifest.json": _docker_manifest(image),
         **{_blob_path(digest): data for digest, data in blobs},
     }
-    for name, data in documents.items():
-        yield tar_header(file_entry(name, "capsule", data)) + padded(data)
-    missing = list(image.layers)
-    while missing and missing[0].diff_id in skip:
-        del missing[0]
-    for layer in {layer.diff_id: layer for layer in missing}.values():
-        yield tar_header(Entry(_blob_path(layer.diff_id), "capsule", "file", 0o644, layer.size))
-        with layer.path.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                yield chunk
-        yield bytes(-layer.size % 512)
-    yield bytes(1024)
+    return b"".join(
+        tar_header(file_entry(name, "capsule", data)) + padded(data)
+        for name, data in documents.items()
+    )
+
+
+def layer_header(layer: Layer) -> bytes:
+    """Return what stands before a layer in an image's archive."""
+    return tar_header(Entry(_blob_path(layer.diff_id), "capsule", "file", 0o644, layer.size))
 
 
 def _matching_recipe(lock: Lock) -> Recipe:
@@ -252,11 +303,15 @@ def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cach
 
 
 def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> _Plan:
-    entries = [
+    entries = _code_entries(code)
+    return _Plan("code", _key("code", lock.image.code.sha256), lambda _: entries)
+
+
+def _code_entries(code: Mapping[str, bytes]) -> list[Entry]:
+    return [
         file_entry(f"{SITE}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
         for name, data in code.items()
     ]
-    return _Plan("code", _key("code", lock.image.code.sha256), lambda _: entries)
 
 
 def _key(kind: str, inputs: Any) -> str:
@@ -377,12 +432,8 @@ def _project_layer(project: LockedProject, cache: Cache) -> _Made:
 
 def _supplied_base(path: Path) -> _Made:
     """Accept a base layer only in the form that this module writes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        facts = write_tar(read_layer(stream, "the supplied base layer"), digest.update)
-    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
-        raise refused("CAP-I110", "the supplied base layer is not in canonical form", _SUPPLY_FIX)
-    return Layer("base", f"sha256:{digest.hexdigest()}", path, path.stat().st_size), facts
+    diff_id, facts = canonical_layer(path, "base")
+    return Layer("base", diff_id, path, path.stat().st_size), facts
 
 
 def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
@@ -463,16 +514,16 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
 
 def _index(image: Image) -> bytes:
     descriptor = _descriptor("manifest.v1+json", image.manifest_digest, len(image.manifest))
-    tag = image.reference.rpartition(":")[2]
-    annotations = {
-        "io.containerd.image.name": image.reference,
-        "org.opencontainers.image.ref.name": tag,
-    }
+    if image.reference is not None:
+        descriptor["annotations"] = {
+            "io.containerd.image.name": image.reference,
+            "org.opencontainers.image.ref.name": image.reference.rpartition(":")[2],
+        }
     return canonical_json(
         {
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}.index.v1+json",
-            "manifests": [{**descriptor, "annotations": annotations}],
+            "manifests": [descriptor],
         }
     )
 
@@ -483,7 +534,7 @@ def _docker_manifest(image: Image) -> bytes:
         [
             {
                 "Config": _blob_path(image.config_digest),
-                "RepoTags": [image.reference],
+                "RepoTags": [] if image.reference is None else [image.reference],
                 "Layers": [_blob_path(layer.diff_id) for layer in image.layers],
             }
         ]

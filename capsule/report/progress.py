@@ -87,7 +87,8 @@ def open_reporter(*, quiet: bool) -> Iterator[SilentReporter | PlainReporter | L
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+    said = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), said, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield LiveReporter(console, progress)
 

@@ -53,7 +53,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("expected", report.expected),
-        ("image", _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")),
+        ("image", _image(report)),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
     ]
@@ -84,6 +84,12 @@ def _yes(fact: bool | None, yes: str, no: str) -> str | None:
     if fact is None:
         return None
     return yes if fact else no
+
+
+def _image(report: Report) -> str | None:
+    if report.image_source == "embedded":
+        return "the signer's own, from the bundle; NOT rebuilt from the lock"
+    return _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")
 
 
 def _authenticity(report: Report) -> str | None:

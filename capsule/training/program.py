@@ -27,7 +27,7 @@ from typing import IO, Literal
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, sha256_hex
-from capsule.experiment.contract import Event, Output, Outputs, ProgramResult
+from capsule.experiment.contract import MAX_OUTPUTS, Event, Output, Outputs, ProgramResult
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import Spec
@@ -43,7 +43,6 @@ from capsule.training.job import (
     write_document,
 )
 
-MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
 UNTOUCHED_NS = 1_577_836_800 * 10**9  # time of every file of the source tree: 2020-01-01, UTC
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
+from io import TextIOWrapper
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
 from capsule.bundle.claims import CheckpointClaim, Claims, ProgramClaims
 from capsule.experiment import contract
+from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import Output
 from capsule.experiment.trace import Difference, first_difference
 from capsule.verification.verdict import (
@@ -47,10 +49,12 @@ def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference,
     """List the facts that differ, causes before effects, at most :data:`MAX_DIFFERENCES`."""
     left = claimed.model_dump(mode="json", by_alias=True)
     right = found.model_dump(mode="json", by_alias=True)
-    differences: list[ComponentDifference] = []
-    for name in _ORDER:
-        differences.extend(_differences(name, left.get(name), right.get(name)))
-    return tuple(differences[:MAX_DIFFERENCES])
+    differences = (
+        difference
+        for name in _ORDER
+        for difference in _differences(name, left.get(name), right.get(name))
+    )
+    return tuple(islice(differences, MAX_DIFFERENCES))
 
 
 def compare_checkpoints(
@@ -94,12 +98,11 @@ def compare_outputs(
     for path in sorted({*before, *after}, key=lambda path: (path == STANDARD_OUTPUT, path)):
         if before.get(path) != after.get(path):
             is_file = path != STANDARD_OUTPUT
-            copy = directory / (
-                f"{contract.WORKSPACE}/{path}" if is_file else contract.STANDARD_OUTPUT
-            )
-            return _output_difference(
-                path, before.get(path), after.get(path), recorded.get(path), copy
-            )
+            copy = f"{contract.WORKSPACE}/{path}" if is_file else contract.STANDARD_OUTPUT
+            lines = None
+            if path in recorded and path in after and after[path].target is None:
+                lines = _first_line(recorded[path], directory, copy)
+            return _output_difference(path, before.get(path), after.get(path), lines)
     return None
 
 
@@ -109,27 +112,29 @@ def _all_outputs(claims: ProgramClaims) -> dict[str, Output]:
 
 
 def _output_difference(
-    path: str, before: Output | None, after: Output | None, recorded: Path | None, found: Path
+    path: str, before: Output | None, after: Output | None, lines: tuple[int, str, str] | None
 ) -> OutputDifference:
-    comparable = recorded is not None and after is not None and after.target is None
-    lines = _first_line(recorded, found) if recorded is not None and comparable else None
     if lines is not None:
         number, left, right = lines
         return OutputDifference(path=path, line=number, claimed=_show(left), found=_show(right))
     return OutputDifference(path=path, claimed=_described(before), found=_described(after))
 
 
-def _first_line(recorded: Path, found: Path) -> tuple[int, str, str] | None:
-    """Return number and content of the first line that differs; None unless both are text."""
+def _first_line(recorded: Path, directory: Path, path: str) -> tuple[int, str, str] | None:
+    """Return number and content of the first line that differs; None unless both are text.
+
+    What the re-execution says of its files is its own word: where it says that a file is, there
+    may be a link to a file of this machine, which must not end up in a report.
+    """
     try:
         with (
             recorded.open(encoding="utf-8", newline="") as left,
-            found.open(encoding="utf-8", newline="") as right,
+            TextIOWrapper(open_beneath(directory, path), encoding="utf-8", newline="") as right,
         ):
             for number, (a, b) in enumerate(zip_longest(_lines(left), _lines(right)), 1):
                 if a != b:
                     return number, _ended(a), _ended(b)
-    except UnicodeDecodeError:
+    except (OSError, UnicodeDecodeError):
         return None
     return None
 

@@ -16,8 +16,12 @@ from typing import IO, BinaryIO, Literal
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image
+from capsule.image.embedded import described_image, unpack_image
 from capsule.verification.image_documents import PROJECT, LayerIdentity
 
+MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LAYER_BYTES = 1 << 30
 MAX_WINDOW_BYTES = 8 << 20  # what every decoder must have (RFC 8878, section 3.1.1.1.2)
 _CHUNK = 1 << 20
@@ -90,6 +94,44 @@ def unpack(source: BinaryIO, target: IO[bytes], identity: LayerIdentity, member:
         raise bad_layer(member, f"it unpacks to more than the {identity.size} bytes of the layer")
     if (size, digest.hexdigest()) != (identity.size, identity.sha256):
         raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
+
+
+@contextmanager
+def embedded_image(bundle: OpenedBundle, lock: Lock) -> Iterator[Image]:
+    """Unpack the whole image that the bundle carries; its layers are deleted at the end.
+
+    Raises:
+        CapsuleError: CAP-V051 the bundle carries none; CAP-V052 to CAP-V054 it is refused
+            (:mod:`capsule.image.embedded`).
+    """
+    if run_bundle.IMAGE_ARCHIVE not in bundle.files:
+        raise CapsuleError(
+            "CAP-V051",
+            "--image embedded: the bundle carries no image",
+            fix="Rebuild it from the lock (--image rebuilt), or ask the signer for a bundle made "
+            "with 'capsule run --embed-image'.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        )
+    documents = (run_bundle.IMAGE_CONFIG, run_bundle.IMAGE_MANIFEST)
+    config, manifest = (_head(bundle.member(name)) for name in documents)
+    with tempfile.TemporaryDirectory(prefix="capsule-image-") as folder:
+        image = described_image(config, manifest, lock, Path(folder))
+        try:
+            unpacked = unpack_image(bundle.member(run_bundle.IMAGE_ARCHIVE), image, lock)
+        except OSError as error:
+            raise CapsuleError(
+                "CAP-B110",
+                f"cannot unpack the embedded image for checking: {error.strerror}",
+                fix="Set TMPDIR to a folder with room for the whole image.",
+                exit_code=ExitCode.INCONCLUSIVE,
+            ) from error
+        yield unpacked
+
+
+def _head(path: Path) -> bytes:
+    """Read a document; the rest of one that is too long is missed by whoever parses it."""
+    with path.open("rb") as stream:
+        return stream.read(MAX_DOCUMENT_BYTES)
 
 
 def bad_layer(member: str, reason: str) -> CapsuleError:

@@ -81,6 +81,11 @@ class Report(Model):
     expected: str | None = Field(None, description="What the two machines let one expect.")
     environment: tuple[Row, ...] = ()
     image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
+    image_source: Literal["rebuilt", "embedded"] | None = Field(
+        None,
+        description="Rebuilt from the lock; or the signer's own, as embedded in the bundle; null "
+        "without an image.",
+    )
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
     relaxations: tuple[str, ...] = ()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +29,13 @@ from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.spec import LimitsSpec, SourcesSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, reexecution_folder
 from capsule.verification.comparison import (
     STANDARD_OUTPUT,
     compare_checkpoints,
@@ -46,9 +46,10 @@ from capsule.verification.comparison import (
 from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
 from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
 from capsule.verification.image_documents import layer_identities
-from capsule.verification.layers import supplied_layers
+from capsule.verification.layers import embedded_image, supplied_layers
 from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
 
+EMBEDDED = "; the image was the signer's own and was not rebuilt from the lock"
 NO_KEY = "CAP-V002"
 
 
@@ -90,6 +91,8 @@ class Request:
     mode: Mode
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
+    image: Literal["rebuilt", "embedded"] = "rebuilt"
+    limits: Mapping[str, int] = field(default_factory=dict)
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
 
@@ -154,23 +157,45 @@ def _verify(
         if request.mode.name == "integrity":
             return "intact", "the bundle is unchanged since it was signed, and agrees with itself"
         engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
+        check_embedded(request.image, engine)
         expectation = _compare_environment(lock, observations, engine, facts)
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
-        identities = layer_identities(bundle, lock, claims)
-        with supplied_layers(bundle, identities) as (supplied, project):
-            image = execution.prepare(
-                lock,
-                engine,
-                cache,
-                sources=request.sources,
-                supplied=supplied,
-                project=project,
-                reporter=reporter,
-            )
-        _check_image(image, claims, facts)
-        return _reexecute(request.mode, bundle, lock, claims, image, engine, reporter, facts)
+        image = _prepare(request, bundle, lock, claims, engine, cache, reporter)
+        _check_image(request, image, claims, facts)
+        limits = lowered(lock.spec.limits, request.limits)
+        return _reexecute(
+            request.mode, bundle, lock, claims, image, engine, limits, reporter, facts
+        )
+
+
+def _prepare(
+    request: Request,
+    bundle: OpenedBundle,
+    lock: Lock,
+    claims: Claims,
+    engine: Engine,
+    cache: Cache,
+    reporter: execution.Reporter,
+) -> Image | None:
+    """Make the engine ready: with the image rebuilt from the lock, or with the signer's own."""
+    check_gpu_host(lock, engine, strange=request.image == "embedded", note=reporter.note)
+    if request.image == "embedded":
+        with embedded_image(bundle, lock) as image:
+            engine.prepare(lock, image, cache, progress=reporter.note)
+            return image
+    identities = layer_identities(bundle, lock, claims)
+    with supplied_layers(bundle, identities) as (supplied, project):
+        return execution.prepare(
+            lock,
+            engine,
+            cache,
+            sources=request.sources,
+            supplied=supplied,
+            project=project,
+            reporter=reporter,
+        )
 
 
 def _read(
@@ -255,15 +280,20 @@ def check_prefix(mode: Mode, lock: Lock) -> None:
         )
 
 
-def _check_image(image: Image | None, claims: Claims, facts: dict[str, Any]) -> None:
-    """The image assembled here must be the claimed one, layer by layer."""
+def _check_image(
+    request: Request, image: Image | None, claims: Claims, facts: dict[str, Any]
+) -> None:
+    """The image assembled or loaded here must be the claimed one, layer by layer."""
     found = run_bundle.image_claim(image)
-    facts["image_rebuilt"] = found is not None and found == claims.image
+    facts["image_source"] = None if found is None else request.image
+    facts["image_rebuilt"] = (
+        request.image == "rebuilt" and found is not None and found == claims.image
+    )
     if found is None or found == claims.image:
         return
     raise CapsuleError(
         "CAP-V005",
-        f"the image rebuilt from the lock is {found.config}, the claimed one is "
+        f"the {request.image} image is {found.config}, the claimed one is "
         f"{claims.image.config if claims.image else 'none'}",
         fix="The lock does not produce the claimed image; compare image/config.json of the bundle.",
         exit_code=ExitCode.INCONCLUSIVE,
@@ -277,11 +307,11 @@ def _reexecute(
     claims: TrainingClaims | ProgramClaims,
     image: Image | None,
     engine: Engine,
+    limits: LimitsSpec,
     reporter: execution.Reporter,
     facts: dict[str, Any],
 ) -> tuple[Grade, str]:
-    directory = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
-    try:
+    with reexecution_folder(reporter.note) as directory:
         result = execution.execute(
             lock,
             engine,
@@ -297,6 +327,7 @@ def _reexecute(
                 if isinstance(claims, TrainingClaims) and claims.schedule is not None
                 else None
             ),
+            limits=limits,
             reporter=reporter,
         )
         if isinstance(claims, ProgramClaims):
@@ -313,9 +344,8 @@ def _reexecute(
                 prefix=mode.steps is not None,
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return _judge(mode, facts)
+    verdict, summary = _judge(mode, facts)
+    return verdict, summary + (EMBEDDED if facts["image_source"] == "embedded" else "")
 
 
 def _first_output(

@@ -1,8 +1,10 @@
 """The request for a GPU, for each kind of engine that grants one."""
 
+import subprocess
+
 import pytest
 
-from capsule.engine.gpu import about_gpu, gpu_request
+from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, outdated
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 CDI = {
@@ -70,3 +72,59 @@ def test_the_gpu_asked_for_is_the_one_requested():
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
     assert gpu_request(version("28.3.0"), info, 3)["DeviceIDs"] == ["nvidia.com/gpu=3"]
     assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, 2)["DeviceIDs"] == ["2"]
+
+
+DOCKER = {"Components": [{"Name": "Engine", "Version": "28.3.0"},
+                         {"Name": "runc", "Version": "1.2.5"}]}  # fmt: skip
+PODMAN = {"Components": [{"Name": "Podman Engine", "Version": "4.3.1"},
+                         {"Name": "OCI Runtime (runc)",
+                          "Version": "runc version 1.1.5+ds1\ncommit: x\nspec: 1.0"}]}  # fmt: skip
+CRUN = {"Components": [{"Name": "Podman Engine", "Version": "5.4.0"},
+                       {"Name": "OCI Runtime (crun)", "Version": "crun version 1.21"}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "runc"), [(DOCKER, "1.2.5"), (PODMAN, "1.1.5+ds1"), (CRUN, None), ({}, None)]
+)
+def test_the_runtime_says_its_version(version, runc, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", _not_found)
+    assert gpu_components(version) == ({} if runc is None else {"runc": runc})
+
+
+def test_the_toolkit_says_its_version(monkeypatch):
+    said = "NVIDIA Container Toolkit CLI version 1.17.7\ncommit: 123\n"
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=said)
+    )
+    assert gpu_components(CRUN) == {"nvidia-container-toolkit": "1.17.7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "is_outdated"),
+    [
+        ("runc", "1.1.5+ds1", True),
+        ("runc", "1.2.7", True),
+        ("runc", "1.2.8", False),
+        ("runc", "1.3.2", True),
+        ("runc", "1.3.3", False),
+        ("runc", "1.4.0", False),
+        ("nvidia-container-toolkit", "1.17.7", True),
+        ("nvidia-container-toolkit", "1.17.8-1", False),
+        ("nvidia-container-toolkit", "1.9.0", True),
+        ("nvidia-container-toolkit", "1.18.0", False),
+        ("nvidia-container-toolkit", "unknown", True),
+    ],
+)
+def test_versions_with_a_known_way_out_of_a_container(name, number, is_outdated):
+    sound = {"runc": "1.4.0", "nvidia-container-toolkit": "1.18.0"}
+    findings = outdated(sound | {name: number})
+    assert len(findings) == is_outdated
+    assert all(number in finding for finding in findings)
+
+
+def test_a_toolkit_that_does_not_say_its_version_is_a_finding():
+    assert outdated({"runc": "1.4.0"}) == ["nvidia-container-toolkit does not say its version"]
+
+
+def _not_found(*_, **__):
+    raise FileNotFoundError

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from . import archive_cases, document_cases, image_cases
+from . import archive_cases, document_cases, image_cases, trust_cases
 from .case import Case
 
 CASES: list[Case] = sorted(
-    [*document_cases.CASES, *archive_cases.CASES, *image_cases.CASES],
+    [
+        *document_cases.CASES,
+        *archive_cases.CASES,
+        *image_cases.CASES,
+        *trust_cases.CASES,
+    ],
     key=lambda case: (case.number, case.name),
 )

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from capsule.bundle.trust import Signer
+from capsule.cli.common import print_json
 from capsule.experiment.contract import Event
-from capsule.report.progress import PlainReporter, event_line
+from capsule.report.progress import PlainReporter, event_line, open_reporter
 from capsule.report.terminal import show_report
 from capsule.report.text import MAX_CHARACTERS, printable
 from capsule.verification.verdict import ComponentDifference, Report, TraceDifference
@@ -115,3 +116,21 @@ def test_integrity_and_authenticity_are_told_apart():
     )
     assert "unchanged since it was signed" in text
     assert "NOT trusted: SHA256:abc" in text
+
+
+def test_a_live_line_does_not_take_text_of_a_stranger_for_markup(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with open_reporter(quiet=False) as reporter:
+        reporter.event(make_event(message="[/] [link=file:///]click[/link] \x1b]8;;x\a"))
+    assert "[link=file:///]click[/link]" in terminal.getvalue()
+    assert "\x1b]8" not in terminal.getvalue()  # neither its own hyperlink nor one by markup
+
+
+def test_json_for_a_terminal_is_ascii(capsys):
+    print_json({"name": "\x9b31m\u202e\x1b]0;x\a \u2066é"})
+    assert capsys.readouterr().out.isascii()

@@ -1,6 +1,7 @@
 """Comparing claims and traces, on hand-made cases."""
 
 import json
+import shutil
 
 import pytest
 
@@ -195,3 +196,39 @@ def test_a_missing_and_an_additional_file_are_named(two_runs):
 def test_what_was_printed_comes_last(two_runs):
     first, _ = two_runs({"z": b"="}, {"z": b"="}, printed=(b"1\nlast\n", b"1\nend\n"))
     assert (first.path, first.line, first.claimed) == ("standard output", 2, "last")
+
+
+@pytest.mark.parametrize("link", ["a", "folder"])
+def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, link):
+    """A program says that it wrote a file, and leaves a link to one that only the machine has."""
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine/a").write_text("secret")
+    path = "a" if link == "a" else "folder/a"
+    two_runs({path: b"claimed"}, {path: b"secret"})
+    workspace = tmp_path / "again" / WORKSPACE
+    if link == "a":
+        (workspace / "a").unlink()
+        (workspace / "a").symlink_to(tmp_path / "machine/a")
+    else:
+        shutil.rmtree(workspace / "folder")
+        (workspace / "folder").symlink_to(tmp_path / "machine")
+    left, right = (make_program_claims({path: data}) for data in (b"claimed", b"secret"))
+    recorded = {path: tmp_path / "recorded" / path}
+    first = compare_outputs(left, right, recorded, tmp_path / "again")
+    assert (first.path, first.line) == (path, None)
+    assert "secret" not in first.found
+
+
+def make_program_claims(files):
+    outputs = {
+        path: Output(size=len(data), sha256=sha256_hex(data)) for path, data in files.items()
+    }
+    return ProgramClaims(
+        lock=ZERO,
+        image=None,
+        relaxations=(),
+        flags={},
+        libraries={},
+        outputs=outputs,
+        standard_output=None,
+    )

@@ -1,0 +1,154 @@
+"""A folder that a stranger's program writes: measured, read and removed without following a link.
+
+``O_NOFOLLOW`` guards the last component of a path only, and a path can be longer than the kernel
+takes. So every component is opened by itself, relative to the folder above it (``openat(2)``).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from capsule.experiment.canonical import NotRegularError
+
+MAX_DEPTH = 64
+MAX_ENTRIES = 100_000
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class UnboundedError(Exception):
+    """A folder is deeper than :data:`MAX_DEPTH` or holds more than :data:`MAX_ENTRIES`."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something in a folder.
+
+    Attributes:
+        path: Relative to the folder; its bytes need not be UTF-8 (PEP 383).
+        facts: What ``lstat`` says of it.
+    """
+
+    path: str
+    facts: os.stat_result
+
+
+def entries_beneath(folder: Path) -> Iterator[Entry]:
+    """Yield everything in a folder and its sub-folders, which may change meanwhile.
+
+    What vanishes is left out. At most :data:`MAX_DEPTH` descriptors are open at a time.
+
+    Raises:
+        UnboundedError: Beyond the bounds on depth and number.
+        PermissionError: A sub-folder cannot be read.
+    """
+    left = MAX_ENTRIES
+    with suppress(FileNotFoundError), _opened(folder) as descriptor:
+        for entry in _entries(descriptor, "", 1):
+            left -= 1
+            if left < 0:
+                raise UnboundedError(f"more than {MAX_ENTRIES:,} entries")
+            yield entry
+
+
+def open_beneath(folder: Path, path: str) -> BufferedReader:
+    """Open the regular file at ``path`` below ``folder``, if no component of it is a link.
+
+    Raises:
+        OSError: There is none, or it cannot be read; :class:`NotRegularError` if it is another
+            kind of file.
+    """
+    *parents, leaf = path.split("/")
+    if not all(part not in {"", ".", ".."} for part in (*parents, leaf)):
+        raise OSError(errno.EINVAL, "not a plain relative path", path)
+    descriptor = os.open(folder, _FOLDER)
+    try:
+        for parent in parents:
+            below = os.open(parent, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        opened = os.open(leaf, _FILE, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise NotRegularError(errno.EINVAL, "not a regular file", path)
+    return os.fdopen(opened, "rb")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that nobody writes to any more, however deep it is and whatever it forbids.
+
+    Sub-folders are moved to the top before their turn comes, so that neither the stack nor the
+    number of descriptors grows with the depth.
+
+    Raises:
+        OSError: The kernel refuses; something is left then.
+    """
+    folder.chmod(0o700)
+    prefix = secrets.token_hex(8)  # for names that the program cannot have taken
+    numbers = itertools.count()
+    with _opened(folder) as top:
+        while names := _names(top):
+            for name in names:
+                if _unlinked(name, top):
+                    continue
+                with _opened(name, top) as inside:
+                    for inner in _names(inside):
+                        if not _unlinked(inner, inside):
+                            lifted = f"{prefix}-{next(numbers)}"
+                            os.rename(inner, lifted, src_dir_fd=inside, dst_dir_fd=top)
+                os.rmdir(name, dir_fd=top)
+    folder.rmdir()
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Unlink what is not a folder; make a folder one that can be emptied and moved."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return True
+    os.chmod(name, 0o700, dir_fd=folder)  # nobody is left who could put a link here
+    return False
+
+
+def _entries(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
+    if depth > MAX_DEPTH:
+        raise UnboundedError(f"folders more than {MAX_DEPTH} deep")
+    with os.scandir(folder) as found:
+        for entry in found:
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield Entry(prefix + entry.name, facts)
+            if stat.S_ISDIR(facts.st_mode):
+                # It may have vanished by now, or become a link, which is not opened.
+                with (
+                    suppress(FileNotFoundError, NotADirectoryError),
+                    _opened(entry.name, folder) as below,
+                ):
+                    yield from _entries(below, f"{prefix}{entry.name}/", depth + 1)
+
+
+@contextmanager
+def _opened(folder: Path | str, above: int | None = None) -> Iterator[int]:
+    descriptor = os.open(folder, _FOLDER, dir_fd=above)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,118 @@
+"""What the host reads of a run directory that its task may have filled with anything."""
+
+import json
+import os
+
+import pytest
+
+from capsule.execution import MAX_READ_BYTES, MAX_SHOWN_EVENTS, _EventTail, check_run_directory
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
+
+
+class Recorder:
+    """Keeps events."""
+
+    def __init__(self):
+        self.events = []
+
+    def note(self, message):
+        raise NotImplementedError
+
+    def event(self, event):
+        self.events.append(event)
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    folder = tmp_path / "run"
+    for path in ("entropy/start-1/journal", "checkpoints/one.safetensors", "workspace/sub/file",
+                 "state/replay/data", "replay/frames", *contract.READ_FILES):  # fmt: skip
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
+
+
+def refused(code, call, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        call(*arguments)
+    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TRAINING_FAILED)
+    return caught.value.message
+
+
+def test_an_ordinary_run_directory_is_accepted(run_directory):
+    check_run_directory(run_directory)
+
+
+def test_a_program_may_put_anything_into_its_own_folders(run_directory):
+    for folder in ("workspace", "state", "workspace/sub"):
+        os.mkfifo(run_directory / folder / "pipe")
+        (run_directory / folder / "link").symlink_to("/etc")
+        (run_directory / folder / "result.json").mkdir()
+    check_run_directory(run_directory)
+
+
+@pytest.mark.parametrize("name", sorted(contract.READ_FILES))
+def test_a_document_must_be_a_regular_file(run_directory, name):
+    path = run_directory / name
+    path.unlink()
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")):
+        make(path)
+        assert name in refused("CAP-E041", check_run_directory, run_directory)
+        path.rmdir() if path.is_dir() else path.unlink()
+    check_run_directory(run_directory)
+
+
+@pytest.mark.parametrize(
+    "path", ["entropy", "entropy/start-1", "entropy/start-1/journal", "checkpoints", "workspace"]
+)
+def test_a_folder_that_is_read_must_not_lead_elsewhere(run_directory, path):
+    moved = run_directory.parent / "moved"
+    (run_directory / path).rename(moved)
+    (run_directory / path).symlink_to(moved)
+    assert path.split("/")[-1] in refused("CAP-E041", check_run_directory, run_directory)
+
+
+@pytest.mark.parametrize("path", ["entropy/start-1/pipe", "checkpoints/pipe"])
+def test_a_pipe_among_what_is_read_is_refused(run_directory, path):
+    os.mkfifo(run_directory / path)
+    assert "pipe" in refused("CAP-E041", check_run_directory, run_directory)
+
+
+def test_a_flood_of_events_is_thinned(tmp_path):
+    path, recorder = tmp_path / "events.jsonl", Recorder()
+    tail = _EventTail(path, recorder)
+    tail.poll()
+    path.write_text("".join(json.dumps(EVENT | {"step": step}) + "\n" for step in range(500)))
+    tail.poll()
+    assert [event.step for event in recorder.events] == list(range(500))[-MAX_SHOWN_EVENTS:]
+
+
+def test_events_of_an_earlier_start_are_not_shown_again(tmp_path):
+    path, recorder = tmp_path / "events.jsonl", Recorder()
+    line = json.dumps(EVENT) + "\n"
+    path.write_text(line * (2 * MAX_READ_BYTES // len(line)) + "unfinished")
+    tail = _EventTail(path, recorder)
+    kept = path.read_text().removesuffix("unfinished")
+    path.write_text(kept + json.dumps(EVENT | {"step": 7}) + "\n")
+    tail.poll()
+    assert [event.step for event in recorder.events] == [7]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")])
+def test_events_that_are_no_file_are_an_error_and_not_waited_for(tmp_path, make):
+    path = tmp_path / "events.jsonl"
+    tail = _EventTail(path, Recorder())
+    make(path)
+    refused("CAP-E011", tail.poll)
+
+
+def test_an_event_without_end_is_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = _EventTail(path, Recorder())
+    path.write_bytes(b"x" * (MAX_READ_BYTES - 1))
+    tail.poll()
+    path.write_bytes(b"x" * MAX_READ_BYTES)
+    assert "longer" in refused("CAP-E011", tail.poll)
