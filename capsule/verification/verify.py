@@ -21,6 +21,7 @@ from capsule.bundle.claims import (
     claims_model,
     collect_claims,
     collect_program_claims,
+    collect_training_claims,
     read_document,
 )
 from capsule.bundle.trust import UNTRUSTED, Policy
@@ -28,6 +29,7 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
@@ -36,6 +38,7 @@ from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.kind import machine_kind
 from capsule.verification.comparison import (
     STANDARD_OUTPUT,
     compare_checkpoints,
@@ -44,8 +47,16 @@ from capsule.verification.comparison import (
     compare_traces,
 )
 from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
+from capsule.verification.equivalence import compare_returns
+from capsule.verification.grading import beyond_arithmetic, grade_replica
 from capsule.verification.layers import supplied_layers
-from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
+from capsule.verification.verdict import (
+    ComponentDifference,
+    Grade,
+    OutputDifference,
+    Report,
+    RequiredGrade,
+)
 
 NO_KEY = "CAP-V002"
 
@@ -88,6 +99,7 @@ class Request:
     mode: Mode
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
+    required: RequiredGrade = "statistical"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
 
 
@@ -99,7 +111,11 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
     machine cannot decide.
     """
     started = time.monotonic()
-    facts: dict[str, Any] = {"bundle": request.bundle.name, "mode": str(request.mode)}
+    facts: dict[str, Any] = {
+        "bundle": request.bundle.name,
+        "mode": str(request.mode),
+        "required": request.required,
+    }
     try:
         verdict, summary = _verify(request, cache, reporter, facts)
     except CapsuleError as error:
@@ -142,6 +158,7 @@ def _verify(
             "signer": bundle.fingerprint,
             "signers": bundle.signers,
             "claim_id": claims.claim_id(),
+            "manifest": sha256_hex(bundle.manifest.document),
             "relaxations": claims.relaxations,
             "ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
@@ -150,6 +167,7 @@ def _verify(
             return "intact", "the bundle is unchanged since it was signed, and agrees with itself"
         engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
         expectation = _compare_environment(lock, observations, engine, facts)
+        reporter.note(f"expected before running: {facts['expected']}")
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
@@ -217,6 +235,8 @@ def _compare_environment(
     facts["environment"] = compare(observations.fingerprint, here, lock.spec)
     grade, reason = expected_grade(facts["environment"])
     facts["expected"] = f"{grade}: {reason}"
+    facts["expected_grade"] = grade
+    facts["machine"] = machine_kind(here, lock.spec)
     findings = check_requirements(lock.spec, here)
     if findings:
         raise findings[0]
@@ -307,9 +327,31 @@ def _reexecute(
                 prefix=mode.steps is not None,
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
+            if mode.steps is None and facts["differences"]:
+                replica = collect_training_claims(
+                    lock, run_bundle.image_claim(image), engine.name, directory
+                )
+                return _judge_returns(lock, claims, replica, facts)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return _judge(mode, facts)
+
+
+def _judge_returns(
+    lock: Lock, claims: TrainingClaims, replica: TrainingClaims, facts: dict[str, Any]
+) -> tuple[Grade, str]:
+    """Judge a whole training that gave other bits, by the returns of its final network."""
+    _, difference = _judge(Mode("full"), facts)
+    facts["statistics"] = compare_returns(
+        lock.spec, claims.claim_id(), claims.evaluation, replica.evaluation
+    )
+    return grade_replica(
+        difference,
+        facts["expected_grade"],
+        lock.spec.evaluation.tolerance,
+        beyond_arithmetic(claims, replica),
+        facts["statistics"],
+    )
 
 
 def _first_output(
