@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -52,6 +52,10 @@ def command(
     allow_untrusted: Annotated[
         bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
     ] = False,
+    grade: Annotated[
+        Literal["bitwise", "statistical"],
+        typer.Option("--grade", help="Least grade that exit status 0 stands for."),
+    ] = "statistical",
     engine: EngineOption = "auto",
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
         "verify-report.json"
@@ -91,6 +95,7 @@ def command(
         mode=Mode.parse(mode),
         engine=engine,
         allow_untrusted=allow_untrusted,
+        required=grade,
     )
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
