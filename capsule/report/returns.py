@@ -29,11 +29,8 @@ def _sample(task: TaskReturns) -> str:
 
 def _sizes(task: TaskReturns, confidence: str, metric: str) -> Iterator[tuple[str, str]]:
     yield metric, f"recorded {_shown(task.recorded_metric)}, here {_shown(task.found_metric)}"
-    yield (
-        "",
-        f"difference {_shown(task.difference)}, Cliff's delta {_shown(task.cliffs_delta)}; "
-        f"brackets: {confidence} bootstrap intervals",
-    )
+    difference = f"difference {_shown(task.difference)}, Cliff's delta {_shown(task.cliffs_delta)}"
+    yield "", f"{difference}; brackets: {confidence} bootstrap intervals"
 
 
 def _tests(task: TaskReturns) -> str:

@@ -79,6 +79,7 @@ class ReturnStatistics(Model):
     """How the final networks of two runs compare."""
 
     step: int = Field(description="Training step of the networks.")
+    tolerance: ToleranceSpec | None = Field(description="As the lock declares it.")
     metric: Literal["iqm", "mean"]
     alpha: float
     confidence: float = Field(description="Of every interval: 1 - 2 alpha.")
@@ -119,6 +120,7 @@ def compare_returns(
     alpha = DEFAULT_ALPHA if tolerance is None else tolerance.alpha
     return ReturnStatistics(
         step=recorded.points[-1].step,
+        tolerance=tolerance,
         metric="iqm" if tolerance is None else tolerance.metric,
         alpha=alpha,
         confidence=1 - 2 * alpha,
