@@ -15,11 +15,12 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 # Observations up to which a rank test counts every arrangement instead of taking the normal law.
 EXACT = 50
-RESAMPLES = 5_000
+RESAMPLES = 2_000
 _WORD = struct.Struct("<4Q")  # of a SHA-256 digest: four 64-bit words
 
 
@@ -194,8 +195,8 @@ def bootstrap(
     rights = draws(f"{seed}/second", size)
     found = []
     for _ in range(resamples):
-        left = [next(lefts) for _ in range(size)]
-        right = left if paired else [next(rights) for _ in range(size)]
+        left = list(islice(lefts, size))
+        right = left if paired else list(islice(rights, size))
         found.append(statistic([first[i] for i in left], [second[i] for i in right]))
     return [sorted(column) for column in zip(*found, strict=True)]
 
