@@ -29,7 +29,7 @@ from capsule.bundle.envelope import (
     unseal,
 )
 from capsule.bundle.keys import PrivateKey, PublicKey
-from capsule.experiment.canonical import open_regular, sha256_hex, write_atomic
+from capsule.experiment.canonical import open_regular, sha256_hex, write_output
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
@@ -225,7 +225,7 @@ def write_receipt(statement: Statement, key: PrivateKey, bundle: Path, path: Pat
     data = document_of(seal(document_of(statement), key))
     path = path or bundle.with_name(f"{bundle.name}.{sha256_hex(data)[:8]}{SUFFIX}")
     try:
-        write_atomic(path, data)
+        write_output(path, data)
     except OSError as error:
         raise CapsuleError(
             "CAP-B173",

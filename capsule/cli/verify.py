@@ -74,7 +74,7 @@ def command(
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
     from capsule.bundle.keys import load_private
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.canonical import write_atomic
+    from capsule.experiment.canonical import write_output
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
@@ -120,7 +120,7 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
-    write_atomic(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_output(report, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
     if signing_key is not None:
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
     if as_json:
