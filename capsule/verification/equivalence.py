@@ -268,7 +268,8 @@ def _sentence(task: TaskReturns, tolerance: ToleranceSpec | None) -> str:
     """Say what the numbers of one task are, and what follows."""
     name = METRIC_NAMES["iqm" if tolerance is None else tolerance.metric]
     percent = 100 * (1 - 2 * (DEFAULT_ALPHA if tolerance is None else tolerance.alpha))
-    starts = f"{len(task.recorded)} {'equal' if task.paired else 'own'} starts of {task.task}"
+    whose = "the same in both runs" if task.paired else "each run's own"
+    starts = f"{len(task.recorded)} starts of {task.task}, {whose},"
     numbers = (
         f"the {name} of the returns from {starts} is {task.found_metric.estimate:.6g}, recorded "
         f"{task.recorded_metric.estimate:.6g}; the {percent:.3g} % interval of the difference is "

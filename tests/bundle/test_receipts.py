@@ -2,17 +2,17 @@
 
 import base64
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from capsule.bundle.envelope import pre_authentication_encoding
 from capsule.bundle.receipts import (
     MAX_RECEIPT,
     Detail,
@@ -130,11 +130,6 @@ def test_a_receipt_that_cannot_be_written_says_so(tmp_path):
 # --- independent verifiers ------------------------------------------------------------------------
 
 
-def pem_of(key):
-    public = Ed25519PublicKey.from_public_bytes(key.public.raw)
-    return public.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
-
-
 def test_securesystemslib_verifies_a_receipt(genuine):
     envelope = Envelope.from_dict(json.loads(genuine.read_bytes()))
     public = Ed25519PublicKey.from_public_bytes(BOB.public.raw)
@@ -145,17 +140,26 @@ def test_securesystemslib_verifies_a_receipt(genuine):
         envelope.verify([key], threshold=1)
 
 
-def test_openssl_verifies_a_receipt(genuine, tmp_path):
+def test_the_documented_recipe_verifies_a_receipt(genuine, tmp_path):
+    """With openssl and nothing of ours, as docs/receipts.md prints it."""
+    text = (Path(__file__).parents[2] / "docs" / "receipts.md").read_text()
+    (script,) = re.findall(r"```sh\n(# check\.sh.*?)```", text, re.DOTALL)
+    key = tmp_path / "bob.pub"
+
+    def check(signer=BOB, claim=CLAIM, level="CAPSULE_REPRODUCED_BITWISE"):
+        key.write_text(signer.public.openssh())
+        command = ["sh", "-c", script, "sh", genuine, key, claim, level]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    found = check()
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.endswith("CAPSULE_REPRODUCED_BITWISE\n")
+    for lie in ({"signer": CAROL}, {"claim": "e" * 64}, {"level": "CAPSULE_REPRODUCED_PREFIX"}):
+        assert check(**lie).returncode != 0
     document = json.loads(genuine.read_bytes())
-    signature, message, key = (tmp_path / name for name in ("sig", "pae", "bob.pem"))
-    signature.write_bytes(base64.b64decode(document["signatures"][0]["sig"]))
-    key.write_bytes(pem_of(BOB))
-    command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", key]
-    command += ["-in", message, "-sigfile", signature]
-    message.write_bytes(pre_authentication_encoding(payload_of(genuine)))
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    message.write_bytes(message.read_bytes().replace(b"PASSED", b"FAILED"))
-    assert subprocess.run(command, capture_output=True).returncode != 0
+    failed = base64.b64encode(payload_of(genuine).replace(b"PASSED", b"FAILED")).decode()
+    genuine.write_bytes(canonical_json(document | {"payload": failed}))
+    assert check().returncode != 0
 
 
 # --- counting -------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_equivalent_returns_reproduce_where_bits_are_not_expected():
     verdict, summary = graded(0, relative=0.1)
     assert verdict == "reproduced-statistical"
     assert "lies within the declared" in summary
-    assert "50 equal starts of CartPole-v1" in summary
+    assert "50 starts of CartPole-v1, the same in both runs" in summary
 
 
 def test_a_worse_network_is_not_reproduced():
