@@ -58,29 +58,22 @@ def _show(found: Receipts) -> None:
 
     from capsule.report.text import printable
 
+    table = Table(box=None, pad_edge=False, show_header=False)
+    ordered = sorted(found.receipts, key=lambda receipt: (not receipt.counts, receipt.file))
+    rows = [_lines(receipt) for receipt in ordered]
+    rows += [(("refused", item.code), (item.file, item.message, "")) for item in found.refused]
+    for left, right in rows:
+        table.add_row(*("\n".join(map(printable, lines)) for lines in (left, right)))
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("receipt", "signer", "counts", "verdict", "mode", "machine", "time"):
-        table.add_column(name, overflow="fold")
-    for receipt in sorted(found.receipts, key=lambda receipt: (not receipt.counts, receipt.file)):
-        table.add_row(*map(printable, _cells(receipt)))
-    for refusal in found.refused:
-        cells = (refusal.file, "-", "refused", refusal.code, "-", refusal.message, "-")
-        table.add_row(*map(printable, cells))
-    console.print(table, markup=False)
-    console.print(f"\nclaim id  {found.claim_id}", markup=False, highlight=False)
+    console.print(table, markup=False, highlight=False)
+    console.print(f"claim id  {found.claim_id}", markup=False, highlight=False)
     console.print(found.summary, style="bold", markup=False, highlight=False)
 
 
-def _cells(receipt: Receipt) -> tuple[str, ...]:
+def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a receipt says, and who says it where."""
+    counts = "not trusted" if not receipt.trusted else "the author's" if receipt.own else "counts"
     machine = receipt.machine
-    place = ", ".join(filter(None, (machine.processor_name, machine.gpu, machine.engine)))
-    return (
-        receipt.file,
-        receipt.signer,
-        "yes" if receipt.counts else "no: not trusted" if not receipt.trusted else "no: the author",
-        receipt.verdict,
-        receipt.mode,
-        place,
-        receipt.time,
-    )
+    parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
+    place = ", ".join(part for part in parts if part)
+    return (receipt.verdict, receipt.mode, counts), (receipt.signer, place, receipt.file, "")

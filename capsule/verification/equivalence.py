@@ -25,6 +25,8 @@ DEFAULT_ALPHA = 0.05
 # An interquartile mean leaves a quarter of the returns out at each end. Starts that many of which
 # behave otherwise must not be missed altogether: (1 - 1/4)^n <= alpha.
 TRIMMED = 0.25
+MAX_RETURN = 1e100  # no game's; sums and squares of such numbers are still finite
+MAX_WIDENING = 1e9  # of an interval by a lack of starts; its square is still a sensible number
 METRICS = {"iqm": statistics.interquartile_mean, "mean": statistics.mean}
 METRIC_NAMES = {"iqm": "interquartile mean", "mean": "mean"}
 
@@ -145,7 +147,7 @@ def minimum_starts(alpha: float) -> int:
 
 
 def _final_pairs(recorded: Evaluation, found: Evaluation) -> list[tuple[float, float]] | None:
-    """Return both returns of each start, if there are any to compare and all are finite."""
+    """Return both returns of each start, if there are any to compare and all are numbers."""
     if not recorded.points or not found.points:
         return None
     before, after = recorded.points[-1], found.points[-1]
@@ -158,7 +160,8 @@ def _final_pairs(recorded: Evaluation, found: Evaluation) -> list[tuple[float, f
         ]
     except (ValueError, OverflowError):
         return None
-    return pairs if all(map(math.isfinite, sum(pairs, ()))) else None
+    sizes = (abs(value) for pair in pairs for value in pair)
+    return pairs if all(size <= MAX_RETURN for size in sizes) else None  # nor NaN
 
 
 def _task(
@@ -257,7 +260,7 @@ def _starts_needed(difference: Interval, bound: float, starts: int) -> int | Non
     if min(rooms) <= 0:
         return None
     ratio = max((difference.high - estimate) / rooms[0], (estimate - difference.low) / rooms[1])
-    return max(starts + 1, math.ceil(starts * ratio**2))
+    return max(starts + 1, math.ceil(starts * min(ratio, MAX_WIDENING) ** 2))
 
 
 def _shown(tasks: Sequence[TaskReturns], tolerance: ToleranceSpec | None) -> str:

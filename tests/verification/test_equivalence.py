@@ -190,6 +190,7 @@ def test_without_a_tolerance_there_are_numbers_and_no_decision():
         (["0x1p+99999"], [1.0]),
         (["many"], [1.0]),
         (["inf"], [1.0]),
+        (["0x1p+1023"] * 4, [1.0] * 4),
         ([1.0, 2.0], [1.0]),
         ([], []),
     ],
@@ -214,6 +215,19 @@ def test_scale_and_order_of_starts_change_no_outcome(values, scale):
     assert outcome_of(plain) == outcome_of(scaled)
     assert plain.tasks[0].rank_sum == scaled.tasks[0].rank_sum
     assert plain == compared(recorded, other, absolute=2.0)
+
+
+HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.text(max_size=4)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(HEX, st.floats(-1e6, 1e6)), min_size=1, max_size=12),
+    st.floats(0, 1e300, exclude_min=True),
+)
+def test_no_strangers_evaluation_breaks_the_comparison(pairs, bound):
+    recorded, found = zip(*pairs, strict=True)
+    compared(recorded, found, absolute=bound)
 
 
 # --- what a verdict needs -------------------------------------------------------------------------
