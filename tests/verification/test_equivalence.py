@@ -1,11 +1,13 @@
 """When returns within a tolerance count as reproduced, when they do not, and when nobody knows."""
 
+import io
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rich.console import Console
 from scipy import stats
 
 from capsule.experiment.contract import Evaluation, EvaluationPoint, StreamProfile
@@ -18,6 +20,7 @@ from capsule.experiment.spec import (
     ToleranceSpec,
 )
 from capsule.experiment.trainers import DqnTrainer
+from capsule.report.terminal import show_report
 from capsule.verification.equivalence import compare_returns, minimum_starts, outcome_of
 from capsule.verification.grading import beyond_arithmetic, grade_replica
 from capsule.verification.verdict import Report
@@ -228,6 +231,25 @@ HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.text(ma
 def test_no_strangers_evaluation_breaks_the_comparison(pairs, bound):
     recorded, found = zip(*pairs, strict=True)
     compared(recorded, found, absolute=bound)
+
+
+def test_the_terminal_tells_numbers_bounds_and_what_is_not_shown():
+    stream = io.StringIO()
+    report = Report(
+        bundle="b",
+        mode="full",
+        verdict="reproduced-statistical",
+        summary="s",
+        expected="statistical: another processor",
+        statistics=statistics_of(0, relative=0.1),
+    )
+    show_report(report, Console(file=stream, width=120))
+    text = stream.getvalue()
+    assert text.index("another processor") < text.index("interquartile mean")
+    assert "rank sum p = " in text
+    assert "a high p shows nothing" in text
+    assert ": within" in text
+    assert "not shown: " in text
 
 
 # --- what a verdict needs -------------------------------------------------------------------------
