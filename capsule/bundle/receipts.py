@@ -11,7 +11,7 @@ A receipt says who vouches for a re-execution. Machine and time are the signer's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -29,6 +29,8 @@ from capsule.bundle.envelope import (
     unseal,
 )
 from capsule.bundle.keys import PrivateKey, PublicKey
+from capsule.bundle.trust import Policy as TrustPolicy
+from capsule.bundle.trust import Signature
 from capsule.experiment.canonical import open_regular, sha256_hex, write_output
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
@@ -248,6 +250,8 @@ class Receipt(Model):
     file: str
     signer: Fingerprint = Field(description="By its own account; a fact only if trusted.")
     trusted: bool
+    identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
+    objection: str | None = Field(None, description="Why it is not trusted, or null.")
     own: bool = Field(description="Its signer signed the bundle, too: not an independent voice.")
     verdict: Verdict
     mode: str
@@ -297,20 +301,24 @@ class Receipts(Model):
 
 
 def read_receipts(
-    claim_id: str, paths: Iterable[Path], keys: Sequence[PublicKey], author: str | None = None
+    claim_id: str,
+    paths: Iterable[Path],
+    trust: TrustPolicy | Iterable[PublicKey],
+    authors: Collection[str] = (),
 ) -> Receipts:
     """Check receipts and count those that are a trusted, independent voice.
 
     Args:
         claim_id: What they must be about.
         paths: The files; anybody's.
-        keys: Whose receipts count.
-        author: Fingerprint of the key that signed the bundle, whose own receipts do not.
+        trust: Whose receipts count.
+        authors: Fingerprints of the keys that signed the bundle, whose own receipts do not.
     """
+    policy = TrustPolicy.of(trust)
     receipts, refused = [], []
     for path in paths:
         try:
-            receipts.append(_read(path, claim_id, keys, author))
+            receipts.append(_read(path, claim_id, policy, authors))
         except CapsuleError as error:
             refused.append(Refusal(file=path.name, code=error.code, message=error.message))
     tallies = _tallies(receipts)
@@ -323,7 +331,7 @@ def read_receipts(
     )
 
 
-def _read(path: Path, claim_id: str, keys: Sequence[PublicKey], author: str | None) -> Receipt:
+def _read(path: Path, claim_id: str, policy: TrustPolicy, authors: Collection[str]) -> Receipt:
     """Read one receipt.
 
     Raises:
@@ -331,17 +339,20 @@ def _read(path: Path, claim_id: str, keys: Sequence[PublicKey], author: str | No
             B121, B122, B123 of its envelope.
     """
     envelope = parse_exact(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
-    payload, signer = unseal(envelope, keys)
+    payload, key = unseal(envelope, policy.candidates)
     statement = parse_exact(payload, Statement, "the receipt's statement", "CAP-B171")
     if statement.claim_id != claim_id:
         raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
-    (signature,) = envelope.signatures
+    fingerprint = envelope.signatures[0].keyid
+    (signer,) = policy.judge([Signature("dsse", fingerprint, key)], b"")
     summary, detail = statement.predicate, statement.predicate.detail
     return Receipt(
         file=path.name,
-        signer=signature.keyid,
-        trusted=signer is not None,
-        own=signature.keyid == author,
+        signer=fingerprint,
+        trusted=signer.objection is None,
+        identity=signer.identity,
+        objection=signer.objection,
+        own=fingerprint in authors,
         verdict=detail.verdict,
         mode=detail.policy.mode,
         expected=detail.expected,

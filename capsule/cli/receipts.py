@@ -25,17 +25,28 @@ def command(
         list[Path] | None,
         typer.Option("--key", help="Public key of a verifier you trust; may be repeated."),
     ] = None,
+    allowed_signers: Annotated[
+        list[Path] | None,
+        typer.Option("--allowed-signers", help="Trust file in OpenSSH's form; may be repeated."),
+    ] = None,
+    revoked: Annotated[
+        list[Path] | None,
+        typer.Option("--revoked", help="Keys or fingerprints, one a line, that count no more."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say who re-executed a run, on what kinds of machine, and whether it was reproduced."""
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.receipts import read_receipts, receipts_beside
-    from capsule.bundle.trust import load_trusted
+    from capsule.bundle.trust import load_policy
     from capsule.experiment.errors import CapsuleError, ExitCode
 
-    trusted = load_trusted(keys or [])
+    policy = load_policy(
+        keys=keys or (), allowed_signers=allowed_signers or (), revoked=revoked or ()
+    )
     with open_bundle(bundle, ()) as opened:
-        claim_id, author = opened.claim_id, opened.fingerprint
+        claim_id = opened.claim_id
+        authors = {opened.fingerprint, *(signer.key for signer in opened.signers if signer.key)}
     paths = receipts or receipts_beside(bundle)
     if not paths:
         raise CapsuleError(
@@ -44,7 +55,7 @@ def command(
             fix="Name the receipts, or make one: capsule verify BUNDLE --sign KEY.",
             exit_code=ExitCode.USAGE,
         )
-    found = read_receipts(claim_id, paths, trusted, author)
+    found = read_receipts(claim_id, paths, policy, authors)
     if as_json:
         print_json(found.model_dump(mode="json", by_alias=True))
     else:
@@ -73,7 +84,8 @@ def _show(found: Receipts) -> None:
 def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a receipt says, and who says it where."""
     counts = "not trusted" if not receipt.trusted else "the author's" if receipt.own else "counts"
+    signer = " ".join(filter(None, (receipt.signer, receipt.identity, receipt.objection)))
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
     place = ", ".join(part for part in parts if part)
-    return (receipt.verdict, receipt.mode, counts), (receipt.signer, place, receipt.file, "")
+    return (receipt.verdict, receipt.mode, counts), (signer, place, receipt.file, "")

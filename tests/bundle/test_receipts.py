@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+from capsule.bundle.keys import generate, load_private
 from capsule.bundle.receipts import (
     MAX_RECEIPT,
     Detail,
@@ -22,6 +23,7 @@ from capsule.bundle.receipts import (
     receipts_beside,
     write_receipt,
 )
+from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.kind import MachineKind
@@ -179,16 +181,41 @@ def test_signers_and_kinds_of_machine_are_counted(tmp_path):
 
 def test_strangers_and_the_author_are_listed_and_never_counted(tmp_path):
     paths = [receipt(tmp_path, MALLORY), receipt(tmp_path, CAROL), receipt(tmp_path, BOB)]
-    found = read_receipts(CLAIM, paths, TRUSTED, author=CAROL.public.fingerprint)
+    found = read_receipts(CLAIM, paths, TRUSTED, authors=[CAROL.public.fingerprint])
     assert found.summary == "reproduced bitwise by 1 signer on 1 kind of machine"
     assert [(item.trusted, item.own, item.counts) for item in found.receipts] == [
         (False, False, False),
         (True, True, False),
         (True, False, True),
     ]
-    alone = read_receipts(CLAIM, paths[:2], TRUSTED, author=CAROL.public.fingerprint)
+    alone = read_receipts(CLAIM, paths[:2], TRUSTED, authors=[CAROL.public.fingerprint])
     assert alone.summary == "no receipt by anybody you trust"
     assert alone.exit_code == ExitCode.TAMPERED
+
+
+def test_a_trust_file_names_verifiers_and_revocation_ends_them(tmp_path):
+    trusted = tmp_path / "allowed_signers"
+    trusted.write_text(
+        f"bob@example.org {BOB.public.openssh()}"
+        f'carol@example.org valid-before="20200101" {CAROL.public.openssh()}'
+    )
+    paths = [receipt(tmp_path, BOB), receipt(tmp_path, CAROL)]
+    found = read_receipts(CLAIM, paths, load_policy(allowed_signers=[trusted]))
+    bob, carol = found.receipts
+    assert (bob.counts, bob.identity, bob.objection) == (True, "bob@example.org", None)
+    assert not carol.counts
+    assert "expired" in carol.objection
+    revoked = tmp_path / "revoked"
+    revoked.write_text(BOB.public.fingerprint + "\n")
+    policy = load_policy(allowed_signers=[trusted], revoked=[revoked])
+    assert read_receipts(CLAIM, paths, policy).tallies == {}
+
+
+def test_a_p256_key_vouches_too(tmp_path):
+    generate(tmp_path / "dora", algorithm="ecdsa-p256")
+    dora = load_private(tmp_path / "dora")
+    found = read_receipts(CLAIM, [receipt(tmp_path, dora)], [dora.public])
+    assert found.summary == "reproduced bitwise by 1 signer on 1 kind of machine"
 
 
 def test_a_contradiction_is_not_outvoted(tmp_path):

@@ -9,9 +9,10 @@ import pytest
 
 from capsule import execution
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.keys import generate, load_private, load_public
+from capsule.bundle.keys import generate, load_private
 from capsule.bundle.receipts import read_receipts, receipts_beside
 from capsule.bundle.run_bundle import FinishedRun, pack_run
+from capsule.bundle.trust import load_policy
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedCode, LockedImage
 from capsule.experiment.spec import Spec
@@ -101,8 +102,8 @@ def verified(bundle, folder, monkeypatch):
     def work(machine, **choices):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine)
         monkeypatch.setattr(verification, "take_fingerprint", lambda _: machine.fingerprint)
-        keys = [load_public(folder / "alice.pub")]
-        request = Request(bundle, keys, Mode("full"), **choices)
+        trust = load_policy(keys=[folder / "alice.pub"])
+        request = Request(bundle, trust, Mode("full"), **choices)
         return verification.verify(request, Cache(folder / "cache"), QUIET)
 
     return work
