@@ -182,6 +182,13 @@ def collect_claims(
     """
     if isinstance(lock.spec.trainer, CommandTrainer):
         return collect_program_claims(lock, image, engine, run_directory)
+    return collect_training_claims(lock, image, engine, run_directory)
+
+
+def collect_training_claims(
+    lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
+) -> TrainingClaims:
+    """Gather the claims of a finished training: :func:`collect_claims`."""
     result = read_document(run_directory / contract.RESULT, contract.Result)
     streams = read_document(run_directory / contract.STREAMS, contract.StreamProfiles)
     index = read_document(run_directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)

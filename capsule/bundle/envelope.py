@@ -143,17 +143,21 @@ def pre_authentication_encoding(payload: bytes) -> bytes:
 
 def sign(statement: Statement, key: PrivateKey) -> bytes:
     """Return the signed envelope; equal input gives equal bytes."""
-    payload = _document(statement)
-    signature = key.sign(pre_authentication_encoding(payload))
-    fingerprint = key.public.fingerprint
-    envelope = DsseEnvelope(
-        payload=_encode(payload), signatures=(Signature(keyid=fingerprint, sig=_encode(signature)),)
-    )
+    hint = KeyHint(hint=key.public.fingerprint)
     bundle = SigstoreBundle(
-        verificationMaterial=VerificationMaterial(publicKey=KeyHint(hint=fingerprint)),
-        dsseEnvelope=envelope,
+        verificationMaterial=VerificationMaterial(publicKey=hint),
+        dsseEnvelope=seal(document_of(statement), key),
     )
-    return _document(bundle)
+    return document_of(bundle)
+
+
+def seal(payload: bytes, key: PrivateKey) -> DsseEnvelope:
+    """Return the signed DSSE envelope of an in-toto payload."""
+    signature = key.sign(pre_authentication_encoding(payload))
+    return DsseEnvelope(
+        payload=_encode(payload),
+        signatures=(Signature(keyid=key.public.fingerprint, sig=_encode(signature)),),
+    )
 
 
 def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
@@ -172,32 +176,45 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
             its signature was respelt), B123 (a trusted key signed but another is named), B124
             (statement malformed).
     """
-    bundle = _parse(data, SigstoreBundle, "the signature envelope", "CAP-B121")
+    bundle = parse_exact(data, SigstoreBundle, "the signature envelope", "CAP-B121")
     (signature,) = bundle.dsse_envelope.signatures
     claimed = bundle.verification_material.public_key.hint
     if signature.keyid != claimed:
         raise tampered("CAP-B121", f"the envelope names two keys: {claimed}, {signature.keyid}")
-    payload = _decode(bundle.dsse_envelope.payload)
+    payload, signer = unseal(bundle.dsse_envelope, keys)
+    statement = parse_exact(payload, Statement, "the signed statement", "CAP-B124")
+    return Attestation(statement, claimed, signer)
+
+
+def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, PublicKey | None]:
+    """Return the payload of a DSSE envelope, and which trusted key signed exactly it, if any did.
+
+    Raises:
+        CapsuleError: CAP-B121, B122, B123, as :func:`examine` does.
+    """
+    (signature,) = envelope.signatures
+    payload = _decode(envelope.payload)
     message, raw = pre_authentication_encoding(payload), _decode(signature.sig)
     signer = next((key for key in keys if key.verify(raw, message)), None)
+    claimed = signature.keyid
     if signer is None and claimed in {key.fingerprint for key in keys}:
         raise tampered("CAP-B122", f"the signature is not one of {claimed} over this statement")
     if signer is not None and signer.fingerprint != claimed:
         raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
     if signer is not None and not signer.algorithm.is_canonical(raw):
         raise tampered("CAP-B122", f"the signature of {claimed} is not in its one spelling (low s)")
-    statement = _parse(payload, Statement, "the signed statement", "CAP-B124")
-    return Attestation(statement, claimed, signer)
+    return payload, signer
 
 
-def _document(model: Model) -> bytes:
+def document_of(model: Model) -> bytes:
+    """Return the canonical bytes of a document, every default spelt out."""
     return canonical_json(model.model_dump(mode="json", by_alias=True))
 
 
-def _parse(data: bytes, model: type[_M], name: str, code: str) -> _M:
+def parse_exact(data: bytes, model: type[_M], name: str, code: str) -> _M:
     """Parse a document in which every type and schema is spelt out; no default stands in."""
     document = parse_document(data, model, name, code)
-    if _document(document) != data:
+    if document_of(document) != data:
         raise tampered(code, f"{name} leaves out a type or schema")
     return document
 

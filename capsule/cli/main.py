@@ -15,6 +15,7 @@ from capsule.cli import (
     init,
     keygen,
     lock,
+    receipts,
     run,
     schema,
     scores,
@@ -36,7 +37,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, schema, keygen, lock, build, run, sign, verify, scores, diagnose, doctor):
+for module in (
+    init,
+    schema,
+    keygen,
+    lock,
+    build,
+    run,
+    sign,
+    verify,
+    receipts,
+    scores,
+    diagnose,
+    doctor,
+):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 
 

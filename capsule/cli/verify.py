@@ -59,6 +59,10 @@ def command(
     expect_claim: Annotated[
         str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
     ] = None,
+    grade: Annotated[
+        Literal["bitwise", "statistical"],
+        typer.Option("--grade", help="Least grade that exit status 0 stands for."),
+    ] = "statistical",
     engine: EngineOption = "auto",
     image: Annotated[
         Literal["rebuilt", "embedded"],
@@ -78,12 +82,21 @@ def command(
     report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
         "verify-report.json"
     ),
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KEY", help="Private key that signs a receipt."),
+    ] = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option("--receipt", help="Where --sign writes; default: beside the bundle."),
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
+    from capsule.bundle.keys import load_private
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.canonical import write_atomic
+    from capsule.experiment.canonical import write_output
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.spec_file import load_spec
     from capsule.image.cache import Cache
@@ -91,6 +104,7 @@ def command(
     from capsule.report.terminal import show_report
     from capsule.verification.bounds import parse_limits
     from capsule.verification.expectation import Expectation, parse_claim
+    from capsule.verification.receipt import require_execution, sign_report
     from capsule.verification.verify import Mode, Request, verify
 
     policy = load_policy(
@@ -110,6 +124,14 @@ def command(
             fix="Leave it out, or those.",
             exit_code=ExitCode.USAGE,
         )
+    if receipt is not None and sign is None:
+        raise CapsuleError(
+            "CAP-V081",
+            f"--receipt {receipt} without --sign",
+            fix="Name the private key that signs the receipt: --sign KEY.",
+            exit_code=ExitCode.USAGE,
+        )
+    signing_key = None if sign is None else load_private(sign)  # hours later would be too late
     request = Request(
         bundle=bundle,
         trust=policy,
@@ -122,11 +144,16 @@ def command(
         ),
         image=image,
         limits=parse_limits(limits or []),
+        required=grade,
     )
+    if signing_key is not None:
+        require_execution(request.mode)
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
-    write_atomic(report, json.dumps(document, indent=2).encode() + b"\n")
+    write_output(report, json.dumps(document, indent=2).encode() + b"\n")
+    if signing_key is not None:
+        typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
     if as_json:
         print_json(document)
     else:

@@ -107,6 +107,17 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user named: a device or a pipe as it is, any other all at once.
+
+    To replace ``/dev/null`` by a file, as :func:`write_atomic` would for root, breaks a machine.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(data)
+    else:
+        write_atomic(path, data)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what a process killed in the middle of :func:`write_atomic` left in a folder."""
     for path in folder.glob(".*"):

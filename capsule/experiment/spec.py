@@ -307,6 +307,36 @@ class CodeSpec(Model):
     )
 
 
+class ToleranceSpec(Model):
+    """How far a replica's returns may be off where bits are not expected to recur.
+
+    Part of the lock, so it is declared before the run and signed with it: nobody can choose it
+    after seeing a result. See ``docs/grades.md``.
+    """
+
+    metric: Literal["iqm", "mean"] = Field(
+        "iqm", description="Of a network's returns: interquartile mean, or mean."
+    )
+    relative: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Largest difference, as a share of the recorded metric's size."
+    )
+    absolute: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Largest difference in units of the return; instead of 'relative'."
+    )
+    cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Largest Cliff's delta, too; 0.147 is the bound of 'negligible'."
+    )
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.05, description="Risk of accepting a replica that is off by more than that."
+    )
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> ToleranceSpec:
+        if (self.relative is None) == (self.absolute is None):
+            raise ValueError("give either relative or absolute, e.g. relative: 0.05")
+        return self
+
+
 class EvaluationSpec(Model):
     """Greedy evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
 
@@ -327,6 +357,11 @@ class EvaluationSpec(Model):
     max_actions: NonNegativeInt = 95
     max_minutes: Annotated[float, Field(gt=0)] = Field(
         5.0, description="Cap of an episode, in minutes of play at 60 frames per second."
+    )
+    tolerance: ToleranceSpec | None = Field(
+        None,
+        description="What verify accepts as statistically reproduced where the machines let nobody "
+        "expect equal bits; null: nothing.",
     )
 
     @model_validator(mode="after")

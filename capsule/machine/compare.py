@@ -20,7 +20,13 @@ from pydantic import Field
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Numerics, Spec
+from capsule.experiment.spec import (
+    CpuAccelerator,
+    CudaAccelerator,
+    Numerics,
+    Spec,
+    relaxations,
+)
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
 
@@ -44,6 +50,24 @@ _DISPATCH: Rule = ("may differ", "maths libraries choose their code by the proce
 _PINNED: Rule = ("recorded-only", "the numerics profile holds the libraries to one code path")
 _CACHES: Rule = ("may differ", "oneDNN cuts its blocks by the size of the caches")
 _THREADS: Rule = ("recorded-only", "the spec fixes the number of maths threads")
+_ALL_CORES: Rule = (
+    "may differ",
+    "determinism.threads is null: sums are cut by the number of cores",
+)
+_ARRIVAL = "what an actor is told depends on when others ask"
+# Relaxations with which a machine may not even repeat its own bits, and why. The others are not
+# known to change one.
+_RELAXED = {
+    "determinism.algorithms": "operators without a fixed order of additions may be chosen",
+    "determinism.batch_invariance": _ARRIVAL,
+    "determinism.cublas_workspace": "cuBLAS shares workspaces between streams as it likes",
+    "determinism.cudnn_benchmark": "cuDNN chooses its kernels by how fast they are this time",
+    "determinism.deterministic_routing": _ARRIVAL,
+    "determinism.hash_seed": "sets of strings have another order each time",
+    "determinism.request_seeds": _ARRIVAL,
+    "entropy.address_randomization": "objects lie at other addresses each time",
+    "entropy.mode": "the operating system's randomness is another each time",
+}
 
 
 class Row(Model):
@@ -70,6 +94,7 @@ def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[Row, 
     rows = [*_cpu_rows(recorded.cpu, here.cpu, spec), *_system_rows(recorded, here)]
     if isinstance(spec.accelerator, CudaAccelerator):
         rows += _cuda_rows(recorded, here, spec.accelerator)
+    rows += _relaxation_rows(spec)
     gates = dict(_unmet(spec, here))
     return tuple(
         row.model_copy(update={"effect": "gate", "reason": gates[row.field].message})
@@ -145,7 +170,8 @@ def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[Row]:
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
     for field in ("name", "stepping"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), _IRRELEVANT)
-    yield _row("cpu.logical_cores", recorded.logical_cores, here.logical_cores, _THREADS)
+    threads = _THREADS if spec.determinism.threads is not None else _ALL_CORES
+    yield _row("cpu.logical_cores", recorded.logical_cores, here.logical_cores, threads)
     yield _row("cpu.caches", recorded.caches, here.caches, _PINNED if pinned else _CACHES)
 
 
@@ -163,6 +189,16 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint) -> Iterator[Row]:
     yield _row(
         "engine.version", _engine(recorded, "version"), _engine(here, "version"), _IRRELEVANT
     )
+
+
+def _relaxation_rows(spec: Spec) -> Iterator[Row]:
+    """Yield what the spec gave up, and with it equal bits, whatever the machines."""
+    for relaxation in relaxations(spec):
+        field, _, value = relaxation.partition("=")
+        if field in _RELAXED:
+            yield Row(
+                field=field, recorded=value, here=value, effect="may differ", reason=_RELAXED[field]
+            )
 
 
 def _in_container(machine: Fingerprint) -> bool:

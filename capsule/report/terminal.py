@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from capsule.report.returns import returns_rows
 from capsule.report.text import printable
 from capsule.verification.verdict import (
     ComponentDifference,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _STYLES = {
     "reproduced-bitwise": "bold green",
     "reproduced-prefix": "bold green",
+    "reproduced-statistical": "bold green",
     "intact": "bold green",
     "environment-matches": "bold green",
     "not-reproduced": "bold red",
@@ -48,11 +50,11 @@ def show_report(report: Report, console: Console) -> None:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     rows = [
+        ("expected", report.expected),
         ("bundle", report.bundle),
         ("claim id", report.claim_id),
         ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
         ("authenticity", _authenticity(report)),
-        ("expected", report.expected),
         ("image", _image(report)),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
@@ -64,6 +66,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("first difference", _place(first)))
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
+    if report.statistics is not None:
+        rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
 
 

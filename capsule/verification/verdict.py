@@ -10,7 +10,9 @@ from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
-from capsule.machine.compare import Row
+from capsule.machine.compare import ExpectedGrade, Row
+from capsule.machine.kind import MachineKind
+from capsule.verification.equivalence import ReturnStatistics
 
 Grade = Literal[
     "tampered",
@@ -19,9 +21,11 @@ Grade = Literal[
     "environment-matches",
     "reproduced-bitwise",
     "reproduced-prefix",
+    "reproduced-statistical",
     "not-reproduced",
     "inconclusive",
 ]
+RequiredGrade = Literal["bitwise", "statistical"]
 
 EXIT_CODES: dict[Grade, ExitCode] = {
     "tampered": ExitCode.TAMPERED,
@@ -30,6 +34,7 @@ EXIT_CODES: dict[Grade, ExitCode] = {
     "environment-matches": ExitCode.OK,
     "reproduced-bitwise": ExitCode.OK,
     "reproduced-prefix": ExitCode.OK,
+    "reproduced-statistical": ExitCode.OK,
     "not-reproduced": ExitCode.DIFFERS,
     "inconclusive": ExitCode.INCONCLUSIVE,
 }
@@ -78,7 +83,15 @@ class Report(Model):
     signers: tuple[Signer, ...] = Field((), description="Who signed, and whether it counts.")
     integrity: bool | None = Field(None, description="Unchanged since it was signed.")
     authentic: bool | None = Field(None, description="Signed by a key you trust.")
+    required: RequiredGrade = Field(
+        "statistical", description="Least grade that counts as reproduced, as the caller chose."
+    )
     expected: str | None = Field(None, description="What the two machines let one expect.")
+    expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")
+    machine: MachineKind | None = Field(None, description="The kind of machine that verified.")
+    manifest: str | None = Field(
+        None, description="SHA-256 of the bundle's manifest.json, which stands for all of it."
+    )
     environment: tuple[Row, ...] = ()
     image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
     image_source: Literal["rebuilt", "embedded"] | None = Field(
@@ -88,6 +101,9 @@ class Report(Model):
     )
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
+    statistics: ReturnStatistics | None = Field(
+        None, description="Comparison of returns, where the bits of a whole run differ."
+    )
     relaxations: tuple[str, ...] = ()
     ledger: Ledger | None = Field(None, description="Sources of nondeterminism, as recorded.")
     reexecuted_steps: int | None = None
@@ -97,4 +113,6 @@ class Report(Model):
     @property
     def exit_code(self) -> ExitCode:
         """Exit status that says the verdict."""
+        if self.verdict == "reproduced-statistical" and self.required == "bitwise":
+            return ExitCode.DIFFERS
         return EXIT_CODES[self.verdict]

@@ -20,6 +20,7 @@ from capsule.bundle.claims import (
     claims_model,
     collect_claims,
     collect_program_claims,
+    collect_training_claims,
     read_document,
 )
 from capsule.bundle.trust import UNTRUSTED, Policy
@@ -27,6 +28,7 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec, SourcesSpec
@@ -35,6 +37,7 @@ from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.kind import machine_kind
 from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, reexecution_folder
 from capsule.verification.comparison import (
     STANDARD_OUTPUT,
@@ -44,10 +47,18 @@ from capsule.verification.comparison import (
     compare_traces,
 )
 from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
+from capsule.verification.equivalence import compare_returns
 from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
+from capsule.verification.grading import beyond_arithmetic, grade_replica
 from capsule.verification.image_documents import layer_identities
 from capsule.verification.layers import embedded_image, supplied_layers
-from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference, Report
+from capsule.verification.verdict import (
+    ComponentDifference,
+    Grade,
+    OutputDifference,
+    Report,
+    RequiredGrade,
+)
 
 EMBEDDED = "; the image was the signer's own and was not rebuilt from the lock"
 NO_KEY = "CAP-V002"
@@ -93,6 +104,7 @@ class Request:
     allow_untrusted: bool = False
     image: Literal["rebuilt", "embedded"] = "rebuilt"
     limits: Mapping[str, int] = field(default_factory=dict)
+    required: RequiredGrade = "statistical"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
 
@@ -105,7 +117,11 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
     machine cannot decide.
     """
     started = time.monotonic()
-    facts: dict[str, Any] = {"bundle": request.bundle.name, "mode": str(request.mode)}
+    facts: dict[str, Any] = {
+        "bundle": request.bundle.name,
+        "mode": str(request.mode),
+        "required": request.required,
+    }
     try:
         verdict, summary = _verify(request, cache, reporter, facts)
     except CapsuleError as error:
@@ -149,6 +165,7 @@ def _verify(
             "signer": bundle.fingerprint,
             "signers": bundle.signers,
             "claim_id": claims.claim_id(),
+            "manifest": sha256_hex(bundle.manifest.document),
             "relaxations": claims.relaxations,
             "ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
@@ -159,15 +176,17 @@ def _verify(
         engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
         check_embedded(request.image, engine)
         expectation = _compare_environment(lock, observations, engine, facts)
+        reporter.note(f"expected before running: {facts['expected']}")
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
         image = _prepare(request, bundle, lock, claims, engine, cache, reporter)
         _check_image(request, image, claims, facts)
         limits = lowered(lock.spec.limits, request.limits)
-        return _reexecute(
+        verdict, summary = _reexecute(
             request.mode, bundle, lock, claims, image, engine, limits, reporter, facts
         )
+        return verdict, summary + (EMBEDDED if request.image == "embedded" else "")
 
 
 def _prepare(
@@ -248,6 +267,8 @@ def _compare_environment(
     facts["environment"] = compare(observations.fingerprint, here, lock.spec)
     grade, reason = expected_grade(facts["environment"])
     facts["expected"] = f"{grade}: {reason}"
+    facts["expected_grade"] = grade
+    facts["machine"] = machine_kind(here, lock.spec)
     findings = check_requirements(lock.spec, here)
     if findings:
         raise findings[0]
@@ -344,8 +365,29 @@ def _reexecute(
                 prefix=mode.steps is not None,
             )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
-    verdict, summary = _judge(mode, facts)
-    return verdict, summary + (EMBEDDED if facts["image_source"] == "embedded" else "")
+            if mode.steps is None and facts["differences"]:
+                replica = collect_training_claims(
+                    lock, run_bundle.image_claim(image), engine.name, directory
+                )
+                return _judge_returns(lock, claims, replica, facts)
+    return _judge(mode, facts)
+
+
+def _judge_returns(
+    lock: Lock, claims: TrainingClaims, replica: TrainingClaims, facts: dict[str, Any]
+) -> tuple[Grade, str]:
+    """Judge a whole training that gave other bits, by the returns of its final network."""
+    _, difference = _judge(Mode("full"), facts)
+    facts["statistics"] = compare_returns(
+        lock.spec, claims.claim_id(), claims.evaluation, replica.evaluation
+    )
+    return grade_replica(
+        difference,
+        facts["expected_grade"],
+        lock.spec.evaluation.tolerance,
+        beyond_arithmetic(claims, replica),
+        facts["statistics"],
+    )
 
 
 def _first_output(

@@ -55,14 +55,30 @@ def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, workplace):
     assert (by_bob["kind"], by_bob["identity"]) == ("sshsig", "bob@lab")
 
 
-def test_a_prefix_is_checked_and_called_a_prefix(micro, tmp_path):
-    done = micro.verify(micro.bundle, "--mode", "prefix:240", cwd=tmp_path)
+def test_a_prefix_is_checked_called_a_prefix_and_vouched_for(micro, workplace, tmp_path):
+    key, receipt = workplace / "mallory", tmp_path / "mallory.json"
+    signing = ("--sign", key, "--receipt", receipt)
+    done = micro.verify(micro.bundle, "--mode", "prefix:240", *signing, cwd=tmp_path)
     assert done.status == 0, done.output
+    shown = capsule(
+        "receipts", micro.bundle, receipt, "--key", f"{key}.pub", "--json", cwd=tmp_path
+    )
+    assert shown.status == 0, shown.errors
+    assert shown.document["claim_id"] == micro.claim_id
+    assert shown.document["tallies"] == {"reproduced-prefix": {"signers": 1, "machines": 1}}
     assert done.document["verdict"] == "reproduced-prefix"
     assert done.document["reexecuted_steps"] == 240
     refused = micro.verify(micro.bundle, "--mode", "prefix:241", cwd=tmp_path)
     assert refused.status == 2
     assert "CAP-V003" in refused.errors
+
+
+def test_a_receipt_needs_a_key_and_an_execution(micro, workplace, tmp_path):
+    nowhere = micro.verify(micro.bundle, "--receipt", "r.json", cwd=tmp_path)
+    assert (nowhere.status, "CAP-V081" in nowhere.errors) == (2, True)
+    signing = ("--sign", workplace / "mallory", "--mode", "integrity")
+    nothing = micro.verify(micro.bundle, *signing, cwd=tmp_path)
+    assert (nothing.status, "CAP-V080" in nothing.errors) == (2, True)
 
 
 def test_integrity_and_environment_execute_nothing(micro, tmp_path):

@@ -13,6 +13,7 @@ from capsule.experiment.canonical import (
     sha256_file,
     sha256_hex,
     write_atomic,
+    write_output,
 )
 
 SCALARS = (
@@ -91,3 +92,13 @@ def test_an_atomic_write_replaces_or_leaves_alone(tmp_path, monkeypatch):
         write_atomic(path, b"two")
     assert path.read_bytes() == b"one"
     assert [item.name for item in path.parent.iterdir()] == ["file"]
+
+
+def test_a_device_that_is_named_as_output_stays_one(tmp_path):
+    device = tmp_path / "null"
+    device.symlink_to(os.devnull)
+    write_output(device, b"{}")
+    assert device.is_symlink()
+    assert device.is_char_device()
+    write_output(tmp_path / "file", b"{}")
+    assert (tmp_path / "file").read_bytes() == b"{}"

@@ -6,6 +6,8 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import (
     CpuAccelerator,
     CudaAccelerator,
+    DeterminismSpec,
+    EntropySpec,
     GymnasiumEnvironment,
     LimitsSpec,
     Spec,
@@ -318,3 +320,51 @@ def test_rows_are_documents():
         assert type(row).model_validate_json(row.model_dump_json()) == row
         assert row.reason
     assert [row.here for row in rows if row.field == "cpu.caches"] == ["L1d 32768, L3 37486592"]
+
+
+# --- what the spec gave up ------------------------------------------------------------------------
+
+RELAXATIONS = [
+    (DeterminismSpec(hash_seed=None), "determinism.hash_seed"),
+    (DeterminismSpec(algorithms="warn"), "determinism.algorithms"),
+    (DeterminismSpec(cudnn_benchmark=True), "determinism.cudnn_benchmark"),
+    (DeterminismSpec(cublas_workspace=None), "determinism.cublas_workspace"),
+    (DeterminismSpec(batch_invariance=False), "determinism.batch_invariance"),
+    (DeterminismSpec(request_seeds=False), "determinism.request_seeds"),
+    (DeterminismSpec(deterministic_routing=False), "determinism.deterministic_routing"),
+    (EntropySpec(mode="system"), "entropy.mode"),
+    (EntropySpec(address_randomization=True), "entropy.address_randomization"),
+]
+
+
+@pytest.mark.parametrize(("section", "field"), RELAXATIONS)
+def test_a_relaxed_run_need_not_repeat_its_bits_even_here(section, field):
+    relaxed = PORTABLE.model_copy(update={field.partition(".")[0]: section})
+    expected, reason = expected_grade(compare(machine(), machine(), relaxed))
+    assert expected == "statistical"
+    assert reason.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        DeterminismSpec(tf32=True),
+        DeterminismSpec(cublas_workspace=":16:8"),
+        DeterminismSpec(hash_seed=7),
+        DeterminismSpec(threads=2),
+        EntropySpec(mode="recorded"),
+        EntropySpec(supervised=False),
+    ],
+)
+def test_other_settings_are_not_known_to_change_a_bit(section):
+    name = "entropy" if isinstance(section, EntropySpec) else "determinism"
+    same = PORTABLE.model_copy(update={name: section})
+    assert grade(machine(), machine(), same) == "bitwise"
+
+
+def test_all_cores_are_other_sums_on_other_cores():
+    free = PORTABLE.model_copy(update={"determinism": DeterminismSpec(threads=None)})
+    more = machine(CASCADE_LAKE.model_copy(update={"logical_cores": 64}))
+    assert grade(machine(), machine(), free) == "bitwise"
+    assert grade(machine(), more, free) == "statistical"
+    assert grade(machine(), more, PORTABLE) == "bitwise"

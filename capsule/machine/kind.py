@@ -1,0 +1,51 @@
+"""What kind of machine a machine is, coarsely: enough to tell architectures apart, not owners."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import CudaAccelerator, Spec
+from capsule.machine.compare import select_gpu
+from capsule.machine.fingerprint import Fingerprint
+
+
+class MachineKind(Model):
+    """The facts that numerics may depend on, and where the run executed. Nobody's identity."""
+
+    processor: str = Field(description="CPUID vendor, family and model: 'GenuineIntel 6/85'.")
+    processor_name: str = Field(description="As the processor calls itself, or 'unknown'.")
+    instructions: tuple[str, ...] = Field(description="Instruction sets that numerics depend on.")
+    gpu: str | None = Field(description="Name and compute capability of the GPU that trains.")
+    system: str = Field(description="Distribution and version: 'debian 12', or 'unknown'.")
+    engine: str = Field(description="'docker', 'podman' or 'process'.")
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...], str | None]:
+        """What makes two machines of one kind: the processor and the GPU."""
+        return self.processor, self.instructions, self.gpu
+
+
+def machine_kind(machine: Fingerprint, spec: Spec) -> MachineKind:
+    """Return the kind of a machine that runs ``spec``; without a GPU if the run needs none."""
+    cpu = machine.cpu
+    parts = (machine.os.id, machine.os.version_id)
+    return MachineKind(
+        processor=f"{cpu.vendor or 'unknown'} {_shown(cpu.family)}/{_shown(cpu.model)}",
+        processor_name=cpu.name or "unknown",
+        instructions=cpu.flags,
+        gpu=_gpu(machine, spec),
+        system=" ".join(part for part in parts if part) or "unknown",
+        engine=(machine.engine or {}).get("name", "process"),
+    )
+
+
+def _gpu(machine: Fingerprint, spec: Spec) -> str | None:
+    if not isinstance(spec.accelerator, CudaAccelerator):
+        return None
+    gpu = select_gpu(machine.gpus, spec.accelerator)
+    return None if gpu is None else f"{gpu.name or 'unknown'} ({_shown(gpu.compute_capability)})"
+
+
+def _shown(fact: int | str | None) -> str:
+    return "?" if fact is None else str(fact)

@@ -1,0 +1,100 @@
+"""What a whole re-execution is worth that gave other bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsule.bundle.claims import TrainingClaims
+from capsule.experiment.spec import ToleranceSpec
+from capsule.machine.compare import ExpectedGrade
+from capsule.verification.equivalence import ReturnStatistics, outcome_of
+from capsule.verification.verdict import Grade
+
+# Claims that another processor or GPU cannot change; of flags and streams a part.
+_FIXED = (
+    "lock",
+    "image",
+    "relaxations",
+    "entropy_profile",
+    "libraries",
+    "flags",
+    "streams",
+    "schedule",
+)
+# Flags by which libraries say what code they chose for the processor (capsule.training.numerics).
+PROCESSOR_FLAGS = frozenset(
+    {
+        "mkl.branch",
+        "mkl.threads",
+        "mkl.vendor_check",
+        "nnpack.enabled",
+        "numerics.self_test",
+        "numpy.cpu_features",
+        "onednn.isa",
+        "openblas.core",
+        "torch.cpu_capability",
+    }
+)
+
+
+def grade_replica(
+    difference: str,
+    expected: ExpectedGrade,
+    tolerance: ToleranceSpec | None,
+    suspect: str | None,
+    statistics: ReturnStatistics | None,
+) -> tuple[Grade, str]:
+    """Return verdict and summary of a whole re-execution whose claims are not the bundle's.
+
+    Where equal bits were to be expected, nothing makes up for their absence. Elsewhere the returns
+    decide, if the spec declared by how much they may be off.
+
+    Args:
+        difference: The first difference, in words.
+        expected: What the two machines let one expect.
+        tolerance: What the lock declares.
+        suspect: Of :func:`beyond_arithmetic`.
+        statistics: Of both runs' returns; None if they cannot be compared.
+    """
+    if expected != "statistical":
+        return "not-reproduced", difference
+    if suspect is not None:
+        return (
+            "not-reproduced",
+            f"{difference}; no other arithmetic explains that {suspect} differs",
+        )
+    if tolerance is None:
+        return "not-reproduced", (
+            f"{difference}; equal bits were not to be expected here, but the spec declares no "
+            "evaluation.tolerance by which other ones could be accepted"
+        )
+    if statistics is None:
+        return "inconclusive", f"{difference}; the returns of the final networks cannot be compared"
+    outcome = outcome_of(statistics)
+    verdict: dict[str, Grade] = {
+        "within": "reproduced-statistical",
+        "outside": "not-reproduced",
+        "undecided": "inconclusive",
+    }
+    prefix = "other bits, as was to be expected" if outcome == "within" else difference
+    return verdict[outcome], f"{prefix}: {statistics.shown}"
+
+
+def beyond_arithmetic(claimed: TrainingClaims, found: TrainingClaims) -> str | None:
+    """Name a claim that differs and that no other arithmetic explains; None if there is none.
+
+    Another processor or GPU may change what is computed, and what its libraries say of themselves.
+    It does not change the experiment, the image, a library's version, a flag, the seed of a stream
+    or the schedule.
+    """
+    left, right = _fixed(claimed), _fixed(found)
+    return next((name for name in _FIXED if left[name] != right[name]), None)
+
+
+def _fixed(claims: TrainingClaims) -> dict[str, Any]:
+    facts = claims.model_dump(include={*_FIXED})
+    facts["flags"] = {
+        name: value for name, value in claims.flags.items() if name not in PROCESSOR_FLAGS
+    }
+    facts["streams"] = [(stream.name, stream.seed, stream.key) for stream in claims.streams]
+    return facts

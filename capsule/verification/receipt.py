@@ -1,0 +1,75 @@
+"""From a verification report to the statement of a receipt."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+from capsule.bundle.keys import PrivateKey
+from capsule.bundle.receipts import (
+    MAX_DIFFERENCE,
+    Detail,
+    Policy,
+    Statement,
+    Verdict,
+    make_statement,
+    write_receipt,
+)
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.verification.verdict import Report
+from capsule.verification.verify import Mode
+
+
+def require_execution(mode: Mode) -> None:
+    """Refuse to sign what no re-execution has shown.
+
+    Raises:
+        CapsuleError: CAP-V080.
+    """
+    if mode.name in ("integrity", "environment"):
+        raise CapsuleError(
+            "CAP-V080",
+            f"--sign with --mode {mode}: nothing is executed, so there is nothing to vouch for",
+            fix="Leave out --sign, or use --mode full or prefix:N.",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None) -> str:
+    """Write the receipt of a verification, if it decided anything, and say so in a line.
+
+    Raises:
+        CapsuleError: CAP-B173, the receipt cannot be written.
+    """
+    statement = statement_of(report)
+    if statement is None:
+        return f"no receipt: {report.verdict} decides nothing about the run"
+    return f"receipt: {write_receipt(statement, key, bundle, path)}"
+
+
+def statement_of(report: Report) -> Statement | None:
+    """Return what a receipt says of a verification; None if it decided nothing."""
+    if report.verdict not in get_args(Verdict):
+        return None
+    detail = Detail.model_validate(
+        {
+            "verdict": report.verdict,
+            "expected": report.expected_grade,
+            "policy": Policy(
+                mode=report.mode,
+                tolerance=None if report.statistics is None else report.statistics.tolerance,
+            ),
+            "machine": report.machine,
+            "difference": _difference(report),
+        }
+    )
+    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return make_statement(str(report.claim_id), str(report.manifest), time, detail)
+
+
+def _difference(report: Report) -> str | None:
+    """Return what differs; a stranger's text may hold surrogates, which JSON in UTF-8 cannot."""
+    if report.verdict not in ("not-reproduced", "reproduced-statistical"):
+        return None
+    return report.summary[:MAX_DIFFERENCE].encode(errors="replace").decode()

@@ -1,0 +1,206 @@
+"""Real trainings on two kinds of processor: verified whole, graded, and vouched for."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from capsule import execution
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import generate, load_private
+from capsule.bundle.receipts import read_receipts, receipts_beside
+from capsule.bundle.run_bundle import FinishedRun, pack_run
+from capsule.bundle.trust import load_policy
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, LockedCode, LockedImage
+from capsule.experiment.spec import Spec
+from capsule.image.cache import Cache
+from capsule.machine.fingerprint import take_fingerprint
+from capsule.report.progress import SilentReporter
+from capsule.verification import verify as verification
+from capsule.verification.receipt import require_execution, sign_report
+from capsule.verification.verify import Mode, Request
+
+from .conftest import StandIn
+
+SPEC = {
+    "name": "replica",
+    "accelerator": {"kind": "cpu", "numerics": "native"},
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1", "max_episode_steps": 50},
+    "trainer": {
+        "algorithm": "dqn",
+        "network": "mlp",
+        "hidden_units": 32,
+        "total_steps": 1_600,
+        "replay_capacity": 1_600,
+        "replay_start": 200,
+        "update_interval": 2,
+        "target_interval": 100,
+        "learning_rate": 0.001,
+        "min_squared_gradient": 0.001,
+        "exploration_final": 0.05,
+        "exploration_final_step": 1_000,
+    },
+    "evaluation": {
+        "interval": 1_600,
+        "starts": 24,
+        "noop_max": 5,
+        "tolerance": {"relative": 0.2},
+    },
+    "recording": {"trace_interval": 200, "tensor_interval": 1_600, "checkpoint_interval": 1_600},
+    "limits": {"memory_mb": 512},
+}
+LOCK = Lock(
+    spec=Spec.model_validate_json(json.dumps(SPEC)),
+    image=LockedImage(
+        assembler=1,
+        recipe="cpu",
+        recipe_sha256="0" * 64,
+        debian=(),
+        wheels=(),
+        code=LockedCode(version="0.1.0", sha256="1" * 64),
+    ),
+)
+QUIET = SilentReporter()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("replicas")
+
+
+@pytest.fixture(scope="module")
+def here(folder):
+    return StandIn(folder / "here", take_fingerprint({"name": "process"}))
+
+
+@pytest.fixture(scope="module")
+def old(folder, here):
+    """A machine whose processor has neither AVX2 nor FMA."""
+    cpu = here.fingerprint.cpu.model_copy(update={"family": 6, "model": 26, "flags": ("sse4_2",)})
+    fingerprint = here.fingerprint.model_copy(update={"cpu": cpu})
+    return StandIn(folder / "old", fingerprint, old=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(folder, old):
+    """What the old machine trained, packed and signed."""
+    generate(folder / "alice")
+    directory = folder / "run"
+    execution.execute(LOCK, old, directory, reporter=QUIET)
+    run = FinishedRun(LOCK, None, old.describe(), old.fingerprint, datetime.now(UTC), directory)
+    path, _ = pack_run(run, folder / "alice", folder, Cache(folder / "cache"), embed_image=False)
+    return path
+
+
+@pytest.fixture
+def verified(bundle, folder, monkeypatch):
+    """Return a function that verifies the bundle on a machine."""
+
+    def work(machine, **choices):
+        monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine)
+        monkeypatch.setattr(verification, "take_fingerprint", lambda _: machine.fingerprint)
+        trust = load_policy(keys=[folder / "alice.pub"])
+        request = Request(bundle, trust, Mode("full"), **choices)
+        return verification.verify(request, Cache(folder / "cache"), QUIET)
+
+    return work
+
+
+def test_another_processor_reproduces_within_the_tolerance(verified, here):
+    report = verified(here)
+    assert report.verdict == "reproduced-statistical", report
+    assert (report.expected_grade, report.exit_code) == ("statistical", ExitCode.OK)
+    assert report.first_difference is not None
+    (task,) = report.statistics.tasks
+    assert task.paired
+    assert len(task.recorded) == len(task.found) == 24
+    assert "lies within the declared" in report.summary
+    assert verified(here, required="bitwise").exit_code == ExitCode.DIFFERS
+
+
+def test_the_same_processor_reproduces_bit_for_bit(verified, old):
+    report = verified(old)
+    assert (report.verdict, report.expected_grade) == ("reproduced-bitwise", "bitwise")
+    assert report.statistics is None
+
+
+def test_other_bits_from_an_equal_machine_are_not_excused(verified, here, old, folder):
+    pretender = StandIn(here.folder, old.fingerprint)
+    report = verified(pretender)
+    assert (report.verdict, report.expected_grade) == ("not-reproduced", "bitwise")
+    assert report.statistics.tasks[0].criteria[0].outcome == "within"
+
+
+def test_a_run_that_is_worse_does_not_pass(verified, here, folder):
+    """It looks no further than the next reward; its lock says otherwise."""
+    faulty = StandIn(folder / "faulty", here.fingerprint, fault={"discount": 0.3})
+    report = verified(faulty)
+    assert (report.verdict, report.expected_grade) == ("not-reproduced", "statistical")
+    (task,) = report.statistics.tasks
+    assert task.criteria[0].outcome == "outside"
+    assert task.found_metric.high < task.recorded_metric.low
+    assert task.rank_sum.p_value < 0.01
+
+
+# --- receipts -------------------------------------------------------------------------------------
+
+
+def receipts(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule", "receipts", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_receipts_of_real_verifications_are_counted(verified, bundle, here, old, folder):
+    for name in ("bob", "carol"):
+        generate(folder / name)
+    bob, carol = (load_private(folder / name) for name in ("bob", "carol"))
+    for key, machine in ((bob, old), (bob, here), (carol, old)):
+        line = sign_report(verified(machine), key, bundle, None)
+        assert line.startswith("receipt: ")
+    paths = receipts_beside(bundle)
+    assert len(paths) == 3
+    with open_bundle(bundle, ()) as opened:
+        found = read_receipts(opened.claim_id, paths, [bob.public, carol.public])
+    assert found.summary == (
+        "reproduced bitwise by 2 signers on 1 kind of machine; "
+        "reproduced statistically by 1 signer on 1 kind of machine"
+    )
+
+    trusting_bob = receipts(bundle, "--key", folder / "bob.pub", "--json")
+    document = json.loads(trusting_bob.stdout)
+    assert trusting_bob.returncode == 0
+    assert document["tallies"]["reproduced-bitwise"] == {"signers": 1, "machines": 1}
+    nobody = receipts(bundle)
+    assert nobody.returncode == 3
+    assert "no receipt by anybody you trust" in nobody.stdout
+
+
+def test_what_decides_nothing_has_no_receipt(verified, bundle, here, folder):
+    report = verified(here).model_copy(update={"verdict": "inconclusive"})
+    generate(folder / "dave")
+    before = receipts_beside(bundle)
+    line = sign_report(report, load_private(folder / "dave"), bundle, None)
+    assert line == "no receipt: inconclusive decides nothing about the run"
+    assert receipts_beside(bundle) == before
+    for mode in ("integrity", "environment"):
+        with pytest.raises(CapsuleError, match="nothing to vouch for") as caught:
+            require_execution(Mode.parse(mode))
+        assert caught.value.code == "CAP-V080"
+
+    require_execution(Mode.parse("prefix:8"))
+
+
+def test_a_bundle_without_receipts_says_how_to_get_one(bundle, tmp_path):
+    lonely = tmp_path / "lonely.capsule.tar"
+    lonely.write_bytes(bundle.read_bytes())
+    done = receipts(lonely)
+    assert done.returncode == 2
+    assert "CAP-B174" in done.stderr
