@@ -11,6 +11,7 @@ from capsule import __version__
 from capsule.cli import (
     build,
     diagnose,
+    diff,
     doctor,
     init,
     keygen,
@@ -36,7 +37,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (init, schema, keygen, lock, build, run, sign, verify, scores, diagnose, doctor):
+for module in (
+    init,
+    schema,
+    keygen,
+    lock,
+    build,
+    run,
+    sign,
+    verify,
+    diff,
+    scores,
+    diagnose,
+    doctor,
+):
     app.command(module.__name__.rpartition(".")[2])(module.command)
 
 
