@@ -23,7 +23,7 @@ from capsule.verification import verify as verification
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.verify import Mode, Request
 
-from .conftest import StandIn
+from .stand_ins import StandIn
 
 SPEC = {
     "name": "replica",
