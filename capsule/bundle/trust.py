@@ -25,7 +25,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
-UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")
+UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")  # of intact bundles
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
@@ -47,6 +47,18 @@ class Signer(Model):
     def __str__(self) -> str:
         key = self.key or self.identity or ""
         return f"{key} ({self.identity})" if self.key and self.identity else key
+
+
+class UntrustedError(CapsuleError):
+    """A bundle that is intact, and not signed as its reader asks.
+
+    Attributes:
+        signers: Who signed it, and why that does not count.
+    """
+
+    def __init__(self, code: str, message: str, *, fix: str, signers: Sequence[Signer]) -> None:
+        super().__init__(code, message, fix=fix, exit_code=ExitCode.TAMPERED)
+        self.signers = tuple(signers)
 
 
 class Signature(NamedTuple):
@@ -122,7 +134,7 @@ class Policy:
         """Ask for as many distinct signers as it takes.
 
         Raises:
-            CapsuleError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
+            UntrustedError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
                 count), B155 (too few did).
         """
         counted = {str(signer.key or signer) for signer in signers if signer.objection is None}
@@ -132,20 +144,22 @@ class Policy:
             dict.fromkeys(f"{s} {s.objection}" for s in signers if s.objection is not None)
         )
         if counted:
-            raise tampered(
+            raise UntrustedError(
                 "CAP-B155",
                 f"{len(counted)} of the {self.threshold} keys it takes signed this bundle"
                 + (f"; {objections}" if objections else ""),
                 fix="Get further signatures (`capsule sign`) and pass each as `--signature FILE`; "
                 "signatures by one key count once.",
+                signers=signers,
             )
         if all(signer.objection == _UNKNOWN for signer in signers):
-            raise untrusted(str(signers[0].key))
-        raise tampered(
+            raise _untrusted(signers)
+        raise UntrustedError(
             "CAP-B154",
             f"the bundle is intact but untrusted: {objections}",
             fix="Do not rely on it, or correct the trust file or revocation list if they are out "
             "of date; ask the signer to sign again with a key that is valid.",
+            signers=signers,
         )
 
     def _judge(self, signature: Signature) -> Signer:
@@ -247,17 +261,6 @@ def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
     return tuple(dict.fromkeys(load_public(path) for path in paths))
 
 
-def untrusted(fingerprint: str) -> CapsuleError:
-    """Return the error for an intact bundle that no trusted key signed (exit status 3)."""
-    return tampered(
-        "CAP-B125",
-        f"the bundle is intact but untrusted: it says that {fingerprint} signed it, and none of "
-        "the keys you gave did",
-        fix="Get the signer's public key from the signer (not from where the bundle came from), "
-        f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
-    )
-
-
 _UNKNOWN = "is no key that you named"
 
 
@@ -322,6 +325,18 @@ def _unreadable(path: Path, reason: str) -> CapsuleError:
 
 def _misused(message: str, fix: str) -> CapsuleError:
     return CapsuleError("CAP-B151", message, fix=fix, exit_code=ExitCode.USAGE)
+
+
+def _untrusted(signers: Sequence[Signer]) -> UntrustedError:
+    fingerprint = signers[0].key
+    return UntrustedError(
+        "CAP-B125",
+        f"the bundle is intact but untrusted: it says that {fingerprint} signed it, and none of "
+        "the keys you gave did",
+        fix="Get the signer's public key from the signer (not from where the bundle came from), "
+        f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
+        signers=signers,
+    )
 
 
 def _not_over_this(file: Detached, error: CapsuleError) -> CapsuleError:
