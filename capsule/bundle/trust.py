@@ -173,22 +173,17 @@ class Policy:
 
     def _standing(self, signature: Signature) -> tuple[str | None, str | None]:
         """Return whom a signature is by, as far as that is known, and why it does not count."""
+        names, now = self.identities, self.now
+        lines = [
+            (line.identity(names), line.objection(sshsig.NAMESPACE, names, now))
+            for line in self.allowed
+            if line.key == signature.key
+        ]
+        lines.sort(key=lambda line: line[1] is not None)  # one that allows it is enough
+        identity, objection = lines[0] if lines else (None, _UNKNOWN)
         if signature.fingerprint in self.revoked:
-            return None, "is revoked"
-        if signature.key is None:
-            return None, _UNKNOWN
-        identity: str | None = None
-        objections = []
-        for line in self.allowed:
-            if line.key == signature.key:
-                identity = line.identity(self.identities)
-                problem = line.objection(sshsig.NAMESPACE, self.identities, self.now)
-                if problem is None:
-                    return identity, None
-                objections.append(problem)
-        if signature.key in self.keys:
-            return identity, None
-        return identity, objections[0] if objections else _UNKNOWN
+            return identity, "is revoked"
+        return identity, None if signature.key in self.keys else objection
 
     def _read_detached(self, file: Detached, manifest: bytes) -> Signature:
         try:
@@ -224,32 +219,37 @@ def load_policy(
     policy = Policy(
         keys=load_trusted(keys),
         allowed=tuple(line for path in allowed_signers for line in _read_allowed(path)),
-        revoked=frozenset(print_ for path in revoked for print_ in _read_revoked(path)),
+        revoked=frozenset(name for path in revoked for name in _read_revoked(path)),
         identities=tuple(identities),
         threshold=threshold,
         detached=tuple(_read_signature(path) for path in signatures),
         keyless=tuple(_read_signature(path) for path in keyless_signatures),
         issuer=issuer,
     )
-    if policy.keyless and (issuer is None or len(identities) != 1):
+    _check_options(policy)
+    return policy
+
+
+def _check_options(policy: Policy) -> None:
+    """Refuse options of which one is without effect, or lacks another."""
+    if policy.keyless and (policy.issuer is None or len(policy.identities) != 1):
         raise _misused(
             "--keyless asks for one --identity and its --issuer",
             "Say whose signature you expect and who vouches for the name.",
         )
-    if issuer is not None and not policy.keyless:
+    if policy.issuer is not None and not policy.keyless:
         raise _misused("--issuer goes with --keyless", "Leave it out, or give --keyless FILE.")
-    if identities and not (policy.allowed or policy.keyless):
+    if policy.identities and not (policy.allowed or policy.keyless):
         raise _misused(
             "--identity goes with --allowed-signers or --keyless",
             "A key that `--key` names counts whoever has it; give a trust file to tell people "
             "apart.",
         )
-    if policy.trusts_nobody and (policy.detached or policy.revoked or threshold > 1):
+    if policy.trusts_nobody and (policy.detached or policy.revoked or policy.threshold > 1):
         raise _misused(
             "whom to trust is not said",
             "Give --key, --allowed-signers or --keyless.",
         )
-    return policy
 
 
 def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
@@ -266,7 +266,10 @@ _UNKNOWN = "is no key that you named"
 
 def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
     try:
-        return parse_allowed_signers(_read(path).decode())
+        lines = parse_allowed_signers(_read(path).decode())
+        if not lines:
+            raise ValueError("it names nobody who could sign a bundle")
+        return lines
     except ValueError as error:
         raise _misused(
             f"the trust file {path} is malformed: {error}",

@@ -183,8 +183,9 @@ def test_a_key_expires_whatever_the_bundle_says_of_its_time(bundle, tmp_path, al
 def test_a_malformed_trust_file_is_a_usage_error_with_its_line(tmp_path, alice):
     file = allowing(tmp_path, ("alice@lab", alice), ("*@lab cert-authority", alice))
     assert "line 2: cert-authority is not supported" in misused(allowed_signers=[file]).message
-    file.write_bytes(b"\xff")
-    misused(allowed_signers=[file])
+    for data in (b"\xff", b"", b"# nobody\nbob@lab ssh-rsa AAAA\n"):
+        file.write_bytes(data)
+        misused(allowed_signers=[file])
     misused("CAP-B150", allowed_signers=[tmp_path / "missing"])
     misused("CAP-B150", allowed_signers=[tmp_path])
     file.write_bytes(b"#" * ((1 << 20) + 1))
