@@ -273,6 +273,8 @@ def openssh_blob(line: str) -> bytes:
     """
     kind, text, *_ = line.split(maxsplit=2)
     blob = base64.b64decode(text, validate=True)
+    if base64.b64encode(blob).decode() != text:
+        raise ValueError("not the one base64 spelling of a key")
     if blob[4 : 4 + int.from_bytes(blob[:4])] != kind.encode():
         raise ValueError("the type of the key is not the one in front of it")
     return blob

@@ -86,7 +86,7 @@ def sign(message: bytes, key: PrivateKey, namespace: str = NAMESPACE) -> bytes:
 def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     """Have ``ssh-keygen`` sign with a key of its own: a file, or the public half of an agent's key.
 
-    It may ask for a passphrase on the terminal.
+    It may ask for a passphrase, or for a token to be touched, on the terminal.
 
     Raises:
         CapsuleError: CAP-B156: it is not there, did not sign, or signed with a key that verifiers
@@ -94,13 +94,12 @@ def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) ->
     """
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(key)]
     try:
-        done = subprocess.run(command, input=message, capture_output=True, check=False)
+        done = subprocess.run(command, input=message, stdout=subprocess.PIPE, check=False)
     except FileNotFoundError as error:
         raise _not_signed("ssh-keygen is not there", "Install OpenSSH's client.") from error
     if done.returncode != 0:
-        reason = ascii(done.stderr.decode(errors="replace").strip()[-200:])
         raise _not_signed(
-            f"ssh-keygen did not sign with {str(key)!a}: {reason}",
+            f"ssh-keygen did not sign with {str(key)!a}, for the reason above",
             "Give a private key, or a public key whose private half your ssh-agent holds.",
         )
     try:

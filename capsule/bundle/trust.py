@@ -25,7 +25,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
-UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")
+UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")  # of intact bundles
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
@@ -47,6 +47,18 @@ class Signer(Model):
     def __str__(self) -> str:
         key = self.key or self.identity or ""
         return f"{key} ({self.identity})" if self.key and self.identity else key
+
+
+class UntrustedError(CapsuleError):
+    """A bundle that is intact, and not signed as its reader asks.
+
+    Attributes:
+        signers: Who signed it, and why that does not count.
+    """
+
+    def __init__(self, code: str, message: str, *, fix: str, signers: Sequence[Signer]) -> None:
+        super().__init__(code, message, fix=fix, exit_code=ExitCode.TAMPERED)
+        self.signers = tuple(signers)
 
 
 class Signature(NamedTuple):
@@ -122,7 +134,7 @@ class Policy:
         """Ask for as many distinct signers as it takes.
 
         Raises:
-            CapsuleError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
+            UntrustedError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
                 count), B155 (too few did).
         """
         counted = {str(signer.key or signer) for signer in signers if signer.objection is None}
@@ -132,20 +144,22 @@ class Policy:
             dict.fromkeys(f"{s} {s.objection}" for s in signers if s.objection is not None)
         )
         if counted:
-            raise tampered(
+            raise UntrustedError(
                 "CAP-B155",
                 f"{len(counted)} of the {self.threshold} keys it takes signed this bundle"
                 + (f"; {objections}" if objections else ""),
                 fix="Get further signatures (`capsule sign`) and pass each as `--signature FILE`; "
                 "signatures by one key count once.",
+                signers=signers,
             )
         if all(signer.objection == _UNKNOWN for signer in signers):
-            raise untrusted(str(signers[0].key))
-        raise tampered(
+            raise _untrusted(signers)
+        raise UntrustedError(
             "CAP-B154",
             f"the bundle is intact but untrusted: {objections}",
             fix="Do not rely on it, or correct the trust file or revocation list if they are out "
             "of date; ask the signer to sign again with a key that is valid.",
+            signers=signers,
         )
 
     def _judge(self, signature: Signature) -> Signer:
@@ -159,22 +173,17 @@ class Policy:
 
     def _standing(self, signature: Signature) -> tuple[str | None, str | None]:
         """Return whom a signature is by, as far as that is known, and why it does not count."""
+        names, now = self.identities, self.now
+        lines = [
+            (line.identity(names), line.objection(sshsig.NAMESPACE, names, now))
+            for line in self.allowed
+            if line.key == signature.key
+        ]
+        lines.sort(key=lambda line: line[1] is not None)  # one that allows it is enough
+        identity, objection = lines[0] if lines else (None, _UNKNOWN)
         if signature.fingerprint in self.revoked:
-            return None, "is revoked"
-        if signature.key is None:
-            return None, _UNKNOWN
-        identity: str | None = None
-        objections = []
-        for line in self.allowed:
-            if line.key == signature.key:
-                identity = line.identity(self.identities)
-                problem = line.objection(sshsig.NAMESPACE, self.identities, self.now)
-                if problem is None:
-                    return identity, None
-                objections.append(problem)
-        if signature.key in self.keys:
-            return identity, None
-        return identity, objections[0] if objections else _UNKNOWN
+            return identity, "is revoked"
+        return identity, None if signature.key in self.keys else objection
 
     def _read_detached(self, file: Detached, manifest: bytes) -> Signature:
         try:
@@ -210,32 +219,37 @@ def load_policy(
     policy = Policy(
         keys=load_trusted(keys),
         allowed=tuple(line for path in allowed_signers for line in _read_allowed(path)),
-        revoked=frozenset(print_ for path in revoked for print_ in _read_revoked(path)),
+        revoked=frozenset(name for path in revoked for name in _read_revoked(path)),
         identities=tuple(identities),
         threshold=threshold,
         detached=tuple(_read_signature(path) for path in signatures),
         keyless=tuple(_read_signature(path) for path in keyless_signatures),
         issuer=issuer,
     )
-    if policy.keyless and (issuer is None or len(identities) != 1):
+    _check_options(policy)
+    return policy
+
+
+def _check_options(policy: Policy) -> None:
+    """Refuse options of which one is without effect, or lacks another."""
+    if policy.keyless and (policy.issuer is None or len(policy.identities) != 1):
         raise _misused(
             "--keyless asks for one --identity and its --issuer",
             "Say whose signature you expect and who vouches for the name.",
         )
-    if issuer is not None and not policy.keyless:
+    if policy.issuer is not None and not policy.keyless:
         raise _misused("--issuer goes with --keyless", "Leave it out, or give --keyless FILE.")
-    if identities and not (policy.allowed or policy.keyless):
+    if policy.identities and not (policy.allowed or policy.keyless):
         raise _misused(
             "--identity goes with --allowed-signers or --keyless",
             "A key that `--key` names counts whoever has it; give a trust file to tell people "
             "apart.",
         )
-    if policy.trusts_nobody and (policy.detached or policy.revoked or threshold > 1):
+    if policy.trusts_nobody and (policy.detached or policy.revoked or policy.threshold > 1):
         raise _misused(
             "whom to trust is not said",
             "Give --key, --allowed-signers or --keyless.",
         )
-    return policy
 
 
 def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
@@ -247,23 +261,15 @@ def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
     return tuple(dict.fromkeys(load_public(path) for path in paths))
 
 
-def untrusted(fingerprint: str) -> CapsuleError:
-    """Return the error for an intact bundle that no trusted key signed (exit status 3)."""
-    return tampered(
-        "CAP-B125",
-        f"the bundle is intact but untrusted: it says that {fingerprint} signed it, and none of "
-        "the keys you gave did",
-        fix="Get the signer's public key from the signer (not from where the bundle came from), "
-        f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
-    )
-
-
 _UNKNOWN = "is no key that you named"
 
 
 def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
     try:
-        return parse_allowed_signers(_read(path).decode())
+        lines = parse_allowed_signers(_read(path).decode())
+        if not lines:
+            raise ValueError("it names nobody who could sign a bundle")
+        return lines
     except ValueError as error:
         raise _misused(
             f"the trust file {path} is malformed: {error}",
@@ -322,6 +328,18 @@ def _unreadable(path: Path, reason: str) -> CapsuleError:
 
 def _misused(message: str, fix: str) -> CapsuleError:
     return CapsuleError("CAP-B151", message, fix=fix, exit_code=ExitCode.USAGE)
+
+
+def _untrusted(signers: Sequence[Signer]) -> UntrustedError:
+    fingerprint = signers[0].key
+    return UntrustedError(
+        "CAP-B125",
+        f"the bundle is intact but untrusted: it says that {fingerprint} signed it, and none of "
+        "the keys you gave did",
+        fix="Get the signer's public key from the signer (not from where the bundle came from), "
+        f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
+        signers=signers,
+    )
 
 
 def _not_over_this(file: Detached, error: CapsuleError) -> CapsuleError:

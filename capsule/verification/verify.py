@@ -23,7 +23,7 @@ from capsule.bundle.claims import (
     collect_training_claims,
     read_document,
 )
-from capsule.bundle.trust import UNTRUSTED, Policy
+from capsule.bundle.trust import UNTRUSTED, Policy, UntrustedError
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
@@ -137,6 +137,9 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
         verdict, summary = _verdict_of(error), error.message
         if verdict == "tampered":
             facts["integrity"] = False
+        if isinstance(error, UntrustedError):
+            facts |= {"integrity": True, "authentic": False, "signers": error.signers}
+            facts["signer"] = error.signers[0].key
         facts["error"] = {"code": error.code, "message": error.message, "fix": error.fix}
     facts["seconds"] = round(time.monotonic() - started, 3)
     return Report(verdict=verdict, summary=summary, **facts)

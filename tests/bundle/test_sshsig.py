@@ -76,6 +76,21 @@ def test_our_ed25519_signature_is_ssh_keygens_byte_for_byte(ssh_keys):
     assert ours == sshsig.sign_by_ssh_keygen(MESSAGE, ssh_keys["ed25519"])
 
 
+def test_a_key_that_only_an_agent_holds_signs(tmp_path, monkeypatch):
+    assert ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "k").returncode == 0
+    socket = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.PIPE) as agent:
+        agent.stdout.readline()  # it says where it listens once it does
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+        try:
+            subprocess.run(["ssh-add", "-q", tmp_path / "k"], check=True)
+            (tmp_path / "k").unlink()
+            signature = sshsig.sign_by_ssh_keygen(MESSAGE, tmp_path / "k.pub")
+        finally:
+            agent.terminate()
+    assert sshsig.verify(signature, MESSAGE) == parse_openssh((tmp_path / "k.pub").read_text())
+
+
 def test_ssh_keygen_hashes_with_sha256_when_told_to(ssh_keys):
     command = ("-q", "-Y", "sign", "-n", NAMESPACE, "-O", "hashalg=sha256", "-f", ssh_keys["ecdsa"])
     found = ssh_keygen(*command, input=MESSAGE)

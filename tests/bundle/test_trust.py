@@ -104,6 +104,7 @@ def test_one_bad_key_file_spoils_the_set(tmp_path, alice):
 def test_an_unknown_signer_is_intact_but_untrusted(bundle, alice, mallory):
     error = untrusted(bundle, [mallory.public], "CAP-B125")
     assert "intact but untrusted" in error.message
+    assert [signer.key for signer in error.signers] == [alice.public.fingerprint]
     assert alice.public.fingerprint in error.message
     assert "--key" in error.fix
 
@@ -182,8 +183,9 @@ def test_a_key_expires_whatever_the_bundle_says_of_its_time(bundle, tmp_path, al
 def test_a_malformed_trust_file_is_a_usage_error_with_its_line(tmp_path, alice):
     file = allowing(tmp_path, ("alice@lab", alice), ("*@lab cert-authority", alice))
     assert "line 2: cert-authority is not supported" in misused(allowed_signers=[file]).message
-    file.write_bytes(b"\xff")
-    misused(allowed_signers=[file])
+    for data in (b"\xff", b"", b"# nobody\nbob@lab ssh-rsa AAAA\n"):
+        file.write_bytes(data)
+        misused(allowed_signers=[file])
     misused("CAP-B150", allowed_signers=[tmp_path / "missing"])
     misused("CAP-B150", allowed_signers=[tmp_path])
     file.write_bytes(b"#" * ((1 << 20) + 1))
@@ -233,6 +235,26 @@ def test_the_signed_manifest_declares_the_signatures(doubly, bundle):
     for path, kinds in ((doubly, ("dsse", "sshsig")), (bundle, ("dsse",))):
         with open_bundle(path, ()) as opened:
             assert opened.manifest.signatures == kinds
+
+
+def test_every_byte_of_both_signatures_counts(contents, claim_id, alice, carol, tmp_path):
+    path = tmp_path / "b"
+    pack(contents, claim_id, carol, path, lambda manifest: sshsig.sign(manifest, alice))
+    good = path.read_bytes()
+    start, end = (
+        good.index(name) for name in (b"signatures/manifest.json.sshsig", b"SHA256SUMS\0")
+    )
+    envelope = range(0, good.index(b"manifest.json\0"), 11)
+    accepted = []
+    for position in (*envelope, *range(start + 512, end, 3)):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        try:
+            open_bundle(path, [alice.public, carol.public]).close()
+        except CapsuleError as error:
+            assert error.exit_code == ExitCode.TAMPERED
+        else:
+            accepted.append(position)
+    assert accepted == []
 
 
 def test_an_ssh_signature_of_something_else_is_tampering(

@@ -156,6 +156,15 @@ def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path):
+    assert capsule("keygen", "alice", cwd=tmp_path).returncode == 0
+    options = ("--key", "alice", "--ssh-key", "missing", "--output", "runs")
+    done = capsule("run", SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "CAP-B156" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_keygen_writes_two_files_and_never_overwrites(tmp_path):
     made = capsule("keygen", "alice", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -168,6 +168,9 @@ def test_a_bundle_of_an_unknown_signer_is_untrusted(micro, workplace, tmp_path):
     theirs = forge(micro, lambda _files: None, tmp_path / "theirs.tar", key=workplace / "mallory")
     done = micro.verify(theirs, "--mode", "integrity", cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (3, "untrusted")
+    assert done.document["integrity"]
+    assert not done.document["authentic"]
+    assert done.document["signers"][0]["key"] == load_public(workplace / "mallory.pub").fingerprint
     without_key = capsule("verify", micro.bundle, "--mode", "integrity", "--json", cwd=tmp_path)
     assert (without_key.status, without_key.document["verdict"]) == (3, "untrusted")
     allowed = capsule(

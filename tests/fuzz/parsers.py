@@ -19,11 +19,14 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from hostile import genuine
 
-from capsule.bundle import envelope, run_bundle
+from capsule.bundle import envelope, run_bundle, sshsig
+from capsule.bundle.allowed_signers import parse_allowed_signers
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
+from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import ENVELOPE, MANIFEST, Manifest, parse_document
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.entropy import profile
@@ -114,6 +117,23 @@ def _envelope(data: bytes) -> None:
         _same(data, _documents()[ENVELOPE])
 
 
+def _ssh_signature(data: bytes) -> None:
+    sshsig.verify(data, _MESSAGE)
+    if data not in _ssh_signatures():  # nobody here can sign anything else
+        raise FindingError(f"took {data!r:.300}")
+
+
+def _trust_file(data: bytes) -> None:
+    try:
+        text = data.decode()
+        signers = parse_allowed_signers(text)
+    except ValueError:  # what callers turn into errors of theirs
+        return
+    for signer in signers:
+        if signer.principals not in text or signer.key.openssh().split()[1] not in text:
+            raise FindingError(f"read {signer!r:.300}")
+
+
 def _manifest(data: bytes) -> None:
     manifest = parse_document(data, Manifest, MANIFEST, "CAP-B111")
     if b'"schema"' in data and b'"signatures"' in data:
@@ -193,6 +213,20 @@ def _specs() -> list[bytes]:
     return [canonical_json(spec), *(path.read_bytes() for path in sorted(ready.glob("*.yaml")))]
 
 
+_MESSAGE = b"message"
+
+
+def _ssh_signatures() -> list[bytes]:
+    keys = (genuine.SIGNER, PrivateKey(ec.derive_private_key(7, ec.SECP256R1())))
+    return [sshsig.sign(_MESSAGE, key) for key in keys]
+
+
+def _trust_files() -> list[bytes]:
+    key = genuine.SIGNER.public.openssh()
+    options = r'namespaces="git,\"x",valid-after="20200101",valid-before="203001011200Z"'
+    return [f'# all\n*@lab,!bob@lab {key}\n"alice x" {options} {key}'.encode()]
+
+
 def _layers() -> list[bytes]:
     buffer = io.BytesIO()
     entries = [file_entry("a/b", "seed", b"c"), file_entry("a/" + "d" * 120, "seed", b"")]
@@ -203,6 +237,8 @@ def _layers() -> list[bytes]:
 PARSERS: Mapping[str, Parser] = {
     "bundle": Parser(_bundle, _packed),
     "envelope": Parser(_envelope, lambda: [_documents()[ENVELOPE]]),
+    "ssh-signature": Parser(_ssh_signature, _ssh_signatures),
+    "trust-file": Parser(_trust_file, _trust_files),
     "manifest": Parser(_manifest, lambda: [_documents()[MANIFEST]]),
     "canonical": Parser(_canonical, lambda: _file(run_bundle.CLAIMS, run_bundle.LEDGER)),
     "lock": Parser(_document(Lock), lambda: _file(run_bundle.LOCK)),
