@@ -107,6 +107,10 @@ class Policy(Model):
     """How far the verification went, and what it accepted."""
 
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
+    image: Literal["rebuilt", "embedded"] | None = Field(
+        None,
+        description="Whose image ran: the verifier's own from the lock, or the signer's; or none.",
+    )
     tolerance: ToleranceSpec | None
 
 
@@ -255,6 +259,7 @@ class Receipt(Model):
     own: bool = Field(description="Its signer signed the bundle, too: not an independent voice.")
     verdict: Verdict
     mode: str
+    image: Literal["rebuilt", "embedded"] | None
     expected: Literal["bitwise", "statistical"]
     machine: MachineKind
     time: str
@@ -355,6 +360,7 @@ def _read(path: Path, claim_id: str, policy: TrustPolicy, authors: Collection[st
         own=fingerprint in authors,
         verdict=detail.verdict,
         mode=detail.policy.mode,
+        image=detail.policy.image,
         expected=detail.expected,
         machine=detail.machine,
         time=summary.time_verified,

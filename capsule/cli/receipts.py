@@ -88,4 +88,5 @@ def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
     place = ", ".join(part for part in parts if part)
-    return (receipt.verdict, receipt.mode, counts), (signer, place, receipt.file, "")
+    mode = f"{receipt.mode}, embedded" if receipt.image == "embedded" else receipt.mode
+    return (receipt.verdict, mode, counts), (signer, place, receipt.file, "")

@@ -58,6 +58,7 @@ def statement_of(report: Report) -> Statement | None:
             "expected": report.expected_grade,
             "policy": Policy(
                 mode=report.mode,
+                image=report.image_source,
                 tolerance=None if report.statistics is None else report.statistics.tolerance,
             ),
             "machine": report.machine,

@@ -49,7 +49,7 @@ def detail(verdict="reproduced-bitwise", machine=INTEL, mode="full", difference=
     return Detail(
         verdict=verdict,
         expected="bitwise",
-        policy=Policy(mode=mode, tolerance=None),
+        policy=Policy(mode=mode, image="rebuilt", tolerance=None),
         machine=machine,
         difference=difference,
     )
@@ -257,6 +257,7 @@ LIES = {
     "another verdict": ((*EXTENSION, "verdict"), "reproduced-prefix"),
     "an undecided verdict": ((*EXTENSION, "verdict"), "inconclusive"),
     "another policy": ((*EXTENSION, "policy", "mode"), "prefix:8"),
+    "another image": ((*EXTENSION, "policy", "image"), "embedded"),
     "no version": (("predicate", "verifier", "version"), {}),
     "another verifier": (("predicate", "verifier", "id"), "https://example.org"),
     "a time that is none": (("predicate", "timeVerified"), "yesterday"),
