@@ -11,6 +11,7 @@ from capsule import __version__
 from capsule.cli import (
     build,
     diagnose,
+    diff,
     doctor,
     init,
     keygen,
@@ -47,6 +48,7 @@ for module in (
     sign,
     verify,
     receipts,
+    diff,
     scores,
     diagnose,
     doctor,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -150,14 +150,21 @@ def first_difference(a: Path, b: Path, *, prefix: bool = False) -> Difference | 
             more = ("more", None) if right is None else (None, "more")
             return Difference(present.step, "end", None, *more)
         if left.head != right.head:
-            return _compare(left, right)
+            names = sorted(left.values.keys() | right.values.keys() - set(COMPONENTS))
+            return compare_records(left, right, [*COMPONENTS, *names])
     return None
 
 
-def _compare(left: Record, right: Record) -> Difference | None:
+def compare_records(left: Record, right: Record, names: Sequence[str]) -> Difference:
+    """Say in what two records that are not equal differ.
+
+    Args:
+        left: A record.
+        right: Its counterpart.
+        names: Components to compare, causes before effects.
+    """
     if left.step != right.step:
         return Difference(left.step, "step", None, str(left.step), str(right.step))
-    names = [*COMPONENTS, *sorted(left.values.keys() | right.values.keys() - set(COMPONENTS))]
     differing = [n for n in dict.fromkeys(names) if left.values.get(n) != right.values.get(n)]
     if not differing:  # the same facts, written otherwise
         return Difference(left.step, "format", None, None, None)

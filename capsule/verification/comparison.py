@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,12 +49,16 @@ def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference,
     """List the facts that differ, causes before effects, at most :data:`MAX_DIFFERENCES`."""
     left = claimed.model_dump(mode="json", by_alias=True)
     right = found.model_dump(mode="json", by_alias=True)
-    differences = (
-        difference
-        for name in _ORDER
-        for difference in _differences(name, left.get(name), right.get(name))
-    )
-    return tuple(islice(differences, MAX_DIFFERENCES))
+    return compare_documents({n: left.get(n) for n in _ORDER}, {n: right.get(n) for n in _ORDER})
+
+
+def compare_documents(
+    claimed: Mapping[str, Any], found: Mapping[str, Any]
+) -> tuple[ComponentDifference, ...]:
+    """List the leaves in which two JSON documents differ, in order of the first one's keys."""
+    names = dict.fromkeys([*claimed, *found])
+    differing = (_differences(name, claimed.get(name), found.get(name)) for name in names)
+    return tuple(islice(chain.from_iterable(differing), MAX_DIFFERENCES))
 
 
 def compare_checkpoints(
@@ -77,7 +81,7 @@ def compare_checkpoints(
 def compare_traces(recorded: Path, found: Path, *, prefix: bool) -> TraceDifference | None:
     """Find the first trace record that differs; with ``prefix`` either trace may end early."""
     difference = first_difference(recorded, found, prefix=prefix)
-    return None if difference is None else _trace_difference(difference)
+    return None if difference is None else trace_difference(difference)
 
 
 def compare_outputs(
@@ -159,7 +163,8 @@ def _described(output: Output | None) -> str:
     return f"{output.size} bytes, sha256:{output.sha256}"
 
 
-def _trace_difference(difference: Difference) -> TraceDifference:
+def trace_difference(difference: Difference) -> TraceDifference:
+    """Return a difference of two traces as reports have it."""
     return TraceDifference(
         step=difference.step,
         component=difference.component,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger
+from capsule.experiment import contract
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
 from capsule.machine.compare import ExpectedGrade, Row
@@ -68,6 +69,138 @@ class OutputDifference(Model):
     found: str
 
 
+class DivergenceMap(Model):
+    """Where in training time the records of two traces differ, component by component."""
+
+    steps: int = Field(description="Step of the last record that both have.")
+    components: dict[str, tuple[tuple[int, int], ...]] = Field(
+        description="Component to intervals: steps of the first and last of consecutive records "
+        "that differ in it. A component without any is equal throughout."
+    )
+
+
+class Replica(Model):
+    """What a full re-execution gave, to be shown beside what was recorded."""
+
+    evaluation: contract.Evaluation | None
+    divergence: DivergenceMap | None
+
+
+class NumberDifference(Model):
+    """Two numbers that ought to be the same."""
+
+    what: str = Field(description="E.g. 'loss at step 208'.")
+    a: contract.Hex
+    b: contract.Hex
+    ulp: int | None = Field(description="Steps of float32 from one to the other; null for NaN.")
+    relative: float | None = Field(description="|a - b| / max(|a|, |b|); null for NaN, infinity.")
+
+
+class TensorDifference(Model):
+    """One tensor that differs in two checkpoints."""
+
+    name: str
+    elements: int
+    differing: int = Field(description="Elements with other bits.")
+    nonfinite: int = Field(0, description="Those of them where a side is NaN or infinite.")
+    ulp: int | None = Field(None, description="Largest distance; null if not comparable floats.")
+    relative: float | None = Field(None, description="Largest |a - b| / max(|a|, |b|).")
+
+
+CauseName = Literal[
+    "other-seed",
+    "other-settings",
+    "environment-dynamics",
+    "arithmetic",
+    "actor-order",
+    "changed-code-or-library",
+    "tampering",
+    "unexplained",
+]
+Certainty = Literal["shown", "likely", "possible"]
+
+
+class Cause(Model):
+    """A class of causes, and what speaks for it."""
+
+    name: CauseName
+    certainty: Certainty
+    evidence: tuple[str, ...]
+
+
+class Explanation(Model):
+    """A difference of two locks, runtimes or machines that could explain other results."""
+
+    what: str = Field(description="E.g. 'wheel gymnasium' or 'cpu.flags'.")
+    a: str
+    b: str
+    why: str
+
+
+class Call(Model):
+    """A call of an operator on one side."""
+
+    operator: str = Field(description="With namespace and overload: aten::add.Tensor")
+    where: str | None = Field(description="FILE:LINE of the innermost line of the program.")
+    arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
+
+
+class OperatorDivergence(Model):
+    """The first operator that gave other bits on the two sides."""
+
+    step: int = Field(description="Step at which the parameter update ends that it belongs to.")
+    call: int = Field(description="Its number among the operator calls of that update, from 0.")
+    a: Call
+    b: Call
+    same_inputs: bool = Field(description="Whether the tensors that it was given were equal.")
+    elements: int = Field(description="Elements of its results that were compared.")
+    differing: int
+    ulp: int | None = Field(description="Largest distance; null if the results are no floats.")
+
+
+class Bisection(Model):
+    """What the re-execution of both sides with dense records found."""
+
+    step: int = Field(description="Step at which the first differing parameter update ends.")
+    component: str
+    name: str | None = None
+    also: tuple[str, ...] = ()
+    operator: OperatorDivergence | None = Field(
+        None, description="Null where no operator differs: what differs came from elsewhere."
+    )
+
+
+class Divergence(Model):
+    """Where two runs part, by how much, and why."""
+
+    schema_id: Literal["capsule/divergence/v1"] = Field("capsule/divergence/v1", alias="schema")
+    a: str
+    b: str
+    equal: bool = Field(description="Whether everything that results of a run were compared by is.")
+    first: TraceDifference | None = Field(None, description="'claimed' is a's, 'found' is b's.")
+    equal_until: dict[str, int | None] = Field(
+        default_factory=dict,
+        description="Component to the step of the last record up to which it is equal; null: from "
+        "the first record on it is not.",
+    )
+    last_equal: int = Field(0, description="Step of the last record before the first difference.")
+    map: DivergenceMap | None = None
+    differences: tuple[ComponentDifference, ...] = Field(
+        (), description="Results that differ: streams, checkpoints, evaluation, outputs."
+    )
+    numbers: tuple[NumberDifference, ...] = ()
+    checkpoint: int | None = Field(None, description="Step of the checkpoint of 'tensors'.")
+    tensors: tuple[TensorDifference, ...] = ()
+    causes: tuple[Cause, ...] = Field((), description="Most likely first.")
+    explanations: tuple[Explanation, ...] = Field((), description="Most likely first.")
+    bisection: Bisection | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 if the results are equal, else 1."""
+        return ExitCode.OK if self.equal else ExitCode.DIFFERS
+
+
 class Report(Model):
     """What was checked, what was found, and the verdict."""
 
@@ -104,6 +237,10 @@ class Report(Model):
     statistics: ReturnStatistics | None = Field(
         None, description="Comparison of returns, where the bits of a whole run differ."
     )
+    divergence: Divergence | None = Field(
+        None, description="Between the bundle (a) and the re-execution (b), if they differ."
+    )
+    replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
     relaxations: tuple[str, ...] = ()
     ledger: Ledger | None = Field(None, description="Sources of nondeterminism, as recorded.")
     reexecuted_steps: int | None = None

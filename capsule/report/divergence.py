@@ -1,0 +1,126 @@
+"""Where two runs part, on a terminal, in about thirty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from capsule.report.text import printable
+from capsule.verification.verdict import (
+    Bisection,
+    Divergence,
+    NumberDifference,
+    OperatorDivergence,
+    TensorDifference,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_EXPLANATIONS = 6
+MAX_TENSORS = 3
+MAX_RESULTS = 3
+
+
+def show_divergence(found: Divergence, console: Console) -> None:
+    """Print an analysis: where, how far, why."""
+    for label, text in divergence_lines(found):
+        console.print(
+            f"{label:<16} {printable(text)}".rstrip(), markup=False, highlight=False, soft_wrap=True
+        )
+
+
+def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
+    """Yield the lines of an analysis: a label, which may be empty, and a text."""
+    yield "a", found.a
+    yield "b", found.b
+    yield from _place(found)
+    for number in found.numbers:
+        yield "apart", _number(number)
+    yield from _tensors(found.checkpoint, found.tensors)
+    for item in found.differences[:MAX_RESULTS]:
+        yield "differs", f"{item.component}: {item.claimed} / {item.found}"
+    yield from _more("", len(found.differences) - MAX_RESULTS, "results")
+    for cause in found.causes:
+        label = f"{cause.name} ({cause.certainty})"
+        yield "cause", label
+        for sentence in cause.evidence:
+            yield "", f"- {sentence}"
+    if not found.equal:
+        for explanation in found.explanations[:MAX_EXPLANATIONS]:
+            text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
+            yield "could explain it", text
+        yield from _more("", len(found.explanations) - MAX_EXPLANATIONS, "differences of pins")
+    yield "result", "equal, bit for bit" if found.equal else "they differ"
+
+
+def _place(found: Divergence) -> Iterator[tuple[str, str]]:
+    if found.first is None:
+        if found.map is not None:
+            yield "trace", f"equal, record by record, up to step {found.map.steps:,}"
+        return
+    first = found.first
+    inside = f", {first.name}" if first.name else ""
+    yield "first difference", f"step {first.step:,}, {first.component}{inside}"
+    yield "", f"{first.claimed} / {first.found}"
+    if first.also:
+        yield "", f"and in the same record {', '.join(first.also)}"
+    until = [
+        f"{name} {'not at all' if step is None else format(step, ',')}"
+        for name, step in found.equal_until.items()
+    ]
+    yield "equal to step", ", ".join(until)
+    if found.bisection is not None:
+        yield from _bisection(found.bisection)
+
+
+def _bisection(found: Bisection) -> Iterator[tuple[str, str]]:
+    inside = f", {found.name}" if found.name else ""
+    yield "exactly", f"in the update that ends at step {found.step:,}: {found.component}{inside}"
+    if found.operator is None:
+        yield "", "no operator gave other bits before: what differs came from outside of them"
+    else:
+        yield from _operator(found.operator)
+
+
+def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
+    inputs = "equal" if found.same_inputs else "other"
+    yield "operator", f"call {found.call:,} of it: {found.a.operator} at {found.a.where}"
+    if (found.a.operator, found.a.where) != (found.b.operator, found.b.where):
+        yield "", f"b calls {found.b.operator} at {found.b.where}"
+    for name in dict.fromkeys([*found.a.arguments, *found.b.arguments]):
+        values = found.a.arguments.get(name), found.b.arguments.get(name)
+        if values[0] != values[1]:
+            yield "", f"argument {name}: {values[0]} / {values[1]}"
+    distance = "not comparable" if found.ulp is None else f"up to {found.ulp:,} ulp apart"
+    yield (
+        "",
+        f"{found.differing:,} of {found.elements:,} elements differ, {distance}; {inputs} inputs",
+    )
+
+
+def _number(number: NumberDifference) -> str:
+    a, b = float.fromhex(number.a), float.fromhex(number.b)
+    size = "" if number.ulp is None else f", {number.ulp:,} ulp"
+    size += "" if number.relative is None else f", relative {number.relative:.2g}"
+    return f"{number.what}: {a!r} / {b!r}{size}"
+
+
+def _tensors(step: int | None, found: Sequence[TensorDifference]) -> Iterator[tuple[str, str]]:
+    if step is None:
+        return
+    if not found:
+        yield "checkpoint", f"step {step:,}: every tensor is equal"
+        return
+    yield "checkpoint", f"step {step:,}: {len(found)} tensors differ"
+    for item in found[:MAX_TENSORS]:
+        size = "not comparable" if item.ulp is None else f"up to {item.ulp:,} ulp"
+        size += f", {item.nonfinite:,} not finite" if item.nonfinite else ""
+        share = 100 * item.differing / item.elements if item.elements else 0.0
+        relative = "" if item.relative is None else f", relative {item.relative:.2g}"
+        yield "", f"{item.name}: {share:.3g} % of {item.elements:,} elements, {size}{relative}"
+
+
+def _more(label: str, count: int, what: str) -> Iterator[tuple[str, str]]:
+    if count > 0:
+        yield label, f"and {count} more {what}"
