@@ -110,6 +110,7 @@ def execute(
     schedule: Path | None = None,
     learners: int = 1,
     limits: LimitsSpec | None = None,
+    dense: contract.DenseWindow | None = None,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -126,6 +127,7 @@ def execute(
         schedule: The schedule log to follow, for a run that recorded it.
         learners: Processes that share the gradient of a batch, of trainers that can.
         limits: What it may use, if not what the lock says.
+        dense: Parameter updates to write a dense record of.
         reporter: Told about each event.
 
     Raises:
@@ -137,7 +139,7 @@ def execute(
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    job = contract.Job(spec=lock.spec, stop_after=stop_after, learners=learners)
+    job = contract.Job(spec=lock.spec, stop_after=stop_after, learners=learners, dense=dense)
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )

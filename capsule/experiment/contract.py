@@ -29,6 +29,7 @@ POPULATION = "population.json"  # Ancestry (trainer.population)
 CHECKPOINTS = "checkpoints"  # folder of checkpoint_name(step).{json,safetensors}
 CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
 EVALUATION = "evaluation.json"  # Evaluation
+DENSE = "dense.jsonl"  # capsule.experiment.dense (Job.dense)
 RESULT = "result.json"  # Result; appears last, by atomic rename
 FAILURE = "failure.json"  # Failure; instead of RESULT
 ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
@@ -70,6 +71,13 @@ CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"
 Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
 
 
+class DenseWindow(Model):
+    """Parameter updates to be written down densely, by the steps at which they end."""
+
+    first: PositiveInt
+    last: PositiveInt
+
+
 class Job(Model):
     """What the training side is asked to do. A directory that holds state is resumed."""
 
@@ -82,6 +90,9 @@ class Job(Model):
         1,
         description="Processes that share the gradient of a batch, of trainers that can; 1: "
         "threads of one. Changes no bit.",
+    )
+    dense: DenseWindow | None = Field(
+        None, description="Write a dense record of these updates, in one thread. Changes no bit."
     )
 
 

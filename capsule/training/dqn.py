@@ -313,10 +313,10 @@ class DeepQLearning(Tally):
 
     # Recording
 
-    def record(self) -> None:
+    def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
-        complete = first or self.step % self._spec.recording.tensor_interval == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
         gradient = self._gradient.whole() if complete and self.loss is not None else None
         self._trace.record(
             self.step,

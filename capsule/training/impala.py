@@ -212,10 +212,10 @@ class Impala(Tally):
 
     # Recording
 
-    def record(self) -> None:
+    def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
-        complete = first or self.step % self._spec.recording.tensor_interval == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
         self._trace.record(
             self.step,
             self._streams,

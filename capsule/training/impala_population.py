@@ -223,10 +223,10 @@ class ImpalaPopulation:
 
     # Recording
 
-    def record(self) -> None:
+    def record(self, *, complete: bool = False) -> None:
         """Write one trace record for all members, whose data were folded in their turns."""
         first = self._trace.records == 0
-        complete = first or self.step % self._recording.tensor_interval == 0
+        complete = complete or first or self.step % self._recording.tensor_interval == 0
         begun = self._generations()[self._recorded :]
         unrolls = [member.take_unrolls() for member in self._members]
         self._trace.record(

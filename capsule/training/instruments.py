@@ -25,7 +25,8 @@ SEEDING = re.compile(  # a line of Python that seeds some generator
 )
 _ROOM = str(Path(__file__).parent)
 _INSTRUMENTS = frozenset(
-    f"{_ROOM}/{name}.py" for name in ("instruments", "instrumentation", "reexecution", "lines")
+    f"{_ROOM}/{name}.py"
+    for name in ("dense", "instruments", "instrumentation", "reexecution", "lines")
 )
 
 Source = Literal["entropy", "clock", "address", "hash", "process", "directory"]

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from capsule.training.dense import DenseRecorder
     from capsule.training.evaluation import MakeEnvironment, Policy, Seen, Starts
     from capsule.training.networks import Parameters
     from capsule.training.trace import Trace
@@ -136,7 +137,8 @@ class Attempt:
         self._end = _end_of(spec, job.stop_after)
         self._stop = stop
         device = determinism.device_of(spec)
-        self._workers = workers if device.type == "cpu" else 1  # one stream keeps cuBLAS in order
+        alone = device.type != "cpu" or job.dense is not None  # one stream keeps cuBLAS in order
+        self._workers = 1 if alone else workers
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._checkpoints: list[Checkpoint] = []
@@ -146,7 +148,13 @@ class Attempt:
             remove_unfinished(folder)
         self._seeds = _drawn(directory, spec.seeds)
         self._streams = make_streams(self._seeds)
-        self._trace: Trace = Trace(directory / contract.TRACE)
+        self._dense: DenseRecorder | None = None
+        if job.dense is not None:
+            from capsule.training.dense import DenseRecorder
+
+            self._dense = DenseRecorder(directory, spec, job.dense)
+        path = directory / contract.TRACE
+        self._trace: Trace = Trace(path) if self._dense is None else self._dense.trace
         self.learner: Trainer = make_trainer(
             Setting(
                 state,
@@ -183,7 +191,10 @@ class Attempt:
     def _train(self) -> None:
         learner = self.learner
         while learner.step < self._end:
-            learner.interval()
+            if self._dense is None:
+                learner.interval()
+            else:
+                self._dense.interval(learner)
             if learner.step == self._spec.trainer.total_steps:
                 self._record_rest()
             self._keep_network()

@@ -360,10 +360,10 @@ class R2D2(Tally):
 
     # Recording
 
-    def record(self) -> None:
+    def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
         first = self._trace.records == 0
-        complete = first or self.step % self._spec.recording.tensor_interval == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
         sizes = [len(segment) for segment in self.online.segments]
         gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
         self._trace.record(

@@ -123,7 +123,7 @@ class Reexecution(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Execute one operator for the program, and again for the comparison."""
-        call = _Call(func, args, kwargs or {})
+        call = Call(func, args, kwargs or {})
         if self.exhausted or not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
             return call.execute()
         use, index = self._count(call, user_stack())
@@ -140,7 +140,7 @@ class Reexecution(TorchDispatchMode):
                 )
         return result
 
-    def _count(self, call: _Call, stack: tuple[Location, ...]) -> tuple[_Use, int]:
+    def _count(self, call: Call, stack: tuple[Location, ...]) -> tuple[_Use, int]:
         status, documented = call.status()
         where = stack[0] if stack else None
         with self._census.lock:
@@ -152,8 +152,8 @@ class Reexecution(TorchDispatchMode):
         return use, index
 
 
-class _Call:
-    """One operator with its arguments."""
+class Call:
+    """One call of an operator with its arguments."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._func = func
@@ -162,17 +162,20 @@ class _Call:
 
     @property
     def name(self) -> str:
+        """With namespace and overload: ``aten::add.Tensor``."""
         schema = self._func._schema  # noqa: SLF001 - torch offers no other way to the schema
         return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
     @property
     def device(self) -> str:
+        """Type of the device it computes on."""
         for tensor in _tensors((self._args, self._kwargs)):
             return tensor.device.type
         return torch.device(self._kwargs.get("device") or "cpu").type
 
     @property
     def seeded(self) -> bool:
+        """Whether it draws from a generator."""
         takes_generator = any(
             argument.name == "generator"
             for argument in self._func._schema.arguments  # noqa: SLF001
@@ -201,7 +204,12 @@ class _Call:
         )
 
     def execute(self) -> Any:
+        """Execute it and return its result."""
         return self._func(*self._args, **self._kwargs)
+
+    def outcome(self, result: Any) -> list[torch.Tensor]:
+        """Return the tensors that the operator gave back or wrote to."""
+        return list(_tensors([*self._written(), *self._results(result)]))
 
     def compare(self, repeats: int) -> tuple[Any, list[tuple[int, int]]]:
         """Execute the operator, then again, and compare.

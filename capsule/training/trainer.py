@@ -84,8 +84,8 @@ class Trainer(Protocol):
     def exploration(self) -> float | None:
         """Return the (mean) probability of a random action, None where policies are random."""
 
-    def record(self) -> None:
-        """Write one trace record."""
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record, with every tensor in it if it is to be complete."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state."""

@@ -26,7 +26,7 @@ ROUNDING = 1e-3  # relative difference of a loss up to which rounding may have g
 GIVEN = ("observations", "rewards", "terminals")  # by the environment
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
-_EVIDENCE = 6  # changes named for one cause
+_EVIDENCE = 3  # changes named for one cause
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _other_seed(facts: Facts) -> Cause | None:
     if not seeds or facts.walk is None or facts.walk.first is None:
         return None
     first = facts.walk.at_once
-    begins = first and any(part in ("streams", "parameters") for part in facts.parts)
+    begins = "streams" in facts.parts or (first and "parameters" in facts.parts)
     return _cause(
         "other-seed",
         "shown" if begins else "possible",
@@ -152,6 +152,7 @@ def _actor_order(facts: Facts) -> Cause | None:
         "shown",
         f"in {facts.place} another actor's unroll, or one of another policy version, is learned; "
         "streams are equal up to there",
+        *([] if "unrolls" in facts.parts else ["the same unrolls are learned, in another order"]),
         *_named(facts.of("schedule")),
     )
 

@@ -34,6 +34,7 @@ class Training:
         index: Every checkpoint, by digests.
         tensors: The tensors of checkpoints by their steps, as far as they were kept.
         evaluation: None of a prefix.
+        schedule: The schedule log, where one was recorded.
         head: Head of the trace as the run itself states it.
     """
 
@@ -42,6 +43,7 @@ class Training:
     index: contract.CheckpointIndex
     tensors: Mapping[int, Path]
     evaluation: contract.Evaluation | None
+    schedule: Path | None
     head: str
 
     def results(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class Side:
         fingerprint: The machine it ran on, where that is known.
         training: None for a program of the user's own.
         outputs: None for a trainer of Capsule's own.
+        entropy: The randomness that was recorded, if it was.
         contradictions: What it says of itself that cannot be.
         bundle: The bundle it is from.
     """
@@ -77,6 +80,7 @@ class Side:
     fingerprint: Fingerprint | None = None
     training: Training | None = None
     outputs: contract.Outputs | None = None
+    entropy: Path | None = None
     contradictions: tuple[str, ...] = ()
     bundle: OpenedBundle | None = None
 
@@ -129,6 +133,7 @@ def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> Si
         fingerprint=bundle.read(run_bundle.OBSERVATIONS, Observations).fingerprint,
         training=training,
         outputs=outputs,
+        entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
         contradictions=tuple(contradictions),
         bundle=bundle,
     )
@@ -162,6 +167,7 @@ def directory_side(
         fingerprint=fingerprint,
         training=training,
         outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
+        entropy=_present(path / contract.ENTROPY_PROFILE),
         contradictions=() if training is None else tuple(_broken_chain(training)),
     )
 
@@ -176,6 +182,7 @@ def _bundled_training(bundle: OpenedBundle) -> Training:
         index=index,
         tensors={at: bundle.member(name) for at, name in members.items() if name in bundle.files},
         evaluation=bundle.read(run_bundle.RUN + contract.EVALUATION, contract.Evaluation),
+        schedule=bundle.files.get(run_bundle.SCHEDULE),
         head=result.trace_head,
     )
 
@@ -194,8 +201,13 @@ def _training_in(path: Path) -> Training:
         index=index,
         tensors={step: file for step, file in files.items() if file.exists()},
         evaluation=read_document(evaluation, contract.Evaluation) if evaluation.exists() else None,
+        schedule=_present(path / contract.SCHEDULE),
         head=read_document(path / contract.RESULT, contract.Result).trace_head,
     )
+
+
+def _present(path: Path) -> Path | None:
+    return path if path.exists() else None
 
 
 def _file(step: int) -> str:

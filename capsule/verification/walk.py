@@ -109,7 +109,9 @@ def walk_traces(
         if left is None or right is None or left.step != right.step:
             walk.first = walk.first or _unpaired(left, right, prefix=prefix or not same_interval)
             break
-        names = [name for name in _names(left, right) if alike or _comparable(left, right, name)]
+        names = [
+            name for name in record_names(left, right) if alike or _comparable(left, right, name)
+        ]
         if not same_interval:
             names = [name for name in names if name in _AT_A_STEP]
         if names:
@@ -144,7 +146,7 @@ def _unpaired(left: Record | None, right: Record | None, *, prefix: bool) -> Dif
     return Difference(present.step, "end", None, *more)
 
 
-def _names(left: Record, right: Record) -> list[str]:
+def record_names(left: Record, right: Record) -> list[str]:
     """Return the components of two records in data-flow order, unknown ones last."""
     present = left.values.keys() | right.values.keys()
     return [name for name in COMPONENTS if name in present] + sorted(present - set(COMPONENTS))

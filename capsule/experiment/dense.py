@@ -1,0 +1,139 @@
+"""The dense record of some parameter updates: every tensor, and every operator on the way.
+
+``dense.jsonl`` holds one JSON object per line. The first says of which spec and steps it is. Then
+each update has one line per operator call of the learner's thread, in order, and one trace record
+(:mod:`capsule.experiment.trace`) with every tensor, which is in no chain. It is made when two runs
+are bisected (``capsule diff --bisect``), is not signed, and claims nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Sha256
+from capsule.experiment.trace import Record
+
+SCHEMA = "capsule/dense/v1"
+MAX_LINE_BYTES = 1 << 24
+MAX_RESULT_BYTES = 1 << 20  # of each result that are kept
+MAX_DATA_BYTES = 64 << 20  # of all results together
+MAX_CALLS = 100_000  # of one update
+
+
+class DenseHeader(Model):
+    """What a dense record is of."""
+
+    schema_id: Literal["capsule/dense/v1"] = Field("capsule/dense/v1", alias="schema")
+    spec: Sha256
+    first: int = Field(description="Step at which the first update ends.")
+    last: int = Field(description="Step at which the last one ends.")
+
+
+class OperatorResult(Model):
+    """A tensor that an operator gave back or wrote to."""
+
+    dtype: str = Field(description="As torch calls it: float32, int64, …")
+    shape: tuple[int, ...]
+    digest: str = Field(description="XXH3-128 of its elements, row-major.")
+    data: str | None = Field(None, description="Base64 of its first elements, little-endian.")
+
+
+class OperatorCall(Model):
+    """One call of an operator."""
+
+    operator: str
+    where: str | None = Field(description="FILE:LINE of the innermost line of the program.")
+    arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
+    inputs: tuple[str, ...] = Field(description="Digests of the tensors it was given.")
+    results: tuple[OperatorResult, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One parameter update.
+
+    Attributes:
+        calls: Its operator calls in order.
+        record: The trace record at its end, with every tensor.
+    """
+
+    calls: tuple[OperatorCall, ...]
+    record: Record
+
+
+def is_dense(path: Path) -> bool:
+    """Tell whether a file begins as a dense record does."""
+    try:
+        with open_regular(path) as stream:
+            return f'"schema":"{SCHEMA}"'.encode() in stream.read(1 << 10)
+    except OSError:
+        return False
+
+
+def read_header(path: Path) -> DenseHeader:
+    """Read what a dense record is of.
+
+    Raises:
+        CapsuleError: CAP-V074, it is no dense record.
+    """
+    for _, line in _lines(path):
+        try:
+            return DenseHeader.model_validate_json(line)
+        except ValidationError as error:
+            raise _malformed(path, 1, str(error).splitlines()[0]) from error
+    raise _malformed(path, 1, "is missing")
+
+
+def read_updates(path: Path) -> Iterator[Update]:
+    """Yield the updates of a dense record.
+
+    Raises:
+        CapsuleError: CAP-V074, a line is not what a dense record holds.
+    """
+    calls: list[OperatorCall] = []
+    for number, line in _lines(path):
+        if number == 1:
+            continue
+        try:
+            fields: Any = json.loads(line)
+            if "operator" in fields:
+                calls.append(OperatorCall.model_validate_json(line))
+                if len(calls) > MAX_CALLS:
+                    raise ValueError(f"more than {MAX_CALLS} calls of one update")
+                continue
+            step = fields.pop("step")
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+            raise _malformed(path, number, str(error).splitlines()[0]) from error
+        if type(step) is not int:
+            raise _malformed(path, number, "has no step")
+        yield Update(tuple(calls), Record(0, step, fields, ""))
+        calls = []
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            number += 1
+            if not line.endswith(b"\n"):
+                raise _malformed(path, number, "is cut off or too long")
+            yield number, line
+
+
+def _malformed(path: Path, number: int, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V074",
+        f"{path.name} line {number} of a dense record: {what}",
+        fix="Make it again with 'capsule diff … --dense FILE', with the same version of Capsule.",
+        exit_code=ExitCode.USAGE,
+    )

@@ -1,0 +1,168 @@
+"""``capsule diff``: two runs compared, and bisected if that is asked for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from capsule import execution
+from capsule.bundle import run_bundle
+from capsule.bundle.keys import PublicKey
+from capsule.engine.select import EngineChoice, open_engine
+from capsule.experiment import contract
+from capsule.experiment.dense import is_dense
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.cache import Cache
+from capsule.verification.bisection import (
+    Source,
+    bisect,
+    dense_record,
+    window_of,
+    window_of_dense,
+)
+from capsule.verification.causes import Facts, explain
+from capsule.verification.divergence import compare_sides
+from capsule.verification.layers import supplied_layers
+from capsule.verification.sides import Side, open_side
+from capsule.verification.verdict import Divergence
+
+_NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``capsule diff`` was asked.
+
+    Attributes:
+        a: Bundle, run directory, or dense record.
+        b: Likewise.
+        bisect: Execute both again up to their first difference.
+        dense: Execute a only, and write its dense record here.
+        keys: Keys to trust.
+        allow_untrusted: Execute bundles that none of them signed.
+        engine: Where to execute.
+    """
+
+    a: Path
+    b: Path
+    bisect: bool
+    dense: Path | None
+    keys: Sequence[PublicKey]
+    allow_untrusted: bool
+    engine: EngineChoice
+
+
+def diff(request: Request, cache: Cache, reporter: execution.Reporter) -> Divergence:
+    """Compare two runs.
+
+    Raises:
+        CapsuleError: CAP-V070, a side cannot be executed here; CAP-V071 to CAP-V077; or a bundle
+            is not intact (CAP-B…).
+    """
+    execute = partial(_execute, request, cache, reporter)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capsule-diff-")))
+        a, b = (
+            path if is_dense(path) else stack.enter_context(open_side(path, request.keys))
+            for path in (request.a, request.b)
+        )
+        if isinstance(a, Path) or isinstance(b, Path):
+            return _with_dense(a, b, execute, scratch)
+        comparison = compare_sides(a, b)
+        if request.dense is not None:
+            window = window_of(comparison.report, a)
+            shutil.copyfile(dense_record(a, window, execute, scratch / "a"), request.dense)
+        elif request.bisect and not comparison.report.equal:
+            window = window_of(comparison.report, a)
+            return comparison.with_bisection(bisect(a, b, window, execute, scratch))
+        return comparison.report
+
+
+def _with_dense(a: Source, b: Source, execute: partial[None], scratch: Path) -> Divergence:
+    """Compare a dense record with another, or with that of a run, which is executed for it."""
+    window = window_of_dense(a if isinstance(a, Path) else b)  # type: ignore[arg-type]
+    found = bisect(a, b, window, execute, scratch)
+    names = [each.name for each in (a, b)]
+    causes = explain(Facts(walk=None, results=(), changes=(), bisection=found))
+    return Divergence(a=names[0], b=names[1], equal=False, causes=causes, bisection=found)
+
+
+def _execute(
+    request: Request,
+    cache: Cache,
+    reporter: execution.Reporter,
+    side: Side,
+    window: contract.DenseWindow,
+    directory: Path,
+) -> None:
+    """Execute a side by its lock, with its own settings, to the end of a window."""
+    lock = _trusted_lock(side, request)
+    reporter.note(f"executing {side.name} up to step {window.last:,}")
+    try:
+        engine = open_engine(_engine(side, request.engine), progress=reporter.note)
+        with ExitStack() as stack:
+            supplied, project = (
+                stack.enter_context(supplied_layers(side.bundle)) if side.bundle else ({}, None)
+            )
+            execution.prepare(
+                lock,
+                engine,
+                cache,
+                sources=SourcesSpec(),
+                supplied=supplied,
+                project=project,
+                reporter=reporter,
+            )
+        execution.execute(
+            lock,
+            engine,
+            directory,
+            stop_after=window.last,
+            replay=side.entropy,
+            schedule=None if side.training is None else side.training.schedule,
+            dense=window,
+            reporter=reporter,
+        )
+    except CapsuleError as error:
+        if error.exit_code not in _NOT_HERE:
+            raise
+        raise CapsuleError(
+            "CAP-V070",
+            f"{side.name} cannot be executed here: {error}",
+            fix=f"{error.fix} Or run 'capsule diff A B --dense FILE' where it can, with this side "
+            "as A, and name FILE here in its place.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        ) from error
+
+
+def _trusted_lock(side: Side, request: Request) -> Lock:
+    """Return what to execute; strangers' programs only if somebody said so."""
+    if side.lock is None:
+        raise CapsuleError(
+            "CAP-V070",
+            f"{side.name} cannot be executed: it is a bare run directory, without its lock",
+            fix="Name the folder that 'capsule run' made, or its bundle.",
+            exit_code=ExitCode.USAGE,
+        )
+    if side.bundle is not None and not (side.bundle.authentic or request.allow_untrusted):
+        raise CapsuleError(
+            "CAP-V078",
+            f"{side.name} would be executed, but no key was given to check its signer "
+            f"{side.bundle.fingerprint} with",
+            fix="Pass --key with a key you trust, or --allow-untrusted.",
+            exit_code=ExitCode.TAMPERED,
+        )
+    return side.lock
+
+
+def _engine(side: Side, choice: EngineChoice) -> EngineChoice:
+    """A run without an image can only be repeated without one."""
+    outside = side.bundle is not None and run_bundle.IMAGE_CONFIG not in side.bundle.files
+    return "process" if choice == "auto" and outside else choice
