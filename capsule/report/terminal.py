@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from capsule.report.returns import returns_rows
+from capsule.report.divergence import show_divergence
 from capsule.report.text import printable
 from capsule.verification.verdict import (
     ComponentDifference,
@@ -38,8 +39,11 @@ def show_report(report: Report, console: Console) -> None:
         console.print(
             f"{label:<16} {printable(value)}", markup=False, highlight=False, soft_wrap=True
         )
-    for difference in report.differences[:MAX_ROWS]:
-        _show_difference(difference, console)
+    if report.divergence is not None:
+        show_divergence(report.divergence, console)
+    else:
+        for difference in report.differences[:MAX_ROWS]:
+            _show_difference(difference, console)
     if report.error is not None:
         code, fix = report.error["code"], report.error["fix"]
         console.print(f"{code}: {printable(fix)}", markup=False, highlight=False)
@@ -61,7 +65,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
     if report.reexecuted_steps is not None:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
-    if report.first_difference is not None:
+    analysed = report.divergence is not None and report.divergence.first is not None
+    if report.first_difference is not None and not analysed:
         first = report.first_difference
         rows.append(("first difference", _place(first)))
         rows.append(("", f"claimed {first.claimed}"))

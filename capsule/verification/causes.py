@@ -24,6 +24,8 @@ from capsule.verification.walk import STATES, Walk
 
 ROUNDING = 1e-3  # relative difference of a loss up to which rounding may have grown within a record
 GIVEN = ("observations", "rewards", "terminals")  # by the environment
+RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episodes")
+LEARNED = 3  # of these are as they were when the trace ended
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
@@ -115,10 +117,10 @@ def _tampering(facts: Facts) -> Cause | None:
 
 def _other_claims(facts: Facts) -> Cause | None:
     """Equal traces lead to equal results, unless something else has a say in these."""
-    if not facts.results or facts.walk is None:
+    names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
+    if not names or facts.walk is None:
         return None
-    names = [item.component for item in facts.results]
-    learned = any(name.startswith(("checkpoints", "streams")) for name in names)
+    learned = any(name.startswith(RESULTS[:LEARNED]) for name in names)
     judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
     return _cause(
         "tampering",

@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from capsule.bundle.bundle import OpenedBundle
+from capsule.engine.interface import Engine
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.machine.fingerprint import take_fingerprint
 from capsule.verification.causes import Facts, explain
 from capsule.verification.comparison import compare_documents, trace_difference
 from capsule.verification.explanations import changes, ranked
 from capsule.verification.safetensors import compare_tensors
-from capsule.verification.sides import Side, Training
+from capsule.verification.sides import Side, Training, bundle_side, directory_side
 from capsule.verification.ulp import Distance, Width, distance
 from capsule.verification.verdict import (
     Bisection,
+    ComponentDifference,
     Divergence,
     NumberDifference,
+    Replica,
     TensorDifference,
 )
 from capsule.verification.walk import Walk, walk_traces
@@ -47,8 +55,15 @@ class Comparison:
         )
 
 
-def compare_sides(a: Side, b: Side) -> Comparison:
+def compare_sides(
+    a: Side, b: Side, differences: tuple[ComponentDifference, ...] | None = None
+) -> Comparison:
     """Compare two runs.
+
+    Args:
+        a: One.
+        b: The other.
+        differences: What differs beside the trace, if the caller knows.
 
     Raises:
         CapsuleError: CAP-V073, one is a trainer's and the other a program's; CAP-T141, CAP-V072, a
@@ -74,6 +89,8 @@ def compare_sides(a: Side, b: Side) -> Comparison:
         report = report.model_copy(
             update={"differences": compare_documents(a.results(), b.results())}
         )
+    if differences is not None:
+        report = report.model_copy(update={"differences": differences})
     contradictions = [f"{side.name}: {each}" for side in (a, b) for each in side.contradictions]
     facts = Facts(walk, report.differences, changes(a, b), tuple(contradictions), loss)
     equal = report.first is None and not report.differences and not contradictions
@@ -83,6 +100,37 @@ def compare_sides(a: Side, b: Side) -> Comparison:
         "explanations": ranked(facts.changes, facts.family()),
     }
     return Comparison(report.model_copy(update=update), facts)
+
+
+def analysis(
+    bundle: OpenedBundle,
+    lock: Lock,
+    engine: Engine,
+    directory: Path,
+    differences: tuple[ComponentDifference, ...],
+) -> dict[str, Any]:
+    """Return what a verification report has of a bundle (a) and its re-execution here (b).
+
+    Args:
+        bundle: The bundle, which agrees with itself.
+        lock: Its lock.
+        engine: Where it was executed again.
+        directory: Run directory of that.
+        differences: What differs in the claims.
+
+    Returns:
+        ``divergence``; of a trainer's run ``first_difference``, and of a whole one ``replica``.
+    """
+    machine = take_fingerprint(engine.describe())
+    a = bundle_side(bundle, "the bundle", checked=True)
+    b = directory_side(directory, "the re-execution", lock, machine, checked=True)
+    report = compare_sides(a, b, differences).report
+    facts: dict[str, Any] = {"divergence": None if report.equal else report}
+    if b.training is not None:
+        facts["first_difference"] = report.first
+        if b.training.evaluation is not None:
+            facts["replica"] = Replica(evaluation=b.training.evaluation, divergence=report.map)
+    return facts
 
 
 def _walk(a: Side, b: Side, left: Training, right: Training, *, prefix: bool) -> Walk:

@@ -113,7 +113,7 @@ def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> Si
     Args:
         bundle: The bundle, intact.
         name: What reports call it.
-        checked: Whether it is known to agree with itself; else it is seen to, and what
+        checked: Whether it is known to agree with itself; else that is looked into, and what
             contradicts is noted.
     """
     lock = bundle.read(run_bundle.LOCK, Lock)
@@ -124,7 +124,7 @@ def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> Si
         outputs = bundle.read(run_bundle.RUN + contract.OUTPUTS, contract.Outputs)
     else:
         training = _bundled_training(bundle)
-        contradictions += _broken_chain(training)
+        contradictions += [] if checked else _broken_chain(training)
     return Side(
         name=name,
         spec=lock.spec,
@@ -140,7 +140,12 @@ def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> Si
 
 
 def directory_side(
-    path: Path, name: str, lock: Lock | None = None, fingerprint: Fingerprint | None = None
+    path: Path,
+    name: str,
+    lock: Lock | None = None,
+    fingerprint: Fingerprint | None = None,
+    *,
+    checked: bool = False,
 ) -> Side:
     """Return what a run directory says.
 
@@ -149,6 +154,7 @@ def directory_side(
         name: What reports call it.
         lock: Its lock, if the caller has it.
         fingerprint: The machine it ran on, if the caller knows.
+        checked: As of :func:`bundle_side`.
 
     Raises:
         CapsuleError: CAP-V071, no run was finished there; CAP-B090, a document is malformed.
@@ -168,7 +174,7 @@ def directory_side(
         training=training,
         outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
         entropy=_present(path / contract.ENTROPY_PROFILE),
-        contradictions=() if training is None else tuple(_broken_chain(training)),
+        contradictions=() if checked or training is None else tuple(_broken_chain(training)),
     )
 
 

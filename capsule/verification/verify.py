@@ -44,9 +44,9 @@ from capsule.verification.comparison import (
     compare_checkpoints,
     compare_claims,
     compare_outputs,
-    compare_traces,
 )
 from capsule.verification.consistency import Contents, check_consistency, recorded_outputs
+from capsule.verification.divergence import analysis
 from capsule.verification.equivalence import compare_returns
 from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
 from capsule.verification.grading import beyond_arithmetic, grade_replica
@@ -357,14 +357,11 @@ def _reexecute(
             )
             facts["first_difference"] = _first_output(bundle, claims, found, directory)
             facts["differences"] = compare_claims(claims, found)
+            facts |= analysis(bundle, lock, engine, directory, facts["differences"])
         elif isinstance(result, contract.Result):
             facts["reexecuted_steps"] = result.steps
-            facts["first_difference"] = compare_traces(
-                bundle.member(run_bundle.RUN + contract.TRACE),
-                directory / contract.TRACE,
-                prefix=mode.steps is not None,
-            )
             facts["differences"] = _differences(mode, lock, claims, image, engine, directory)
+            facts |= analysis(bundle, lock, engine, directory, facts["differences"])
             if mode.steps is None and facts["differences"]:
                 replica = collect_training_claims(
                     lock, run_bundle.image_claim(image), engine.name, directory
