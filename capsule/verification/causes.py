@@ -179,10 +179,10 @@ def _environment(facts: Facts) -> Cause | None:
 def _arithmetic(facts: Facts) -> Cause | None:
     operator = None if facts.bisection is None else facts.bisection.operator
     pins = facts.of("numerics", "machine")
-    computed = _computed(facts)
-    if not computed or not (pins or operator):
-        return None
     same_call = operator is not None and operator.a == operator.b and operator.same_inputs
+    computed = _computed(facts)
+    if not computed or not (pins or same_call):
+        return None
     small = facts.loss is not None and facts.loss.relative <= ROUNDING
     alone = not facts.of("settings", "code", "library")
     if facts.loss is not None and not small and not same_call:

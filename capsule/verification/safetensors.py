@@ -11,8 +11,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,30 +53,23 @@ class Tensor:
         return math.prod(self.shape)
 
 
-@contextmanager
-def mapped_tensors(path: Path) -> Iterator[dict[str, Tensor]]:
-    """Map a file and give its tensors by name, in the order of the header.
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Map a file and return its tensors by name; it stays mapped while one of them is in use.
 
     Raises:
         CapsuleError: CAP-V072, it cannot be read, or breaks the format: the tensors must fill the
             file without gap or overlap.
     """
-    with ExitStack() as stack:
-        try:
-            stream = stack.enter_context(open_regular(path, os.O_NOFOLLOW))
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            data = stack.enter_context(memoryview(stack.enter_context(mapping)))
-            tensors = _tensors(data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CapsuleError(
-                "CAP-V072",
-                f"{path.name} is not a well-formed safetensors file: {error}",
-                fix="Take it from its run directory or bundle again; do not trust who gave it.",
-                exit_code=ExitCode.TAMPERED,
-            ) from error
-        for tensor in tensors.values():
-            stack.enter_context(tensor.data)
-        yield tensors
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            return _tensors(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CapsuleError(
+            "CAP-V072",
+            f"{path.name} is not a well-formed safetensors file: {error}",
+            fix="Take it from its run directory or bundle again; do not trust who gave it.",
+            exit_code=ExitCode.TAMPERED,
+        ) from error
 
 
 def compare_tensors(first: Path, second: Path) -> tuple[TensorDifference, ...]:
@@ -86,11 +78,9 @@ def compare_tensors(first: Path, second: Path) -> tuple[TensorDifference, ...]:
     Raises:
         CapsuleError: CAP-V072.
     """
-    with mapped_tensors(first) as left, mapped_tensors(second) as right:
-        found = [
-            _difference(name, left.get(name), right.get(name))
-            for name in dict.fromkeys([*left, *right])
-        ]
+    left, right = map_tensors(first), map_tensors(second)
+    names = dict.fromkeys([*left, *right])
+    found = [_difference(name, left.get(name), right.get(name)) for name in names]
     differing = [item for item in found if item is not None]
     return tuple(sorted(differing, key=lambda item: -math.inf if item.ulp is None else -item.ulp))
 
