@@ -92,6 +92,9 @@ def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
         values = found.a.arguments.get(name), found.b.arguments.get(name)
         if values[0] != values[1]:
             yield "", f"argument {name}: {values[0]} / {values[1]}"
+    if found.a.operator != found.b.operator:
+        yield "", "from here on the sides execute other operators"
+        return
     distance = "not comparable" if found.ulp is None else f"up to {found.ulp:,} ulp apart"
     yield (
         "",

@@ -99,6 +99,7 @@ class DenseTrace(Trace):
     def watching(self) -> Iterator[None]:
         """Gather what flows while the block runs for the next dense record."""
         self._lines.forget()
+        self._owed[self._lines] = {}
         self._watched = True
         try:
             yield

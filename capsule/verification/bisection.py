@@ -29,6 +29,7 @@ from capsule.verification.ulp import Distance, Width
 from capsule.verification.verdict import Bisection, Call, Divergence, OperatorDivergence
 from capsule.verification.walk import record_names, walk_traces
 
+NOTHING = (0, Distance(), True)  # is comparable of the results of two operators
 _WIDTHS: dict[str, Width] = {"float32": 32, "float64": 64}
 Source = Side | Path
 """A run that can be executed, or the dense record of one."""
@@ -168,7 +169,8 @@ def _operator(left: Update, right: Update) -> tuple[OperatorDivergence | None, b
     if calls is None:
         return None, True
     number, a, b = calls
-    elements, total, measured = _results(_computed(a), _computed(b))
+    comparable = a.operator == b.operator
+    elements, total, measured = _results(_computed(a), _computed(b)) if comparable else NOTHING
     found = OperatorDivergence(
         step=left.record.step,
         call=number,

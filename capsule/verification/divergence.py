@@ -177,7 +177,8 @@ def _numbers(walk: Walk, left: Training, right: Training) -> Iterator[NumberDiff
     returns = list(_returns(left.evaluation, right.evaluation))
     if returns:
         what, a, b = max(returns, key=lambda item: distance(*item[1:]).relative)
-        yield _number(f"{what}, the most distant of {len(returns)} that differ", a, b, 64)
+        others = f", the most distant of {len(returns)}" if len(returns) > 1 else ""
+        yield _number(what + others, a, b, 64)
 
 
 def _number(what: str, a: float, b: float, width: Width) -> NumberDifference:

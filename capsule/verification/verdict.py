@@ -155,7 +155,9 @@ class OperatorDivergence(Model):
     same_inputs: bool = Field(description="Whether the tensors that it was given were equal.")
     elements: int = Field(description="Elements of its results that were compared.")
     differing: int
-    ulp: int | None = Field(description="Largest distance; null if the results are no floats.")
+    ulp: int | None = Field(
+        description="Largest distance; null if the results are no floats, or the operators others."
+    )
 
 
 class Bisection(Model):

@@ -1,19 +1,26 @@
 """Bisecting real runs: the exact update and operator, and what cannot be bisected."""
 
 import json
-import shutil
 
 import pytest
 
 from capsule import execution
 from capsule.experiment import contract
-from capsule.experiment.dense import is_dense, read_header, read_updates
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.contract import Outputs
+from capsule.experiment.dense import read_header, read_updates
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.trace import read_trace
+from capsule.image.cache import Cache
 from capsule.report.divergence import divergence_lines
 from capsule.report.progress import SilentReporter
-from capsule.verification.bisection import bisect, compare_dense, dense_record, window_of
+from capsule.verification import diff as diff_module
+from capsule.verification.bisection import bisect, dense_record, window_of
+from capsule.verification.diff import Request, diff
 from capsule.verification.divergence import compare_sides
 from capsule.verification.sides import directory_side
+
+from .conftest import IMPALA, Machine, make_lock, merged, train
 
 
 @pytest.fixture(scope="module")
@@ -69,29 +76,88 @@ def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, ex
     assert "argument floor: 0.01 / 0.015" in text
 
 
-def test_another_numerics_profile_is_pinned_to_the_first_product(
-    honest, other_numerics, sides, execute, tmp_path
+@pytest.fixture
+def differ(monkeypatch, tmp_path):
+    """Call ``capsule diff`` with the packages of the tests in place of a lock's."""
+
+    def work(a, b, *, bisect=False, dense=None, keys=(), allow_untrusted=False, error=None):
+        def open_engine(*_arguments, **_options):
+            if error is not None:
+                raise error
+            return Machine()
+
+        monkeypatch.setattr(diff_module, "open_engine", open_engine)
+        monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
+        request = Request(a, b, bisect, dense, keys, allow_untrusted, "auto")
+        return diff(request, Cache(tmp_path / "cache"), SilentReporter())
+
+    return work
+
+
+def test_a_dense_record_stands_for_a_side_that_is_elsewhere(
+    honest, other_numerics, differ, tmp_path
 ):
-    a, b = sides(honest, other_numerics)
-    window = window_of(compare_sides(a, b).report, a)
-    records = [dense_record(side, window, execute, tmp_path / side.name) for side in (a, b)]
-    found, measured = compare_dense(*records)
-    assert measured
+    away = tmp_path / "away.dense"
+    found = differ(honest.folder, other_numerics.folder, dense=away)
+    assert found.causes[0].name == "arithmetic"
+    header = read_header(away)
+    assert (header.spec, header.first, header.last) == (honest.lock.spec.digest(), 204, 240)
+    updates = list(read_updates(away))
+    assert [each.record.step for each in updates] == list(range(204, 241, 4))
+    assert all(each.calls for each in updates)
+    found = differ(away, other_numerics.folder, bisect=True).bisection
+    assert (found.step, found.component) == (204, "gradient")
     operators = found.operator.a.operator, found.operator.b.operator
     assert operators == ("capsule::dense", "aten::addmm")
-    # A dense record stands for its side, on another machine.
-    away = tmp_path / "a.dense"
-    shutil.copyfile(records[0], away)
-    assert is_dense(away)
-    assert read_header(away).first == window.first
-    assert compare_dense(away, records[1])[0] == found
-    updates = list(read_updates(away))
-    assert [each.record.step for each in updates] == list(range(window.first, window.last + 1, 4))
-    assert all(each.calls for each in updates)
-    # The claimed trace was left alone, and evaluations and results with it.
-    with (honest.directory / contract.TRACE).open() as whole:
-        again = (tmp_path / a.name / contract.TRACE).read_text()
-        assert again == "".join(line for line, _ in zip(whole, again.splitlines(), strict=False))
+    assert found.operator.ulp is None  # they compute other things on the way to the same
+
+
+def refused(differ, *arguments, **options):
+    with pytest.raises(CapsuleError) as caught:
+        differ(*arguments, **options)
+    return caught.value.code, caught.value.exit_code
+
+
+def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, differ):
+    status = ExitCode.NO_ENGINE
+    no_engine = CapsuleError("CAP-E001", "no engine answers", fix="Start one.", exit_code=status)
+    pair = honest.folder, patched.folder
+    assert refused(differ, *pair, bisect=True, error=no_engine) == ("CAP-V070", 4)
+    bare = honest.directory, patched.directory
+    assert refused(differ, *bare, bisect=True) == ("CAP-V070", 2)
+    untrusted = honest_bundle, patched.folder
+    assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
+
+
+def test_what_is_no_run_is_refused(honest, differ, tmp_path):
+    assert refused(differ, tmp_path / "nothing", honest.folder) == ("CAP-V071", 2)
+    assert refused(differ, tmp_path, honest.folder) == ("CAP-V071", 2)
+    program = honest.copy(tmp_path / "program")
+    outputs = Outputs(files={}, standard_output=None).model_dump(mode="json", by_alias=True)
+    (program.directory / contract.OUTPUTS).write_bytes(canonical_json(outputs))
+    assert refused(differ, program.folder, honest.folder) == ("CAP-V073", 2)
+
+
+def test_a_dense_record_leaves_everything_else_as_it_was(tmp_path):
+    """Records cover two updates: what is handed over once must reach both files."""
+    every_two = {"trainer": {"total_steps": 240, "schedule": {"mode": "lockstep"}}}
+    recording = {"trace_interval": 80, "tensor_interval": 240, "checkpoint_interval": 240}
+    changes = every_two | {"recording": recording, "evaluation": {"interval": 240}}
+    lock = make_lock(merged(IMPALA, changes))
+    plain, watched = train(tmp_path / "plain", lock), tmp_path / "watched"
+    window = contract.DenseWindow(first=120, last=200)
+    execution.execute(lock, Machine(), watched, dense=window, reporter=SilentReporter())
+    for name in (contract.TRACE, contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.STREAMS):
+        assert (watched / name).read_bytes() == (plain.directory / name).read_bytes()
+    records = [update.record for update in read_updates(watched / contract.DENSE)]
+    assert [record.step for record in records] == [120, 160, 200]
+    traced = {
+        name: digest
+        for record in read_trace(plain.directory / contract.TRACE)
+        for name, digest in record.values["unrolls"].items()
+    }
+    learned = [name for record in records for name in record.values["unrolls"]]
+    assert learned == [name for name in traced if name.split(",")[0][7:] in ("2", "3", "4")]
 
 
 def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute, tmp_path):

@@ -234,3 +234,24 @@ def test_the_story_takes_about_thirty_lines(honest_bundle, other_numerics):
     lines = list(divergence_lines(compared(honest_bundle, other_numerics.folder)))
     assert len(lines) <= 32
     assert ("result", "they differ") in lines
+
+
+def test_the_command_prints_writes_and_ends_with_the_result(
+    honest, honest_bundle, patched, tmp_path
+):
+    from typer.testing import CliRunner
+
+    from capsule.cli.main import app
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["diff", *map(str, arguments)])
+
+    equal = run(honest.folder, honest_bundle)
+    assert equal.exit_code == 0
+    assert "equal, bit for bit" in equal.stdout
+    report = tmp_path / "report.json"
+    differs = run(honest_bundle, patched.folder, "--json", "--report", report)
+    assert differs.exit_code == 1
+    assert json.loads(differs.stdout) == json.loads(report.read_text())
+    assert json.loads(differs.stdout)["causes"][0]["name"] == "changed-code-or-library"
+    assert run(honest.folder, tmp_path / "nothing").exit_code == 2
