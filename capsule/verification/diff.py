@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from capsule import execution
 from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle
+from capsule.bundle.claims import claims_model
 from capsule.bundle.keys import PublicKey
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
@@ -29,7 +31,8 @@ from capsule.verification.bisection import (
 )
 from capsule.verification.causes import Facts, explain
 from capsule.verification.divergence import compare_sides
-from capsule.verification.layers import supplied_layers
+from capsule.verification.image_documents import layer_identities
+from capsule.verification.layers import Name, supplied_layers
 from capsule.verification.sides import Side, open_side
 from capsule.verification.verdict import Divergence
 
@@ -107,10 +110,7 @@ def _execute(
     reporter.note(f"executing {side.name} up to step {window.last:,}")
     try:
         engine = open_engine(_engine(side, request.engine), progress=reporter.note)
-        with ExitStack() as stack:
-            supplied, project = (
-                stack.enter_context(supplied_layers(side.bundle)) if side.bundle else ({}, None)
-            )
+        with _supplied(side.bundle, lock) as (supplied, project):
             execution.prepare(
                 lock,
                 engine,
@@ -140,6 +140,16 @@ def _execute(
             "as A, and name FILE here in its place.",
             exit_code=ExitCode.INCONCLUSIVE,
         ) from error
+
+
+def _supplied(
+    bundle: OpenedBundle | None, lock: Lock
+) -> AbstractContextManager[tuple[dict[Name, Path], Path | None]]:
+    """Unpack the layers that a bundle carries; a folder of ``capsule run`` has none."""
+    if bundle is None:
+        return nullcontext(({}, None))
+    claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
+    return supplied_layers(bundle, layer_identities(bundle, lock, claims))
 
 
 def _trusted_lock(side: Side, request: Request) -> Lock:
