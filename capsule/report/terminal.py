@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capsule.report.returns import returns_rows
 from capsule.report.divergence import show_divergence
+from capsule.report.returns import returns_rows
 from capsule.report.text import printable
 from capsule.verification.verdict import (
     ComponentDifference,

@@ -17,6 +17,10 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
 from capsule.machine.fingerprint import Fingerprint
 
+from .runs import honest, honest_bundle, key, other_numerics, patched
+
+__all__ = ["honest", "honest_bundle", "key", "other_numerics", "patched"]  # fixtures
+
 PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib")
 
