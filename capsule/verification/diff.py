@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,10 +110,7 @@ def _execute(
     reporter.note(f"executing {side.name} up to step {window.last:,}")
     try:
         engine = open_engine(_engine(side, request.engine), progress=reporter.note)
-        with ExitStack() as stack:
-            supplied, project = (
-                stack.enter_context(_carried(side.bundle, lock)) if side.bundle else ({}, None)
-            )
+        with _supplied(side.bundle, lock) as (supplied, project):
             execution.prepare(
                 lock,
                 engine,
@@ -145,10 +142,12 @@ def _execute(
         ) from error
 
 
-def _carried(
-    bundle: OpenedBundle, lock: Lock
+def _supplied(
+    bundle: OpenedBundle | None, lock: Lock
 ) -> AbstractContextManager[tuple[dict[Name, Path], Path | None]]:
-    """Return the layers that a bundle carries, for a ``with`` statement."""
+    """Unpack the layers that a bundle carries; a folder of ``capsule run`` has none."""
+    if bundle is None:
+        return nullcontext(({}, None))
     claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
     return supplied_layers(bundle, layer_identities(bundle, lock, claims))
 

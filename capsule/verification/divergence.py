@@ -17,8 +17,8 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.verification.causes import Facts, explain
 from capsule.verification.comparison import compare_documents, trace_difference
 from capsule.verification.explanations import changes, ranked
-from capsule.verification.safetensors import compare_tensors
 from capsule.verification.sides import Side, Training, bundle_side, directory_side
+from capsule.verification.tensor_comparison import compare_tensors
 from capsule.verification.ulp import Distance, Width, distance
 from capsule.verification.verdict import (
     Bisection,
@@ -66,7 +66,7 @@ def compare_sides(
         differences: What differs beside the trace, if the caller knows.
 
     Raises:
-        CapsuleError: CAP-V073, one is a trainer's and the other a program's; CAP-T141, CAP-V072, a
+        CapsuleError: CAP-V073, one is a trainer's and the other a program's; CAP-T141, CAP-V011, a
             trace or a checkpoint is malformed.
     """
     if (a.training is None) != (b.training is None):

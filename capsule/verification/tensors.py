@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,7 +26,7 @@ _BITS = {
 }
 
 
-class _Tensor(NamedTuple):
+class Tensor(NamedTuple):
     """An entry of the header; ``start`` and ``end`` in bytes from its end."""
 
     start: int
@@ -58,13 +60,26 @@ def digests_of(stream: BinaryIO, size: int, name: str) -> dict[str, str]:
     Raises:
         CapsuleError: CAP-V011, not a well-formed safetensors file.
     """
+    with _refused(name):
+        return {tensor.name: _digest(tensor, stream) for tensor in _entries(stream, size)}
+
+
+def tensors_of(stream: BinaryIO, size: int, name: str) -> list[Tensor]:
+    """Return the tensors of a stream in the order of their places, which follow upon each other.
+
+    Afterwards the stream stands at the first one; :func:`digests_of` has the arguments.
+
+    Raises:
+        CapsuleError: CAP-V011, not a well-formed safetensors file.
+    """
+    with _refused(name):
+        return _entries(stream, size)
+
+
+@contextmanager
+def _refused(name: str) -> Iterator[None]:
     try:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-            raise ValueError(f"header of {length} bytes")
-        tensors = sorted(_tensors(stream.read(length)))
-        _check_tiling(tensors, size - _LENGTH_BYTES - length)
-        return {tensor.name: _digest(tensor, stream) for tensor in tensors}
+        yield
     except (ValueError, RecursionError) as error:
         raise CapsuleError(
             "CAP-V011",
@@ -74,7 +89,16 @@ def digests_of(stream: BinaryIO, size: int, name: str) -> dict[str, str]:
         ) from error
 
 
-def _tensors(header: bytes) -> list[_Tensor]:
+def _entries(stream: BinaryIO, size: int) -> list[Tensor]:
+    length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+    if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        raise ValueError(f"header of {length} bytes")
+    tensors = sorted(_tensors(stream.read(length)))
+    _check_tiling(tensors, size - _LENGTH_BYTES - length)
+    return tensors
+
+
+def _tensors(header: bytes) -> list[Tensor]:
     if not header.startswith(b"{"):
         raise ValueError("its header is not an object")
     entries: dict[str, Any] = json.loads(header, object_pairs_hook=_without_duplicates)
@@ -88,7 +112,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _tensor(name: str, entry: Any) -> _Tensor:
+def _tensor(name: str, entry: Any) -> Tensor:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name!a} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -99,7 +123,7 @@ def _tensor(name: str, entry: Any) -> _Tensor:
     start, end = offsets
     if (end - start) * 8 != math.prod(shape) * _BITS[dtype]:
         raise ValueError(f"{name!a} has {end - start} bytes, which its shape does not")
-    return _Tensor(start, end, name, dtype, tuple(shape))
+    return Tensor(start, end, name, dtype, tuple(shape))
 
 
 def _are_sizes(value: Any) -> bool:
@@ -108,7 +132,7 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_tiling(tensors: list[_Tensor], size: int) -> None:
+def _check_tiling(tensors: list[Tensor], size: int) -> None:
     position = 0
     for tensor in tensors:
         if tensor.start != position:
@@ -118,7 +142,7 @@ def _check_tiling(tensors: list[_Tensor], size: int) -> None:
         raise ValueError(f"its tensors end at {position} of {size} bytes")
 
 
-def _digest(tensor: _Tensor, stream: BinaryIO) -> str:
+def _digest(tensor: Tensor, stream: BinaryIO) -> str:
     digest = hashlib.sha256(contract.tensor_header(tensor.dtype, tensor.shape))
     missing = tensor.end - tensor.start
     while missing:

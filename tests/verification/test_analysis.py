@@ -7,7 +7,8 @@ from rich.console import Console
 
 from capsule import execution
 from capsule.bundle import run_bundle
-from capsule.bundle.trust import load_policy
+from capsule.bundle.keys import load_public
+from capsule.bundle.trust import Policy
 from capsule.experiment import contract
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
@@ -15,7 +16,7 @@ from capsule.report.terminal import show_report
 from capsule.verification import verify as verification
 from capsule.verification.verify import Mode, Request, verify
 
-from .conftest import Machine, edit_json, forged
+from .runs import Machine, edit_json, forged
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def verified(key, monkeypatch, tmp_path):
     def work(bundle, mode="full", machine=None):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine or Machine())
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
-        trust = load_policy(keys=[key.with_name(f"{key.name}.pub")])
+        trust = Policy.of([load_public(key.with_name(f"{key.name}.pub"))])
         request = Request(bundle=bundle, trust=trust, mode=Mode.parse(mode))
         return verify(request, Cache(tmp_path / "cache"), SilentReporter())
 

@@ -17,7 +17,7 @@ from capsule.report.divergence import divergence_lines
 from capsule.verification.divergence import compare_sides
 from capsule.verification.sides import directory_side, open_side
 
-from .conftest import (
+from .runs import (
     CARTPOLE,
     IMPALA,
     LOCK,

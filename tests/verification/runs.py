@@ -1,0 +1,250 @@
+"""Finished runs to compare: small, real, in processes of their own, and bundled like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import capsule
+from capsule import execution
+from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.keys import generate, load_private, load_public
+from capsule.bundle.run_bundle import CLAIMS, FinishedRun, pack_run
+from capsule.engine.interface import Exit
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.experiment.spec_file import parse_spec
+from capsule.image.cache import Cache
+from capsule.machine.fingerprint import take_fingerprint
+from capsule.report.progress import SilentReporter
+from capsule.verification.sides import LOCK, WORK
+
+PACKAGE = Path(capsule.__file__).parent
+NATIVE = str(PACKAGE / "native" / "lib")
+CARTPOLE = {
+    "name": "cartpole",
+    "environment": {
+        "suite": "gymnasium",
+        "id": "capsule-tests/CartPole-v0",
+        "modules": ["tests.verification.physics"],
+    },
+    "trainer": {
+        "algorithm": "dqn",
+        "network": "mlp",
+        "hidden_units": 32,
+        "total_steps": 400,
+        "replay_capacity": 400,
+        "replay_start": 200,
+        "target_interval": 40,
+        "exploration_final_step": 300,
+    },
+    "evaluation": {
+        "interval": 400,
+        "starts": 2,
+        "candidates": 4,
+        "shortlist": 3,
+        "min_actions": 0,
+        "max_actions": 5,
+        "max_minutes": 0.01,
+    },
+    "recording": {"trace_interval": 40, "tensor_interval": 80, "checkpoint_interval": 200},
+}
+IMPALA = {
+    **CARTPOLE,
+    "name": "impala",
+    "trainer": {
+        "algorithm": "impala",
+        "network": "mlp",
+        "recurrent_units": 8,
+        "hidden_units": 16,
+        "total_steps": 120,
+        "actors": 4,
+        "unroll_length": 10,
+        "batch_size": 4,
+        "gradient_shards": [2, 2],
+        "schedule": {"mode": "recorded", "lag": 3},
+    },
+    "evaluation": {**CARTPOLE["evaluation"], "interval": 120},
+    "recording": {"trace_interval": 40, "tensor_interval": 120, "checkpoint_interval": 120},
+}
+
+
+def merged(document, changes):
+    """Return a document with nested changes."""
+    result = dict(document)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if nested else value
+    return result
+
+
+def make_lock(document, code="code", wheels=None):
+    """Lock a spec for packages that nobody will install."""
+    locked = tuple(
+        LockedWheel(
+            name=name,
+            version=version,
+            filename=f"{name}-{version}-py3-none-any.whl",
+            sha256=sha256_hex(f"{name} {version}".encode()),
+            requested=name,
+        )
+        for name, version in sorted((wheels or {}).items())
+    )
+    return Lock(
+        spec=parse_spec(json.dumps(document).encode(), "test"),
+        image=LockedImage(
+            assembler=1,
+            recipe="cpu",
+            recipe_sha256=sha256_hex(b"recipe"),
+            debian=(),
+            wheels=locked,
+            code=LockedCode(version=capsule.__version__, sha256=sha256_hex(code.encode())),
+        ),
+    )
+
+
+def one_processor():
+    """Run on one processor: small runs are faster without processes of their own for actors."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Executes tasks with the packages of the tests (an engine), maybe in its own way.
+
+    Attributes:
+        path: Folder with ``capsule`` and the tests' modules.
+        variables: What only this machine has set.
+    """
+
+    path: str = str(PACKAGE.parent)
+    variables: dict[str, str] = field(default_factory=dict)
+    name: str = "process"
+
+    def describe(self):
+        return {"name": self.name, "version": capsule.__version__}
+
+    def prepare(self, *_arguments, **_options):
+        pass
+
+    def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface of engines
+        command = task.command(run_directory=str(task.run_directory), native=NATIVE)
+        with (task.run_directory / contract.LOG).open("wb") as log:
+            done = subprocess.run(
+                [sys.executable if word == "python3.11" else word for word in command],
+                env={
+                    **task.environment,
+                    **self.variables,
+                    "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+                    "PYTHONPATH": f"{self.path}:{PACKAGE.parent}",
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=one_processor,
+            )
+        on_poll()
+        return Exit(done.returncode, "exited")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: a folder as ``capsule run`` makes it."""
+
+    folder: Path
+    lock: Lock
+    machine: Machine
+
+    @property
+    def directory(self):
+        return self.folder / WORK
+
+    def copy(self, folder):
+        shutil.copytree(self.folder, folder)
+        return replace(self, folder=folder)
+
+
+def train(folder, lock, machine=None, schedule=None):
+    """Run a locked experiment to its end, maybe by a schedule that was recorded."""
+    folder.mkdir(parents=True)
+    (folder / LOCK).write_bytes(lock.document() + b"\n")
+    machine = machine or Machine()
+    reporter = SilentReporter()
+    execution.execute(lock, machine, folder / WORK, schedule=schedule, reporter=reporter)
+    return Finished(folder, lock, machine)
+
+
+@pytest.fixture(scope="session")
+def honest(tmp_path_factory):
+    """A DQN run, not to be changed."""
+    return train(tmp_path_factory.mktemp("runs") / "honest", make_lock(CARTPOLE))
+
+
+@pytest.fixture(scope="session")
+def other_numerics(tmp_path_factory):
+    """The same run under another numerics profile."""
+    portable = {"accelerator": {"kind": "cpu", "numerics": "portable-v2"}}
+    lock = make_lock(merged(CARTPOLE, portable))
+    return train(tmp_path_factory.mktemp("runs") / "numerics", lock)
+
+
+@pytest.fixture(scope="session")
+def patched(tmp_path_factory):
+    """The same run by a package with another constant in the optimizer's update."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(PACKAGE, folder / "capsule", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "capsule" / "training" / "optimizer.py"
+    before = "self._floor = min_squared_gradient"
+    path.write_text(path.read_text().replace(before, f"{before} * 1.5"))
+    lock = make_lock(CARTPOLE, code="another")
+    return train(folder / "patched", lock, Machine(path=str(folder)))
+
+
+@pytest.fixture(scope="session")
+def key(tmp_path_factory):
+    path = tmp_path_factory.mktemp("keys") / "alice"
+    generate(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def honest_bundle(honest, key, tmp_path_factory):
+    return bundled(honest, key, tmp_path_factory.mktemp("bundles"))
+
+
+def bundled(run, key, folder):
+    """Pack and sign a finished run."""
+    finished = FinishedRun(
+        lock=run.lock,
+        image=None,
+        engine=run.machine.describe(),
+        fingerprint=take_fingerprint(run.machine.describe()),
+        started=datetime.now(UTC),
+        directory=run.directory,
+    )
+    return pack_run(finished, key, folder, Cache(folder / "cache"), embed_image=False)[0]
+
+
+def forged(bundle, key, change, destination):
+    """Repack a bundle with changed files, signed with the same key: a lie that looks like it."""
+    with open_bundle(bundle, [load_public(Path(f"{key}.pub"))]) as opened:
+        files = {path: staged.read_bytes() for path, staged in opened.files.items()}
+        facts = {each.path: (each.role, each.media_type) for each in opened.manifest.files}
+    change(files)
+    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
+    return pack(contents, sha256_hex(files[CLAIMS]), load_private(key), destination)
+
+
+def edit_json(files, name, edit):
+    """Edit a document among files by their names."""
+    document = parse_canonical_json(files[name])
+    edit(document)
+    files[name] = canonical_json(document)
