@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import io
 import json
 import math
@@ -16,6 +17,10 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 
 MAX_SPEC_BYTES = 1 << 20
+MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
+MAX_FINDINGS = 20
+MAX_INTEGER_BITS = 64
+_SHOWN_CHARACTERS = 60
 FieldPath = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
@@ -71,6 +76,8 @@ class _Reader:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+        if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+            self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
         try:
             node = YAML(pure=True).compose(io.StringIO(data.decode("utf-8")))
         except UnicodeDecodeError as error:
@@ -122,23 +129,36 @@ class _Reader:
     def _scalar(self, node: Any) -> Any:
         tag = str(node.tag).removeprefix(_TAG)
         text: str = node.value
+        shown = repr(text[:_SHOWN_CHARACTERS])
         try:
             if tag == "null":
                 return None
             if tag == "bool":
                 return text.lower() == "true"
             if tag == "int":
-                return int(text.replace("_", ""), 0)
+                return _integer(text)
             if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
                 return number
         except ValueError:
-            self._refuse(f"{_position(node)}: {text!r} is not a number", "Write a plain number.")
+            self._refuse(f"{_position(node)}: {shown} is not a number", "Write a plain number.")
         if tag not in {"str", "timestamp"}:
-            self._refuse(f"{_position(node)}: {text!r} ({tag}) is not allowed", "Use plain values.")
+            self._refuse(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
         return text
 
     def _refuse(self, message: str, fix: str) -> NoReturn:
         _fail("CAP-S002", f"{self.name}:{message}", fix)
+
+
+def _integer(text: str) -> int:
+    """Read an integer of YAML 1.2.
+
+    Raises:
+        ValueError: It is none, or has more than 64 bits: no field takes it, and JSON cannot say it.
+    """
+    number = int(text.replace("_", ""), 0)
+    if number.bit_length() > MAX_INTEGER_BITS:
+        raise ValueError("too large")
+    return number
 
 
 def _position(node: Any) -> str:
@@ -165,7 +185,7 @@ def _explain(
 ) -> tuple[str, str]:
     """Turn pydantic's findings into one message and one fix, all findings listed."""
     lines, fixes = [], []
-    for finding in error.errors():
+    for finding in error.errors()[:MAX_FINDINGS]:
         untold = finding["type"] == "union_tag_not_found"  # which of several models it is
         loc = (
             (*finding["loc"], finding["ctx"]["discriminator"].strip("'"))
@@ -208,7 +228,7 @@ def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -
 
 def _suggest(path: FieldPath) -> str:
     """Name the known field that an unknown one most resembles."""
-    fields = sorted(set(_field_names(schema_document())))
+    fields = _known_fields()
     field = _dotted(path)
     close = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
     if not close:
@@ -219,6 +239,11 @@ def _suggest(path: FieldPath) -> str:
     section = field.rpartition(".")[0]
     siblings = [f.rpartition(".")[2] for f in fields if f.rpartition(".")[0] == section]
     return f"Known keys of {section or 'the spec'}: {', '.join(siblings)}."
+
+
+@functools.cache
+def _known_fields() -> list[str]:
+    return sorted(set(_field_names(schema_document())))
 
 
 def _field_names(schema: dict[str, Any]) -> Iterator[str]:

@@ -64,6 +64,8 @@ def described_image(config: bytes, manifest: bytes, lock: Lock, folder: Path) ->
         facts = list(zip(names, digests, sizes, strict=True))
         if not all(map(_DIGEST.fullmatch, digests)):
             raise ValueError("a layer's digest is none")
+        if min(sizes, default=0) < 0:
+            raise ValueError("a layer's size is negative")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _not_ours(f"cannot be read: {error}") from error
     _check_names(names, lock)

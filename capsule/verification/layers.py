@@ -46,7 +46,7 @@ def supplied_layers(
         supplied = {
             name: stack.enter_context(unpacked_layer(bundle, name, identities[name]))
             for name in names
-            if run_bundle.LAYER.format(name=name) in bundle.files
+            if run_bundle.LAYER.format(name=name) in bundle.files and name in identities
         }
         project = None
         if run_bundle.LAYER.format(name=PROJECT) in bundle.files and PROJECT in identities:

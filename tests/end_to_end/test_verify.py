@@ -200,7 +200,14 @@ def test_a_machine_without_the_gpu_cannot_decide(micro, tmp_path):
             "compute_capability": "9.0",
         }
 
-    lie = forge(micro, lambda files: change_lock(files, on_cuda), tmp_path / "gpu.tar")
+    def with_another_recipe(files):
+        # Of this one it would be known that its image has other variables on a GPU.
+        ours = json.loads(files[run_bundle.LOCK])["image"]["recipe_sha256"].encode()
+        for name in (run_bundle.LOCK, run_bundle.IMAGE_SBOM):
+            files[name] = files[name].replace(ours, b"0" * 64)
+        change_lock(files, on_cuda)
+
+    lie = forge(micro, with_another_recipe, tmp_path / "gpu.tar")
     done = micro.verify(lie, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (4, "inconclusive")
     assert done.document["error"]["code"].startswith("CAP-M")

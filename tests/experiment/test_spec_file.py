@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import VersionConstraint
 from capsule.experiment.spec import Spec
-from capsule.experiment.spec_file import load_spec, parse_spec, schema_document
+from capsule.experiment.spec_file import MAX_FINDINGS, load_spec, parse_spec, schema_document
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_text()
@@ -105,7 +105,7 @@ def test_a_wrong_field_is_named_with_line_column_and_fix(old, new, where, messag
         ("- 1", "the top level is not a mapping"),
         (SMALL.replace("root: 1", "root: .nan"), "is not a number"),
         (SMALL.replace("root: 1", "root: 1e999"), "is not allowed"),
-        ("[" * 5000, "recursion"),
+        ("[" * 5000, "brackets"),
         ("? [a]\n: 1\n", "keys must be plain text"),
     ],
     ids=lambda text: text[-24:].replace("\n", " "),
@@ -179,3 +179,33 @@ def test_version_constraints(constraint):
 def test_a_malformed_version_constraint_is_refused(constraint):
     with pytest.raises(ValidationError):
         TypeAdapter(VersionConstraint).validate_python(constraint)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 0x" + "f" * 5000,
+        "a: " + "9" * 5000,
+        "a: 18446744073709551616",
+        "[" * 5000,
+        "a: !!set {b, c}",
+        "a: !!python/object/apply:os.system [id]",
+        "a: !!python/none:null x",
+        "!!omap [a: 1]",
+    ],
+)
+def test_numbers_brackets_and_tags_that_no_spec_has(text):
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "spec")
+    assert caught.value.code == "CAP-S002"
+    assert len(caught.value.message) < 200
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(b"a: 18446744073709551615\nb: [[]]\nc: !!map {d: !!seq [1]}", "spec")
+    assert caught.value.code == "CAP-S003"
+
+
+def test_of_ten_thousand_wrong_fields_the_first_are_explained():
+    text = "".join(f"field{number}: 1\n" for number in range(10_000))
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "spec")
+    assert caught.value.message.count("\n") == MAX_FINDINGS - 1
