@@ -18,6 +18,7 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.keys import load_public
+from capsule.bundle.trust import Policy
 from capsule.engine import supervise
 from capsule.engine.connection import connect
 from capsule.experiment import beneath, contract
@@ -89,7 +90,7 @@ def deed(attempted, tmp_path_factory):
         printed = io.StringIO()
         request = Request(
             bundle=bundle,
-            keys=[load_public(attempted.public)],
+            trust=Policy(keys=(load_public(attempted.public),)),
             mode=Mode.parse("full"),
             engine=engine,
             limits=limits,
@@ -145,7 +146,7 @@ def test_the_signers_own_image_is_loaded_without_a_name_and_said_to_be_his(attem
         client.images.remove(identity, force=True)
         request = Request(
             bundle=attempted.bundle,
-            keys=trusted,
+            trust=Policy(keys=tuple(trusted)),
             mode=Mode.parse("full"),
             engine="docker",
             image="embedded",
