@@ -2,10 +2,10 @@
 
 An image's archive is a pure function of its configuration and its layers
 (:func:`capsule.image.assemble.archive_chunks`), and the configuration of the lock and the layers'
-digests. So nothing of a stranger's archive is interpreted: what must stand there is computed, and
-every byte is compared. There is no place left for a second image, another name for it, a foreign
-URL, a blob that nobody refers to, or a variable, volume or health check in the configuration. What
-the engine is given is written anew from what was read.
+names and digests. So nothing of a stranger's archive is interpreted: what must stand there is
+computed, and every byte is compared. There is no place left for a second image, another name for
+it, a foreign URL, or a blob that nobody refers to. What the engine is given is written anew from
+what was read.
 
 The layers are the stranger's, but for the source tree and Capsule's training code, which the lock
 names by digest. They are accepted only in the canonical form of a layer: no device, no setuid
@@ -15,12 +15,10 @@ program, no hard link, no whiteout.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from capsule.experiment.canonical import canonical_json, parse_canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import (
@@ -29,7 +27,6 @@ from capsule.image.assemble import (
     archive_head,
     canonical_layer,
     check_code_layer,
-    image_of,
     layer_header,
 )
 from capsule.image.layers import CHUNK, refuse_collisions
@@ -39,48 +36,6 @@ MAX_RATIO = 50  # of all bytes to compressed bytes; wheels and libraries have le
 
 _WINDOW_BYTES = 1 << 23  # that the compression level of bundles may need
 _WHITEOUT = ".wh."  # OCI image-spec, layer.md
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_PREFIX = "capsule "  # of what the configuration's history calls a layer
-
-
-def described_image(config: bytes, manifest: bytes, lock: Lock, folder: Path) -> Image:
-    """Return the image that two documents describe, if ``lock`` can have no other of that kind.
-
-    Args:
-        config: OCI image configuration.
-        manifest: OCI image manifest.
-        lock: What the image is said to be made of.
-        folder: Where its layers are going to be.
-
-    Raises:
-        CapsuleError: CAP-V052 naming the first field that Capsule would have written otherwise;
-            CAP-I102, the lock needs another Capsule.
-    """
-    try:
-        given, listed = parse_canonical_json(config), parse_canonical_json(manifest)
-        sizes = [int(layer["size"]) for layer in listed["layers"]]
-        names = [str(step["created_by"]).removeprefix(_PREFIX) for step in given["history"]]
-        digests = [str(digest) for digest in given["rootfs"]["diff_ids"]]
-        facts = list(zip(names, digests, sizes, strict=True))
-        if not all(map(_DIGEST.fullmatch, digests)):
-            raise ValueError("a layer's digest is none")
-        if min(sizes, default=0) < 0:
-            raise ValueError("a layer's size is negative")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _not_ours(f"cannot be read: {error}") from error
-    _check_names(names, lock)
-    layers = tuple(
-        Layer(name, digest, folder / f"{digest.removeprefix('sha256:')}.tar", size)
-        for name, digest, size in facts
-    )
-    image = image_of(lock, layers)
-    for found, expected in ((config, image.config), (manifest, image.manifest)):
-        if found != expected:
-            field = _difference(parse_canonical_json(found), parse_canonical_json(expected))
-            raise _not_ours(f"has another {field} than the lock gives it")
-    if lock.project is not None and digests[-1] != f"sha256:{lock.project.sha256}":
-        raise _not_ours("has another source tree than the lock")
-    return image
 
 
 def unpack_image(packed: Path, image: Image, lock: Lock) -> Image:
@@ -88,7 +43,7 @@ def unpack_image(packed: Path, image: Image, lock: Lock) -> Image:
 
     Args:
         packed: The archive, compressed with Zstandard.
-        image: What it must hold; of :func:`described_image`.
+        image: What it must hold: what ``image_of`` makes of the lock and the claimed layers.
         lock: The lock, for the training code.
 
     Returns:
@@ -114,21 +69,11 @@ def unpack_image(packed: Path, image: Image, lock: Lock) -> Image:
     return replace(image, reference=None)
 
 
-def _check_names(names: list[str], lock: Lock) -> None:
-    """Check that the layers are called what ``assemble`` calls them, in its order."""
-    wheels = sorted(wheel.name for wheel in lock.image.wheels)
-    top = ["code"] + ["project"] * (lock.project is not None)
-    order = ["base", *wheels, "wheels", *top]
-    known = [name for name in order if name in names]
-    if names != known or names[:1] != ["base"] or names[-len(top) :] != top:
-        raise _not_ours("has other layers than the lock gives it")
-
-
 def _check_size(packed: Path, image: Image) -> None:
     """Refuse, before a byte is unpacked, what would unpack to more than it can be."""
     size = sum(layer.size for layer in image.layers)
     limit = min(MAX_ARCHIVE_BYTES, MAX_RATIO * packed.stat().st_size)
-    if min(layer.size for layer in image.layers) < 0 or size > limit:
+    if size > limit:
         raise CapsuleError(
             "CAP-V054",
             f"the embedded image says that it unpacks to {size} bytes, more than {limit}",
@@ -173,26 +118,6 @@ def _layer_facts(layer: Layer, lock: Lock) -> dict[str, str]:
     if layer.name == "code":
         check_code_layer(layer.path, lock)
     return facts
-
-
-def _difference(found: Any, expected: Any, path: str = "") -> str:
-    """Return the path of the first field in which two JSON values differ."""
-    if not isinstance(found, dict) or not isinstance(expected, dict):
-        return path or "form"
-    return next(
-        _difference(found.get(key), expected.get(key), f"{path}.{key}".lstrip("."))
-        for key in sorted({*found, *expected})
-        if canonical_json(found.get(key)) != canonical_json(expected.get(key))
-    )
-
-
-def _not_ours(what: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V052",
-        f"the configuration of the embedded image {what}",
-        fix="Do not trust this bundle; or rebuild its image from the lock (--image rebuilt).",
-        exit_code=ExitCode.TAMPERED,
-    )
 
 
 def _malformed(what: str) -> CapsuleError:

@@ -10,16 +10,15 @@ user, a health check, a volume, a trigger or the address of a layer elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import Claims, ImageClaim
-from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.image.assemble import ASSEMBLER_VERSION
-from capsule.image.embedded import described_image
+from capsule.image.assemble import ASSEMBLER_VERSION, image_config, image_manifest
 from capsule.image.recipe import load_recipe
 
 PROJECT = "project"
@@ -43,8 +42,7 @@ def layer_identities(bundle: OpenedBundle, lock: Lock, claims: Claims) -> dict[s
     """Check the image documents of a bundle, and read off them what its layers must be.
 
     Returns:
-        Layer name to identity; of the source tree alone without an image, or with one that only
-        another Capsule can make.
+        Layer name to identity. Without an image, of the source tree alone.
 
     Raises:
         CapsuleError: CAP-V040, a document is missing or needless, or is not what the lock and the
@@ -55,7 +53,7 @@ def layer_identities(bundle: OpenedBundle, lock: Lock, claims: Claims) -> dict[s
         _refuse_needless(bundle)
         return {PROJECT: project} if project else {}
     layers = _layers(bundle, lock, claims.image)
-    if project and layers.setdefault(PROJECT, project) != project:
+    if layers.get(PROJECT) != project:
         raise _contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
     return layers
 
@@ -79,17 +77,24 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
         raise _contradiction(
             run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one"
         )
-    if not _is_ours(lock):
-        return {}
     try:
-        image = described_image(config, manifest, lock, Path())
-    except CapsuleError as error:
-        raise _contradiction("an image document", error.message) from error
-    if tuple(layer.diff_id for layer in image.layers) != claim.layers:
-        raise _contradiction(run_bundle.IMAGE_CONFIG, "its layers are not the claimed ones")
+        names = _names(parse_canonical_json(config), lock)
+        sizes = _sizes(parse_canonical_json(manifest))
+        expected = image_manifest(config, list(zip(claim.layers, sizes, strict=True)))
+        named = list(zip(names, claim.layers, strict=True))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _contradiction("an image document", f"it is of another form ({error})") from error
+    if manifest != expected:
+        raise _contradiction(
+            run_bundle.IMAGE_MANIFEST, "it says more or other than the claimed layers do"
+        )
+    if _is_ours(lock) and config != image_config(lock, load_recipe(lock.image.recipe), named):
+        raise _contradiction(
+            run_bundle.IMAGE_CONFIG, "it is not the configuration that the lock gives"
+        )
     return {
-        layer.name: LayerIdentity(layer.diff_id.removeprefix("sha256:"), layer.size)
-        for layer in image.layers
+        name: LayerIdentity(diff_id.removeprefix("sha256:"), size)
+        for (name, diff_id), size in zip(named, sizes, strict=True)
     }
 
 
@@ -101,6 +106,30 @@ def _is_ours(lock: Lock) -> bool:
     """
     rules = ASSEMBLER_VERSION, load_recipe(lock.image.recipe).digest()
     return (lock.image.assembler, lock.image.recipe_sha256) == rules
+
+
+def _names(config: Any, lock: Lock) -> list[str]:
+    """Return the layers' names, from the bottom up.
+
+    Raises:
+        ValueError: They are not those of an image of this lock.
+    """
+    names = [entry["created_by"].removeprefix("capsule ") for entry in config["history"]]
+    top = ["code", PROJECT] if lock.project else ["code"]
+    known = {wheel.name for wheel in lock.image.wheels} | {"wheels"}
+    between = names[1 : -len(top)]
+    if [*names[:1], *names[-len(top) :]] != ["base", *top] or len(set(names)) < len(names):
+        raise ValueError("its layers are not in their order")
+    if unknown := sorted(set(between) - known):
+        raise ValueError(f"a layer is called {unknown[0]!a}")
+    return names
+
+
+def _sizes(manifest: Any) -> list[int]:
+    sizes = [layer["size"] for layer in manifest["layers"]]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("the size of a layer is not one")
+    return sizes
 
 
 def _contradiction(path: str, what: str) -> CapsuleError:

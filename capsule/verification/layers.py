@@ -17,11 +17,10 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.image.assemble import Image
-from capsule.image.embedded import described_image, unpack_image
+from capsule.image.assemble import Image, Layer, image_of
+from capsule.image.embedded import unpack_image
 from capsule.verification.image_documents import PROJECT, LayerIdentity
 
-MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LAYER_BYTES = 1 << 30
 MAX_WINDOW_BYTES = 8 << 20  # what every decoder must have (RFC 8878, section 3.1.1.1.2)
 _CHUNK = 1 << 20
@@ -97,12 +96,19 @@ def unpack(source: BinaryIO, target: IO[bytes], identity: LayerIdentity, member:
 
 
 @contextmanager
-def embedded_image(bundle: OpenedBundle, lock: Lock) -> Iterator[Image]:
+def embedded_image(
+    bundle: OpenedBundle, lock: Lock, identities: Mapping[str, LayerIdentity]
+) -> Iterator[Image]:
     """Unpack the whole image that the bundle carries; its layers are deleted at the end.
 
+    Args:
+        bundle: The bundle.
+        lock: What the image is said to be made of.
+        identities: What each layer must be, by name, from the bottom up.
+
     Raises:
-        CapsuleError: CAP-V051 the bundle carries none; CAP-V052 to CAP-V054 it is refused
-            (:mod:`capsule.image.embedded`).
+        CapsuleError: CAP-V051 the bundle carries none; CAP-V053 or CAP-V054 it is refused
+            (:mod:`capsule.image.embedded`); CAP-I102 the lock needs another Capsule.
     """
     if run_bundle.IMAGE_ARCHIVE not in bundle.files:
         raise CapsuleError(
@@ -112,10 +118,12 @@ def embedded_image(bundle: OpenedBundle, lock: Lock) -> Iterator[Image]:
             "with 'capsule run --embed-image'.",
             exit_code=ExitCode.INCONCLUSIVE,
         )
-    documents = (run_bundle.IMAGE_CONFIG, run_bundle.IMAGE_MANIFEST)
-    config, manifest = (_head(bundle.member(name)) for name in documents)
     with tempfile.TemporaryDirectory(prefix="capsule-image-") as folder:
-        image = described_image(config, manifest, lock, Path(folder))
+        layers = tuple(
+            Layer(name, f"sha256:{layer.sha256}", Path(folder, layer.sha256), layer.size)
+            for name, layer in identities.items()
+        )
+        image = image_of(lock, layers)
         try:
             unpacked = unpack_image(bundle.member(run_bundle.IMAGE_ARCHIVE), image, lock)
         except OSError as error:
@@ -126,12 +134,6 @@ def embedded_image(bundle: OpenedBundle, lock: Lock) -> Iterator[Image]:
                 exit_code=ExitCode.INCONCLUSIVE,
             ) from error
         yield unpacked
-
-
-def _head(path: Path) -> bytes:
-    """Read a document; the rest of one that is too long is missed by whoever parses it."""
-    with path.open("rb") as stream:
-        return stream.read(MAX_DOCUMENT_BYTES)
 
 
 def bad_layer(member: str, reason: str) -> CapsuleError:

@@ -203,11 +203,11 @@ def _prepare(
 ) -> Image | None:
     """Make the engine ready: with the image rebuilt from the lock, or with the signer's own."""
     check_gpu_host(lock, engine, strange=request.image == "embedded", note=reporter.note)
+    identities = layer_identities(bundle, lock, claims)
     if request.image == "embedded":
-        with embedded_image(bundle, lock) as image:
+        with embedded_image(bundle, lock, identities) as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
             return image
-    identities = layer_identities(bundle, lock, claims)
     with supplied_layers(bundle, identities) as (supplied, project):
         return execution.prepare(
             lock,

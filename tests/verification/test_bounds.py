@@ -78,7 +78,7 @@ def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
 
 def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
     bundle = SimpleNamespace(files={})
-    with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu):
+    with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu, {}):
         pass
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)
 

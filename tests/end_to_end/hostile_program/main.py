@@ -67,15 +67,6 @@ def leave_a_pipe():
     os.mkfifo("/out/entropy.profile")
 
 
-def leave_a_folder():
-    Path("/out/ledger.json").mkdir()
-
-
-def lead_elsewhere():
-    Path("/out/entropy").rename("/out/moved")
-    Path("/out/entropy").symlink_to("/out/moved")
-
-
 def leave_oddities():
     """Leave what is allowed, but not what anybody expects, in the working folder and beside it."""
     Path("absolute").symlink_to("/etc/shadow")
@@ -112,10 +103,8 @@ DEEDS = {
     4: dig,
     5: litter,
     6: leave_a_pipe,
-    7: leave_a_folder,
-    8: lead_elsewhere,
-    9: leave_oddities,
-    10: kill_everything,
+    7: leave_oddities,
+    8: kill_everything,
 }
 
 if __name__ == "__main__":
