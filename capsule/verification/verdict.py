@@ -8,6 +8,7 @@ from pydantic import Field
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger
+from capsule.experiment import contract
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
 from capsule.machine.compare import ExpectedGrade, Row
@@ -68,6 +69,23 @@ class OutputDifference(Model):
     found: str
 
 
+class DivergenceMap(Model):
+    """Where in training time the records of two traces differ, component by component."""
+
+    steps: int = Field(description="Step of the last record that both have.")
+    components: dict[str, tuple[tuple[int, int], ...]] = Field(
+        description="Component to intervals: steps of the first and last of consecutive records "
+        "that differ in it. A component without any is equal throughout."
+    )
+
+
+class Replica(Model):
+    """What a full re-execution gave, to be shown beside what was recorded."""
+
+    evaluation: contract.Evaluation | None
+    divergence: DivergenceMap | None
+
+
 class Report(Model):
     """What was checked, what was found, and the verdict."""
 
@@ -101,6 +119,7 @@ class Report(Model):
     )
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
+    replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
     statistics: ReturnStatistics | None = Field(
         None, description="Comparison of returns, where the bits of a whole run differ."
     )
