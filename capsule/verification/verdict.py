@@ -236,7 +236,6 @@ class Report(Model):
     )
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
-    replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
     statistics: ReturnStatistics | None = Field(
         None, description="Comparison of returns, where the bits of a whole run differ."
     )
