@@ -26,7 +26,7 @@ CHECKSUMS = "SHA256SUMS"
 Role = Literal[
     "claims",  # facts that a re-execution must give again; its SHA-256 is the claim id
     "observations",  # facts that need not recur
-    "guide",  # how to re-execute by hand
+    "guide",  # how to re-execute by hand, and what a catalogue wants to know
     "lock",
     "job",
     "image",

@@ -99,7 +99,7 @@ def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedd
     text = _HEAD.format(
         name=spec.name,
         claim_id=claims.claim_id(),
-        what=_what_ran(spec),
+        what=what_ran(spec),
         version=lock.image.code.version,
     )
     if image is None:
@@ -146,7 +146,8 @@ def _lines(words: list[str]) -> list[str]:
     return lines
 
 
-def _what_ran(spec: Spec) -> str:
+def what_ran(spec: Spec) -> str:
+    """Say in a few words what a run of ``spec`` is."""
     if isinstance(spec.trainer, CommandTrainer):
         return f"the program `{shlex.join(spec.trainer.command)}`"
     spec = spec.training()

@@ -24,6 +24,7 @@ from capsule.bundle.claims import (
     has_population,
     read_document,
 )
+from capsule.bundle.crate import CRATE, run_crate
 from capsule.bundle.licences import collect_licences
 from capsule.bundle.manifest import Role
 from capsule.bundle.reproducing import reproducing_guide
@@ -119,21 +120,27 @@ def pack_run(
 
     claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
     private_key = load_private(key)
+    observations = _observations(run, claims)
     with tempfile.TemporaryDirectory(prefix="capsule-pack-") as scratch:
         members = {
-            **_documents(run, claims, embed_image=embed_image),
+            **_documents(run, claims, observations, embed_image=embed_image),
             **_run_files(run.directory, claims),
             **_population_files(run),
             **_image_files(run, cache, Path(scratch), embed_image=embed_image),
             **_project_files(run.lock, cache, Path(scratch)),
         }
+        kinds = {path: (each.role, each.media_type) for path, each in members.items()}
+        crate = run_crate(run.lock, claims, observations, kinds)
+        members[CRATE] = Content(crate, "guide", "application/ld+json")
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
         ssh_sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
         return pack(members, claim_id, private_key, path, ssh_sign), claims
 
 
-def _documents(run: FinishedRun, claims: Claims, *, embed_image: bool) -> dict[str, Content]:
+def _documents(
+    run: FinishedRun, claims: Claims, observations: Observations, *, embed_image: bool
+) -> dict[str, Content]:
     guide = reproducing_guide(run.lock, claims, image=run.image, embedded=embed_image)
     job = contract.Job(spec=run.lock.spec)
     sbom = machine_sbom(run.fingerprint)
@@ -141,17 +148,19 @@ def _documents(run: FinishedRun, claims: Claims, *, embed_image: bool) -> dict[s
     return {
         GUIDE: Content(guide.encode(), "guide", "text/markdown"),
         CLAIMS: _json(claims.document(), "claims"),
-        OBSERVATIONS: _json(_observations(run, claims), "observations"),
+        OBSERVATIONS: _json(
+            canonical_json(observations.model_dump(mode="json", by_alias=True)), "observations"
+        ),
         LOCK: _json(run.lock.document(), "lock"),
         JOB: _json(canonical_json(job.model_dump(mode="json", by_alias=True)), "job"),
         MACHINE_SBOM: Content(sbom, "sbom", "application/vnd.cyclonedx+json"),
     }
 
 
-def _observations(run: FinishedRun, claims: Claims) -> bytes:
+def _observations(run: FinishedRun, claims: Claims) -> Observations:
     seconds, speed = _speed(run, claims)
     runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
-    observations = Observations(
+    return Observations(
         capsule=__version__,
         started=run.started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -161,7 +170,6 @@ def _observations(run: FinishedRun, claims: Claims) -> bytes:
         device=runtime.device,
         fingerprint=run.fingerprint,
     )
-    return canonical_json(observations.model_dump(mode="json", by_alias=True))
 
 
 def _speed(run: FinishedRun, claims: Claims) -> tuple[float, float | None]:

@@ -19,6 +19,7 @@ from capsule.bundle.claims import (
     read_schedule,
     records_schedule,
 )
+from capsule.bundle.crate import CRATE, described, parts_of
 from capsule.bundle.sbom_checks import MAX_BYTES, sbom_matches_lock, validate_sbom
 from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.experiment import contract
@@ -56,6 +57,7 @@ def check_consistency(parts: Contents) -> None:
         _outputs(parts.bundle, parts.claims)
     elif isinstance(parts.claims, TrainingClaims):
         _training(parts, parts.claims)
+    _crate(parts)
 
 
 def _training(parts: Contents, claims: TrainingClaims) -> None:
@@ -90,6 +92,15 @@ def _runtime(parts: Contents) -> None:
     runtime = parts.bundle.read(name, contract.Runtime)
     _equal(name, "the flags that were read back", parts.claims.flags, runtime.flags)
     _equal(name, "the libraries", parts.claims.libraries, runtime.libraries)
+
+
+def _crate(parts: Contents) -> None:
+    """Check that what catalogues read is about this run and these files."""
+    if CRATE not in parts.bundle.files:  # bundles were made before there was one
+        return
+    expected = parts.claims.claim_id(), parts_of(parts.bundle.files)
+    found = described(parts.bundle.content(CRATE))
+    _equal(CRATE, "the claim id and the list of files", expected, found)
 
 
 def _entropy(parts: Contents) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import zstandard
 
 from capsule.bundle.archive import BLOCK, Limits, header
+from capsule.bundle.crate import CRATE
 from capsule.experiment.canonical import sha256_hex
 
 from .case import Case, Presented
@@ -31,6 +32,7 @@ from .genuine import (
     manifest_of,
     packed,
     program,
+    recrate,
     relock,
     training,
     write_members,
@@ -268,7 +270,11 @@ def of_many_files(folder: Path, hostile: bool) -> Presented:
     manifest = manifest_of(run)
     template = {"size": 0, "sha256": sha256_hex(b""), "role": "output", "mediaType": "a/b"}
     manifest["files"] += [{**template, "path": name} for name in names]
-    members = documents(manifest) | dict(run.files) | dict.fromkeys(names, b"")
+    files = dict(run.files) | dict.fromkeys(names, b"")
+    recrate(files)
+    crate = next(file for file in manifest["files"] if file["path"] == CRATE)
+    crate.update(size=len(files[CRATE]), sha256=sha256_hex(files[CRATE]))
+    members = documents(manifest) | files
     return presented(folder, lambda path: write_members(path, members))
 
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from capsule.bundle import archive, run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.crate import CRATE, parts_of
 from capsule.bundle.envelope import Statement, sign
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
@@ -77,6 +78,8 @@ def packed(run: Run, path: Path, change: Change | None = None, key: PrivateKey =
     files = dict(run.files)
     if change is not None:
         change(files)
+    if files.get(CRATE) == run.files[CRATE]:
+        recrate(files)
     contents = {
         name: Content(data, *run.facts.get(name, ("run", "application/octet-stream")))
         for name, data in files.items()
@@ -131,6 +134,17 @@ def relock(files: Files, edit: Callable[[dict], object]) -> None:
     edit_json(files, run_bundle.JOB, lambda job: job.update(spec=spec))
     digest = sha256_hex(files[run_bundle.LOCK])
     edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
+
+
+def recrate(files: Files) -> None:
+    """Have the crate give the claim id and list the files, so that they agree again."""
+
+    def describe(crate: dict) -> None:
+        root = next(entity for entity in crate["@graph"] if entity["@id"] == "./")
+        root["identifier"] = sha256_hex(files[run_bundle.CLAIMS])
+        root["hasPart"] = [{"@id": path} for path in parts_of(files)]
+
+    edit_json(files, CRATE, describe)
 
 
 def reclaim_trace(files: Files) -> None:
