@@ -1,4 +1,4 @@
-"""Verdicts on a terminal, in about thirty lines."""
+"""Verdicts on a terminal, in at most thirty lines of usual width."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _STYLES = {
     "untrusted": "bold yellow",
     "inconclusive": "bold yellow",
 }
-MAX_ROWS = 12
+_EFFECTS = ("gate", "may differ", "recorded-only")  # the gravest first; equal facts are counted
+MAX_ROWS = 7
+MAX_CELL = 28
+MAX_DIFFERENCES = 2
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -42,8 +45,9 @@ def show_report(report: Report, console: Console) -> None:
     if report.divergence is not None:
         show_divergence(report.divergence, console)
     else:
-        for difference in report.differences[:MAX_ROWS]:
+        for difference in report.differences[:MAX_DIFFERENCES]:
             _show_difference(difference, console)
+        _show_rest(len(report.differences) - MAX_DIFFERENCES, "differences, in the report", console)
     if report.error is not None:
         code, fix = report.error["code"], report.error["fix"]
         console.print(f"{code}: {printable(fix)}", markup=False, highlight=False)
@@ -68,7 +72,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     analysed = report.divergence is not None and report.divergence.first is not None
     if report.first_difference is not None and not analysed:
         first = report.first_difference
-        rows.append(("first difference", _place(first)))
+        rows.append(("first difference", place_of(first)))
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
     if report.statistics is not None:
@@ -83,7 +87,8 @@ def _open_sources(report: Report) -> str | None:
     return ", ".join(f"{row.source} ({row.treatment})" for row in left) or None
 
 
-def _place(first: TraceDifference | OutputDifference) -> str:
+def place_of(first: TraceDifference | OutputDifference) -> str:
+    """Say where a first difference is."""
     if isinstance(first, OutputDifference):
         return first.path + (f", line {first.line:,}" if first.line is not None else "")
     return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
@@ -113,16 +118,28 @@ def _authenticity(report: Report) -> str | None:
 
 
 def _show_environment(report: Report, console: Console) -> None:
+    """Print the facts in which the machines differ, the gravest first, and count the equal ones."""
     from rich.table import Table
 
+    differing = [row for row in report.environment if row.effect != "none"]
+    differing.sort(key=lambda row: _EFFECTS.index(row.effect))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("machine", "recorded", "here", "effect"):
-        table.add_column(name, overflow="fold")
-    for row in report.environment:
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=MAX_CELL)
+    for row in differing[:MAX_ROWS]:
         cells = (row.field, row.recorded, row.here, row.effect)
         table.add_row(*(printable(str(cell)) for cell in cells))
-    console.print(table, markup=False)
+    if differing:
+        console.print(table, markup=False)
+    _show_rest(len(differing) - MAX_ROWS, "differing facts, in the report", console)
+    equal = len(report.environment) - len(differing)
+    console.print(f"{equal} facts of the machine are equal", markup=False, highlight=False)
     console.print()
+
+
+def _show_rest(count: int, what: str, console: Console) -> None:
+    if count > 0:
+        console.print(f"… and {count} more {what}", markup=False, highlight=False)
 
 
 def _show_difference(difference: ComponentDifference, console: Console) -> None:
