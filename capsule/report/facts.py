@@ -1,0 +1,86 @@
+"""Sentences about a run that several documents need, in Markdown."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.manifest import MANIFEST
+from capsule.bundle.reproducing import what_ran
+from capsule.experiment.spec import CudaAccelerator
+from capsule.experiment.trainers import CommandTrainer
+from capsule.report.markdown import code, plain
+from capsule.report.story import machine_of, tell
+from capsule.report.subject import Subject
+
+MAX_FILES = 5
+
+
+def what(subject: Subject) -> str:
+    """Say what ran."""
+    return plain(what_ran(subject.lock.spec))
+
+
+def is_program(subject: Subject) -> bool:
+    """Tell a user's own program from one of Capsule's trainers."""
+    return isinstance(subject.lock.spec.trainer, CommandTrainer)
+
+
+def machine(subject: Subject) -> str:
+    """Name the machine of the run."""
+    return plain(machine_of(subject.observations))
+
+
+def hardware_needed(subject: Subject) -> str:
+    """Say what a machine must have."""
+    spec = subject.lock.spec
+    memory = f"{spec.limits.memory_mb:,} MiB of memory"
+    if isinstance(spec.accelerator, CudaAccelerator):
+        gpu = plain(spec.accelerator.gpu or "an NVIDIA GPU")
+        return f"x86-64, {memory}, {gpu}, driver {plain(spec.accelerator.driver)}"
+    return f"x86-64, {memory}; numerics {code(spec.accelerator.numerics)}"
+
+
+def duration(subject: Subject) -> str:
+    """Say how long the run took."""
+    seconds = subject.observations.training_seconds
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes:,} min {left} s" if minutes else f"{left} s"
+
+
+def size(subject: Subject) -> str:
+    """Say how large the bundle is."""
+    return f"{sum(each.size for each in subject.files) / (1 << 20):,.1f} MiB"
+
+
+def results(subject: Subject) -> str:
+    """Say what came out: returns, or how many outputs."""
+    claims = subject.claims
+    if subject.evaluation and subject.evaluation[-1].returns:
+        last = subject.evaluation[-1]
+        returns = last.returns
+        return (
+            f"at step {last.step:,}, mean return {fmean(returns):.6g} over {len(returns)} starts "
+            f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
+        )
+    if isinstance(claims, TrainingClaims):
+        return "no evaluation"
+    return f"{len(claims.outputs):,} output files, each claimed by its SHA-256"
+
+
+def reproduced(subject: Subject) -> str:
+    """Say what is known of re-executions."""
+    story = tell(subject)
+    return f"{plain(story.headline)}. {plain(story.sentence)}"
+
+
+def requested(subject: Subject) -> str:
+    """List the Python packages that the spec asks for, as they were resolved."""
+    wheels = {wheel.name: wheel.version for wheel in subject.lock.image.wheels}
+    return ", ".join(f"{plain(name)} {plain(version)}" for name, version in sorted(wheels.items()))
+
+
+def made(subject: Subject) -> list[str]:
+    """Name the files that a run made, or the manifest that lists them if they are many or none."""
+    paths = [each.path for each in subject.files if each.role in ("checkpoint", "output")]
+    return paths if 0 < len(paths) <= MAX_FILES else [*paths[:MAX_FILES], MANIFEST]

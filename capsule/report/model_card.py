@@ -1,0 +1,130 @@
+"""A model card, filled in as far as a bundle can.
+
+The sections are those of Mitchell et al. 2019, "Model Cards for Model Reporting" (section 4), with
+the metadata block that Hugging Face reads at the top. What a bundle cannot know is a ``TODO``.
+"""
+
+from __future__ import annotations
+
+from capsule.bundle.claims import TrainingClaims
+from capsule.report import facts
+from capsule.report.markdown import code, document, files, items, plain, rows, todo
+from capsule.report.subject import Subject
+
+OBSERVED = files("observations.json")
+METADATA = """\
+---
+license: TODO
+tags:
+- reinforcement-learning
+- capsule
+---"""
+
+
+def model_card(subject: Subject) -> str:
+    """Return a model card for what a run has learned."""
+    return document(
+        METADATA,
+        f"# Model card: {plain(subject.lock.spec.name)}",
+        "## Model details",
+        items(_details(subject)),
+        "## Intended use",
+        todo("primary uses and users, and uses that are out of scope."),
+        "## Factors",
+        todo("what performance depends on beyond the start of an episode."),
+        "## Metrics",
+        _metrics(subject),
+        "## Evaluation data",
+        _evaluation(subject),
+        "## Training data",
+        _training(subject),
+        "## Quantitative analyses",
+        _quantities(subject),
+        "## Ethical considerations",
+        todo("none can be read off a run."),
+        "## Caveats and recommendations",
+        items(_caveats(subject)),
+    )
+
+
+def _details(subject: Subject) -> list[str]:
+    claims = subject.claims
+    lines = [
+        f"Developed by: {todo('people or organisation.')}",
+        f"Date: {plain(subject.observations.finished)}",
+        f"Version: claim id {code(claims.claim_id())}",
+        f"Type: {facts.what(subject)}",
+        f"Files: {files(*facts.made(subject))}",
+        f"Software: {facts.requested(subject)} ({files('image/sbom.cdx.json')})",
+        f"Compute: {facts.machine(subject)}, {facts.duration(subject)} ({OBSERVED})",
+        f"Licence: {todo('of the model.')}",
+        f"Citation and contact: {todo('both.')}",
+    ]
+    if isinstance(claims, TrainingClaims):
+        lines.insert(4, f"Parameters: SHA-256 {code(claims.parameters)}")
+    return lines
+
+
+def _metrics(subject: Subject) -> str:
+    if not subject.evaluation:
+        return todo("which of the outputs measure the model.")
+    return (
+        "Sum of the environment's own rewards in an episode of the greedy policy, one episode for "
+        f"each start; the starts are the same in every evaluation. {todo('why this measure.')}"
+        if isinstance(subject.claims, TrainingClaims)
+        else f"Returns as the program counts them. {todo('what they are.')}"
+    )
+
+
+def _evaluation(subject: Subject) -> str:
+    if not isinstance(subject.claims, TrainingClaims):
+        return todo("what the program evaluates on.")
+    starts = len(subject.claims.evaluation.starts)
+    return (
+        f"{starts} start sequences of the training environment, in {files('run/evaluation.json')}. "
+        f"{todo('whether that is the intended use.')}"
+    )
+
+
+def _training(subject: Subject) -> str:
+    if facts.is_program(subject):
+        return todo("what the program learns from.")
+    return (
+        f"What the agent saw while it learned: {facts.what(subject)}. All settings are in "
+        f"{files('spec/lock.json')}, the digest of every step in {files('run/trace.jsonl')}."
+    )
+
+
+def _quantities(subject: Subject) -> str:
+    from statistics import fmean
+
+    if not subject.evaluation:
+        return todo("results.")
+    table = rows(
+        ("step", "starts", "mean return", "lowest", "highest"),
+        [
+            (
+                f"{point.step:,}",
+                str(len(point.returns)),
+                *(f"{value:.6g}" for value in (fmean(point.returns), *_ends(point.returns))),
+            )
+            for point in subject.evaluation
+            if point.returns
+        ],
+    )
+    return f"{table}\n\n{todo('results by factor, and over seeds.')}"
+
+
+def _ends(returns: tuple[float, ...]) -> tuple[float, float]:
+    return min(returns), max(returns)
+
+
+def _caveats(subject: Subject) -> list[str]:
+    relaxations = ", ".join(map(code, subject.claims.relaxations)) or "none"
+    return [
+        f"One run with root seed {subject.lock.spec.seeds.root}: nothing is known of other seeds.",
+        f"Guarantees that were given up: {relaxations}.",
+        f"What was not controlled: {files('profiles/ledger.json')}.",
+        f"{facts.reproduced(subject)}",
+        todo("recommendations."),
+    ]

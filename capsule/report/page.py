@@ -1,0 +1,541 @@
+"""The page that people look at: one HTML file with nothing outside of it.
+
+It has no script, and its content security policy permits none: only the style sheet inside it, by
+digest, is applied. Equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, quantiles
+
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.bundle.receipts import Receipts
+from capsule.experiment.spec import tasks_of
+from capsule.machine.compare import Row, compare
+from capsule.report.charts import Band, Curve, divergence_chart, legend, line_chart, thinned
+from capsule.report.markup import Markup, element, join, table
+from capsule.report.returns import returns_rows
+from capsule.report.story import Story, machine_of, tell
+from capsule.report.subject import EvaluationPoint, Subject, drawable, evaluation_points
+from capsule.report.terminal import place_of
+from capsule.verification.equivalence import ReturnStatistics
+from capsule.verification.verdict import DivergenceMap, Report
+
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
+MAX_ROWS = 200  # of a table; what is left out is counted
+MAX_TASKS = 12
+MARKS = {"good": "✓", "bad": "✗", "open": "○"}
+TREATMENT_TONES = {"assumed": "open", "unsupported": "bad"}
+EFFECT_TONES = {"gate": "bad", "may differ": "open"}
+EFFECTS = ("gate", "may differ", "recorded-only", "none")
+
+
+def report_page(subject: Subject) -> str:
+    """Return the page about a run."""
+    story = tell(subject)
+    title = f"{subject.lock.spec.name}: {story.headline}"
+    body = element(
+        "body",
+        _top(subject, story),
+        element(
+            "main",
+            *_sections(subject),
+        ),
+        _foot(subject),
+    )
+    return f"<!DOCTYPE html>\n{element('html', _head(title), body, lang='en')}\n"
+
+
+def _head(title: str) -> Markup:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        Markup(f"<style>{STYLE}</style>"),
+    )
+
+
+def _top(subject: Subject, story: Story) -> Markup:
+    """Say the verdict, large, and what it rests on."""
+    claims = subject.claims
+    return element(
+        "header",
+        element("p", "Capsule report on ", element("b", subject.lock.spec.name), class_="kicker"),
+        element(
+            "h1",
+            element("span", MARKS[story.tone], class_=f"mark {story.tone}", aria_hidden="true"),
+            " ",
+            story.headline,
+        ),
+        element("p", story.sentence, class_="lead"),
+        _untrusted(subject),
+        element("p", element("span", "claim id", class_="name"), " ", _code(claims.claim_id())),
+        element(
+            "div",
+            _points("What was shown", story.shown),
+            _points("What was not shown", story.not_shown),
+            class_="pair",
+        ),
+    )
+
+
+def _untrusted(subject: Subject) -> Markup:
+    if subject.signers:
+        return Markup()
+    return element(
+        "p",
+        element("b", "Untrusted."),
+        " No key was given, so nobody has checked who signed this bundle.",
+        class_="warning",
+    )
+
+
+def _points(title: str, sentences: Iterable[str]) -> Markup:
+    items = (element("li", sentence) for sentence in sentences)
+    return element("section", element("h2", title), element("ul", *items))
+
+
+def _sections(subject: Subject) -> Iterator[Markup]:
+    yield _section("Learning curves", *_learning(subject))
+    yield _section("Where the runs differ", *_divergences(subject))
+    if subject.receipts.receipts or subject.receipts.refused:
+        yield _section("Receipts", *_receipts(subject.receipts))
+    yield _section("Machines", *_machines(subject))
+    yield _section("Sources of nondeterminism", *_ledger(subject))
+    if subject.ancestry is not None:
+        yield _section("Population", _population(subject))
+    yield _section("Software", *_software(subject))
+    yield _section("Hashes", *_hashes(subject))
+    yield _section("Files", _files(subject))
+    yield _section("Check it yourself", *_recipe(subject))
+
+
+def _section(title: str, *content: Markup) -> Markup:
+    return element("section", element("h2", title), *content)
+
+
+def _foot(subject: Subject) -> Markup:
+    version = subject.observations.capsule
+    return element(
+        "footer",
+        element("p", f"Run and signed with Capsule {version}. This page loads nothing."),
+    )
+
+
+# --- learning curves ----------------------------------------------------------------------------
+
+
+def _learning(subject: Subject) -> Iterator[Markup]:
+    runs = [("recorded run", subject.evaluation), *_replicas(subject)]
+    charts = [*_evaluation_charts(subject, runs), *_training_charts(subject)]
+    if charts:
+        yield element("div", *charts, class_="charts")
+    else:
+        yield element("p", "The run left no numbers that could be drawn.")
+    if subject.unread:
+        yield element("p", f"{subject.unread:,} lines of its own report were not in its form.")
+    if subject.evaluation:
+        heads = (
+            "step",
+            "starts",
+            "lowest",
+            "1st quartile",
+            "median",
+            "mean",
+            "3rd quartile",
+            "highest",
+        )
+        for task, points in _by_task(subject, subject.evaluation):
+            caption = "Returns of each evaluation, recorded run" + (f", {task}" if task else "")
+            yield _bounded(caption, heads, [_evaluation_row(point) for point in points])
+
+
+def _replicas(subject: Subject) -> list[tuple[str, tuple[EvaluationPoint, ...]]]:
+    return [
+        (f"re-execution: {name}", evaluation_points(report.replica.evaluation))
+        for name, report in subject.reports
+        if report.replica is not None and report.replica.evaluation is not None
+    ]
+
+
+def _evaluation_charts(
+    subject: Subject, runs: Sequence[tuple[str, tuple[EvaluationPoint, ...]]]
+) -> Iterator[Markup]:
+    tasks = [task for task, _ in _by_task(subject, ())]
+    for number, task in enumerate(tasks[:MAX_TASKS]):
+        parted = [(label, _by_task(subject, points)[number][1]) for label, points in runs]
+        recorded = parted[0][1]
+        curves = [
+            _evaluation_curve(label, points, shaded=place == 0 or points != recorded)
+            for place, (label, points) in enumerate(parted)
+        ]
+        if any(curve.points for curve in curves):
+            title = "Evaluation" + (f": {task}" if task else "")
+            note = "Mean of the starts; shaded from lowest to highest, darker between quartiles."
+            yield _figure(f"evaluation-{number}", title, "mean return", curves, note)
+
+
+def _by_task(
+    subject: Subject, points: Sequence[EvaluationPoint]
+) -> list[tuple[str, list[EvaluationPoint]]]:
+    """Part the returns by task: with several, they take turns (``capsule scores``)."""
+    environment = subject.lock.spec.environment
+    tasks = () if environment is None else tasks_of(environment)
+    if len(tasks) < 2:
+        return [("", list(points))]
+    return [
+        (
+            task.id if task.suite == "gymnasium" else task.game,
+            [EvaluationPoint(each.step, each.returns[number :: len(tasks)]) for each in points],
+        )
+        for number, task in enumerate(tasks)
+    ]
+
+
+def _evaluation_curve(label: str, points: Sequence[EvaluationPoint], *, shaded: bool) -> Curve:
+    drawn = [
+        (point.step, _spread(point.returns))
+        for point in points
+        if point.returns and all(map(drawable, point.returns))
+    ]
+    xs = tuple(float(step) for step, _ in drawn)
+    columns = list(zip(*(spread for _, spread in drawn), strict=True))
+    if not columns:
+        return Curve(label, ())
+    lowest, first, _, mean, third, highest = columns
+    return Curve(
+        label,
+        tuple(zip(xs, mean, strict=True)),
+        (Band(xs, lowest, highest), Band(xs, first, third)) if shaded else (),
+    )
+
+
+def _spread(returns: Sequence[float]) -> tuple[float, float, float, float, float, float]:
+    """Return the lowest, first quartile, median, mean, third quartile and highest return."""
+    mean = fmean(returns)
+    if len(returns) == 1:
+        return (mean,) * 6
+    first, median, third = quantiles(returns, n=4, method="inclusive")
+    return min(returns), first, median, mean, third, max(returns)
+
+
+def _evaluation_row(point: EvaluationPoint) -> list[str]:
+    if not point.returns:
+        return [f"{point.step:,}", "0"]
+    shown = [f"{value:.6g}" for value in _spread(point.returns)]
+    return [f"{point.step:,}", str(len(point.returns)), *shown]
+
+
+def _training_charts(subject: Subject) -> Iterator[Markup]:
+    known = {
+        "episode_return": ("Training return", "mean of 100 episodes"),
+        "loss": ("Training loss", "loss"),
+    }
+    for number, series in enumerate(subject.series):
+        if series.points:
+            title, name = known.get(series.name, (series.name, series.name))
+            curve = Curve("recorded run", thinned(series.points))
+            note = "As the run reported it while it ran; not compared."
+            yield _figure(f"training-{number}", title, name, [curve], note)
+
+
+def _figure(identity: str, title: str, name: str, curves: list[Curve], note: str) -> Markup:
+    return element(
+        "figure",
+        element("figcaption", element("b", title)),
+        line_chart(identity, title, "agent steps", name, curves),
+        legend([curve.label for curve in curves]),
+        element("p", note, class_="note"),
+    )
+
+
+# --- where runs differ --------------------------------------------------------------------------
+
+
+def _divergences(subject: Subject) -> Iterator[Markup]:
+    found = False
+    for number, (name, report) in enumerate(subject.reports):
+        divergence = None if report.replica is None else report.replica.divergence
+        if divergence is not None:
+            found = True
+            yield _divergence(f"divergence-{number}", name, divergence)
+        if report.first_difference is not None or report.differences:
+            found = True
+            yield _differences(name, report)
+        if report.statistics is not None:
+            yield _statistics(name, report.statistics)
+    if not found:
+        equal = [name for name, report in subject.reports if report.verdict == "reproduced-bitwise"]
+        yield element(
+            "p",
+            f"Nowhere: every claim was obtained again ({', '.join(equal)})."
+            if equal
+            else "Nothing was run again, so there is nothing to compare.",
+        )
+
+
+def _statistics(name: str, found: ReturnStatistics) -> Markup:
+    """Show the comparison of returns, whose rows without a label go on with the one before."""
+    heads, rows = ("of", "found"), list(returns_rows(found))
+    return _bounded(f"Returns of both runs: {name}", heads, rows)
+
+
+def _divergence(identity: str, name: str, divergence: DivergenceMap) -> Markup:
+    if not any(divergence.components.values()):
+        return element(
+            "p",
+            f"Nowhere: in {divergence.steps:,} agent steps, all {len(divergence.components)} "
+            f"components of the trace are the same ({name}).",
+            class_="calm",
+        )
+    title = f"Steps at which records differ: {name}"
+    return element(
+        "figure",
+        element("figcaption", element("b", title)),
+        divergence_chart(identity, title, divergence),
+        element(
+            "p",
+            "Hatched: differs. Plain: the same. From top to bottom as data flow through a step: "
+            "the cause is to be looked for in the first one that differs.",
+            class_="note",
+        ),
+        class_="wide",
+    )
+
+
+def _differences(name: str, report: Report) -> Markup:
+    rows = [(each.component, _code(each.claimed), _code(each.found)) for each in report.differences]
+    first = report.first_difference
+    if first is not None:
+        rows.insert(0, (f"first: {place_of(first)}", _code(first.claimed), _code(first.found)))
+    return _bounded(f"What differs: {name}", ("what", "claimed", "found"), rows)
+
+
+# --- receipts ------------------------------------------------------------------------------------
+
+
+def _receipts(found: Receipts) -> Iterator[Markup]:
+    """List who vouches for a re-execution; machine and time are the signer's own account."""
+    yield element("p", f"Signed by keys that the reader named: {found.summary}.")
+    rows = [
+        (
+            each.file,
+            _toned("yes", "good") if each.counts else _toned("no", "open"),
+            each.verdict,
+            each.mode,
+            ", ".join(filter(None, (each.machine.processor_name, each.machine.gpu))),
+            each.time,
+            _code(each.signer),
+        )
+        for each in sorted(found.receipts, key=lambda each: (not each.counts, each.file))
+    ]
+    heads = ("receipt", "counts", "verdict", "mode", "machine", "time", "signer")
+    yield _bounded("Who ran it again", heads, rows)
+    if found.refused:
+        refused = [(each.file, each.code, each.message) for each in found.refused]
+        yield _bounded("Refused", ("file", "code", "why"), refused)
+
+
+# --- machines -----------------------------------------------------------------------------------
+
+
+def _machines(subject: Subject) -> Iterator[Markup]:
+    observed = subject.observations
+    yield element("p", f"Recorded on {machine_of(observed)}, {observed.started}.")
+    tables = [(name, report) for name, report in subject.reports if report.environment]
+    for name, report in tables:
+        if report.expected:
+            yield element("p", f"Expected between the two machines: {report.expected}.")
+        rows = sorted(report.environment, key=lambda row: EFFECTS.index(row.effect))
+        differing = [_machine_row(row) for row in rows if row.effect != "none"]
+        equal = [(row.field, row.recorded) for row in rows if row.effect == "none"]
+        heads = ("fact", "recorded", "here", "effect", "why")
+        if differing:
+            yield _bounded(f"Facts that differ: {name}", heads, differing)
+        yield _folded(
+            f"{len(equal)} facts that are equal",
+            _bounded(f"Facts that are equal: {name}", ("fact", "both"), equal),
+        )
+    if not tables:
+        fingerprint = observed.fingerprint
+        rows = list(compare(fingerprint, fingerprint, subject.lock.spec))
+        yield _folded(
+            f"{len(rows)} facts of this machine",
+            _bounded("The recorded machine", ("fact", "recorded"), _facts(rows)),
+        )
+
+
+def _facts(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    return [(row.field, row.recorded) for row in rows]
+
+
+def _machine_row(row: Row) -> tuple[object, ...]:
+    effect = _toned(row.effect, EFFECT_TONES.get(row.effect))
+    return row.field, row.recorded, row.here, effect, row.reason
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+def _ledger(subject: Subject) -> Iterator[Markup]:
+    relaxations = subject.claims.relaxations
+    yield element(
+        "p",
+        f"Guarantees that were given up: {', '.join(relaxations)}."
+        if relaxations
+        else "No guarantee was given up.",
+    )
+    rows = [
+        (
+            row.source,
+            _toned(row.treatment, TREATMENT_TONES.get(row.treatment, "good")),
+            row.evidence,
+            row.weakened_by,
+        )
+        for row in subject.ledger.rows
+    ]
+    heads = ("source", "treatment", "evidence", "weakened by")
+    yield _bounded("What became of every known source", heads, rows)
+
+
+def _population(subject: Subject) -> Markup:
+    """Show where each member of a population stood at the end."""
+    generations = [] if subject.ancestry is None else subject.ancestry.generations
+    last = {each.member: each for each in generations}
+    rows = [
+        (
+            str(member),
+            str(each.number),
+            f"{each.step:,}",
+            "new" if each.parent is None else str(each.parent),
+            "yes" if each.copied else "no",
+            ", ".join(f"{name} {_number(value)}" for name, value in each.hyperparameters.items()),
+        )
+        for member, each in sorted(last.items())
+    ]
+    heads = ("member", "generation", "began at step", "parent", "copied", "hyper-parameters")
+    return _bounded(f"Last of {len(generations):,} generations, by member", heads, rows)
+
+
+def _number(hexadecimal: str) -> str:
+    try:
+        return f"{float.fromhex(hexadecimal):.4g}"
+    except (ValueError, OverflowError):  # shown as it stands there
+        return hexadecimal
+
+
+def _software(subject: Subject) -> Iterator[Markup]:
+    inventory = subject.inventory
+    kinds = ", ".join(_count(count, kind) for kind, count in sorted(inventory.kinds.items()))
+    yield element(
+        "p", f"The image holds {kinds}; all of them are in ", _code("image/sbom.cdx.json")
+    )
+    packages = [(each.name, each.version, each.licence) for each in inventory.packages]
+    heads = ("package", "version", "licence")
+    yield _bounded("Packages of note", heads, packages)
+    licences = sorted(inventory.licences.items(), key=lambda item: (-item[1], item[0]))
+    counted = [(name, str(count)) for name, count in licences]
+    yield _folded(
+        _count(len(counted), "licence"), _bounded("Licences", ("licence", "components"), counted)
+    )
+    loaded = sorted(subject.claims.libraries.items())
+    yield _folded(
+        f"{len(loaded)} libraries that the run loaded",
+        _bounded("Loaded libraries", ("library", "version"), loaded),
+    )
+
+
+def _hashes(subject: Subject) -> Iterator[Markup]:
+    claims = subject.claims
+    rows = [("claim id", claims.claim_id()), ("lock", claims.lock)]
+    if claims.image is not None:
+        rows.append(("image", claims.image.config))
+    if isinstance(claims, TrainingClaims):
+        rows.append((f"trace, head of {claims.trace.records:,} records", claims.trace.head))
+        rows.append(("final parameters", claims.parameters))
+        rows += [("schedule", claims.schedule)] if claims.schedule else []
+    if claims.entropy_profile:
+        rows.append(("recorded randomness", claims.entropy_profile))
+    yield _bounded("SHA-256", ("of", "digest"), [(name, _code(value)) for name, value in rows])
+    if isinstance(claims, TrainingClaims):
+        checkpoints = [(f"step {each.step:,}", _code(each.digest)) for each in claims.checkpoints]
+        yield _folded(
+            _count(len(checkpoints), "checkpoint"),
+            _bounded("Checkpoints, by their tensors", ("checkpoint", "SHA-256"), checkpoints),
+        )
+    if isinstance(claims, ProgramClaims):
+        outputs = [
+            (path, f"{each.size:,}", _code(each.sha256)) for path, each in claims.outputs.items()
+        ]
+        heads = ("output", "bytes", "SHA-256")
+        yield _bounded("Outputs of the program, which are its claims", heads, outputs)
+
+
+def _files(subject: Subject) -> Markup:
+    rows = [(each.path, each.role, f"{each.size:,}", _code(each.sha256)) for each in subject.files]
+    return _folded(
+        f"{len(rows)} files, {sum(each.size for each in subject.files):,} bytes",
+        _bounded("What the signed manifest lists", ("file", "role", "bytes", "SHA-256"), rows),
+    )
+
+
+def _recipe(subject: Subject) -> Iterator[Markup]:
+    bundle = shlex.quote(subject.bundle)
+    yield element(
+        "p", "With Capsule: check it, rebuild the image from the lock, run it again, compare."
+    )
+    yield _commands("pip install capsule-rl", f"capsule verify {bundle} --key SIGNER.pub")
+    yield element("p", "Without Capsule: it is a plain tar, and says itself how to go on.")
+    yield _commands(
+        f"mkdir bundle && tar -xf {bundle} -C bundle && cd bundle",
+        "sha256sum --strict -c SHA256SUMS",
+        "less REPRODUCING.md",
+    )
+
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+def _bounded(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    """Return a table of the first :data:`MAX_ROWS` rows, and say how many are left out."""
+    if not rows:
+        return element("p", f"{caption}: none.")
+    left = len(rows) - MAX_ROWS
+    shown = table(caption, heads, rows[:MAX_ROWS])
+    return join([shown, element("p", f"{left:,} more are not shown.")]) if left > 0 else shown
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _folded(summary: str, content: Markup) -> Markup:
+    return element("details", element("summary", summary), content)
+
+
+def _toned(word: str, tone: str | None) -> Markup:
+    """Say a word with its mark, so that colour is not all there is."""
+    if tone is None:
+        return element("span", word)
+    mark = element("span", MARKS[tone], class_=f"mark {tone}", aria_hidden="true")
+    return element("span", mark, " ", word, class_="toned")
+
+
+def _code(value: str) -> Markup:
+    return element("code", value)
+
+
+def _commands(*lines: str) -> Markup:
+    rows = join(element("code", line) for line in lines)
+    return element("pre", rows, tabindex=0)

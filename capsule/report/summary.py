@@ -1,0 +1,63 @@
+"""The story of a run on a terminal, in at most thirty lines: what the page shows, in short."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from capsule.report.story import Tone, tell
+from capsule.report.subject import EvaluationPoint, Subject
+from capsule.report.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
+MAX_SENTENCES = 5
+MAX_POINTS = 3
+
+
+def show_subject(subject: Subject, console: Console) -> None:
+    """Print what :func:`capsule.report.page.report_page` shows, in at most thirty lines."""
+    story, claims = tell(subject), subject.claims
+    console.print(story.headline, style=_STYLES[story.tone], end="", markup=False, highlight=False)
+    _line(console, f"  {printable(story.sentence)}")
+    console.print()
+    for label, sentences in (("shown", story.shown), ("not shown", story.not_shown)):
+        for number, sentence in enumerate(sentences[:MAX_SENTENCES]):
+            _line(console, f"{'' if number else label:<16} {printable(sentence)}")
+        if len(sentences) > MAX_SENTENCES:
+            left = len(sentences) - MAX_SENTENCES
+            _line(console, f"… and {left} more on the page: -o report.html")
+    console.print()
+    for number, point in enumerate(_few(subject.evaluation)):
+        _line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
+    rows = [
+        ("claim id", claims.claim_id()),
+        ("lock", claims.lock),
+        ("image", None if claims.image is None else claims.image.config),
+        ("parameters", getattr(claims, "parameters", None)),
+        ("files", f"{len(subject.files)}, {sum(each.size for each in subject.files):,} bytes"),
+        ("check it", "capsule verify BUNDLE --key SIGNER.pub"),
+    ]
+    for label, value in rows:
+        if value is not None:
+            _line(console, f"{label:<16} {printable(value)}")
+
+
+def _few(points: tuple[EvaluationPoint, ...]) -> tuple[EvaluationPoint, ...]:
+    """Choose the first evaluation and the last ones."""
+    told = tuple(point for point in points if point.returns)
+    return told if len(told) <= MAX_POINTS else (told[0], *told[1 - MAX_POINTS :])
+
+
+def _returns(point: EvaluationPoint) -> str:
+    returns = point.returns
+    return (
+        f"step {point.step:,}: mean return {fmean(returns):.6g} of {len(returns)} starts, "
+        f"{min(returns):.6g} to {max(returns):.6g}"
+    )
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
