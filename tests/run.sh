@@ -8,10 +8,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh train dev
 
 # Tools that are not ours verify our bundles and count our system calls; a static busybox is the
-# tests' smallest image.
+# tests' smallest image. A browser shows the report.
 packages=()
 for program in npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd \
-  busybox:busybox-static podman:podman strace:strace; do
+  busybox:busybox-static podman:podman strace:strace chromium:chromium \
+  chromedriver:chromium-driver pdftotext:poppler-utils; do
   command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")
 done
 if [ ${#packages[@]} -gt 0 ]; then

@@ -1,0 +1,85 @@
+"""Bundles of runs that nobody ran, and what is read of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import load_public
+from capsule.machine.compare import compare
+from capsule.report.subject import read_subject
+from capsule.verification.verdict import DivergenceMap, Replica, Report, TraceDifference
+
+from . import runs
+
+COMPONENTS = ("streams", "observations", "minibatch", "loss", "parameters")
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory) -> dict[str, Path]:
+    """One bundle of each kind of trainer."""
+    kinds = {"dqn": runs.DQN, "r2d2": runs.R2D2, "impala": runs.POPULATION, "own": runs.PROGRAM}
+    return {
+        name: runs.pack(tmp_path_factory.mktemp(name), document) for name, document in kinds.items()
+    }
+
+
+def read(bundle: Path, *files: Path, trusted=True, others=()):
+    keys = [load_public(bundle.parent / "alice.pub"), *others] if trusted else []
+    with open_bundle(bundle, keys) as opened:
+        return read_subject(opened, bundle.name, files, keys)
+
+
+def make_report(subject, verdict="reproduced-bitwise", **facts) -> Report:
+    """Return what ``capsule verify`` reports on another machine."""
+    machine = runs.MACHINE
+    processor = machine.cpu.model_copy(update={"vendor": "AuthenticAMD", "name": "AMD EPYC"})
+    here = machine.model_copy(update={"cpu": processor})
+    usual = {
+        "bundle": subject.bundle,
+        "mode": "full",
+        "verdict": verdict,
+        "summary": "every claim was obtained again, bit for bit",
+        "claim_id": subject.claims.claim_id(),
+        "integrity": True,
+        "environment": compare(machine, here, subject.lock.spec),
+        "replica": Replica(evaluation=runs.evaluation(), divergence=divergence()),
+    }
+    return Report(**{**usual, **facts})
+
+
+def divergence(**differing) -> DivergenceMap:
+    return DivergenceMap(
+        steps=runs.STEPS, components={name: differing.get(name, ()) for name in COMPONENTS}
+    )
+
+
+def different(subject) -> Report:
+    """Return the report of a re-execution that differs from step 200 on."""
+    returns = {step: tuple(value / 2 for value in row) for step, row in runs.RETURNS.items()}
+    return make_report(
+        subject,
+        "not-reproduced",
+        summary="the runs first differ at step 200, in loss",
+        first_difference=TraceDifference(step=200, component="loss", claimed="aa", found="ab"),
+        replica=Replica(
+            evaluation=runs.evaluation(returns),
+            divergence=divergence(loss=((200, 200), (300, 400)), parameters=((200, 400),)),
+        ),
+    )
+
+
+def write(path: Path, report: Report) -> Path:
+    path.write_text(json.dumps(report.model_dump(mode="json", by_alias=True)))
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A function that writes reports as files named ``N.json``, and returns their paths."""
+
+    def save(*reports):
+        return [write(tmp_path / f"{n}.json", report) for n, report in enumerate(reports, start=1)]
+
+    return save

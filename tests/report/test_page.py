@@ -1,0 +1,475 @@
+"""The page: what it says, that it says no more than is known, and that it stays inert."""
+
+import json
+import re
+from html.parser import HTMLParser
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.bundle.keys import generate, load_private, load_public
+from capsule.bundle.receipts import Detail, Policy, make_statement, write_receipt
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.machine.kind import MachineKind
+from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
+from capsule.report.markup import Markup, element, table, text
+from capsule.report.page import MAX_ROWS, _spread, report_page
+from capsule.report.story import tell
+from capsule.report.text import MAX_CHARACTERS
+from capsule.verification.verdict import DivergenceMap
+
+from . import runs
+from .conftest import different, make_report, read, write
+
+HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\u202ekcab\x1b[31m\"'&"
+
+
+class Reader(HTMLParser):
+    """Collects what a parser of its own sees."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.open = [], [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in ("meta", "br", "col"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def page_of(bundle, *reports, trusted=True):
+    page = report_page(read(bundle, *reports, trusted=trusted))
+    reader = Reader(page)
+    assert reader.open == []
+    return page, reader
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dqn", "r2d2", "impala", "own"])
+def test_every_kind_of_run_has_a_page(bundles, kind):
+    subject = read(bundles[kind])
+    page, reader = page_of(bundles[kind])
+    assert subject.claims.claim_id() in reader.words
+    assert "Signed, not reproduced yet" in reader.words
+    for file in subject.files:
+        assert file.path in reader.words
+        assert file.sha256 in reader.words
+    for row in subject.ledger.rows:
+        assert row.source in reader.words
+    assert page.count("<svg") >= 2
+
+
+def test_evaluations_are_told_as_numbers_and_drawn(bundles):
+    page, reader = page_of(bundles["dqn"])
+    for returns in runs.RETURNS.values():
+        assert f"{fmean(returns):.6g}" in reader.words
+    assert 'class="band s0"' in page
+
+
+def test_a_population_is_shown_with_its_members_and_a_panel_for_each_game(bundles):
+    _, reader = page_of(bundles["impala"])
+    assert "Last of 3 generations" in reader.words
+    assert "Evaluation: pong" in reader.words
+    assert "Evaluation: breakout" in reader.words
+    assert "learning_rate 0.003" in reader.words
+
+
+def test_a_program_has_the_curves_of_its_metrics_and_its_outputs(bundles):
+    page, reader = page_of(bundles["own"])
+    assert [series.name for series in read(bundles["own"]).series] == ["loss", "return"]
+    assert "Outputs of the program" in reader.words
+    assert page.count('class="curve s0"') >= 2
+
+
+def test_equal_input_gives_equal_bytes(bundles, saved):
+    reports = saved(make_report(read(bundles["dqn"])))
+    pages = {report_page(read(bundles["dqn"], *reports)) for _ in range(2)}
+    assert len(pages) == 1
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+def told(bundle, *reports, trusted=True):
+    return tell(read(bundle, *reports, trusted=trusted))
+
+
+def test_without_a_report_nothing_was_reproduced(bundles):
+    story = told(bundles["dqn"])
+    assert (story.tone, story.headline) == ("open", "Signed, not reproduced yet")
+    assert any("took place" in sentence for sentence in story.not_shown)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "tone", "headline"),
+    [
+        (["reproduced-bitwise"], "good", "Reproduced, bit for bit"),
+        (["reproduced-bitwise", "reproduced-prefix"], "good", "Reproduced in part"),
+        (["reproduced-prefix"], "good", "Reproduced in part"),
+        (["not-reproduced"], "bad", "Not reproduced"),
+        (["reproduced-bitwise", "not-reproduced"], "bad", "Not always reproduced"),
+        (["intact"], "open", "Signed, not reproduced yet"),
+        (["environment-matches", "inconclusive"], "open", "Signed, not reproduced yet"),
+        (["untrusted"], "open", "Signed, not reproduced yet"),
+        (["reproduced-bitwise", "inconclusive"], "good", "Reproduced, bit for bit"),
+    ],
+)
+def test_the_headline_follows_from_every_report(bundles, saved, verdicts, tone, headline):
+    subject = read(bundles["dqn"])
+    reports = saved(*(make_report(subject, verdict) for verdict in verdicts))
+    story = told(bundles["dqn"], *reports)
+    assert (story.tone, story.headline) == (tone, headline)
+    assert sum(".json, mode full" in sentence for sentence in story.shown) == len(verdicts)
+
+
+def test_reports_are_said_to_be_unsigned(bundles, saved):
+    story = told(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
+    assert any("nobody signed them" in sentence for sentence in story.not_shown)
+
+
+def test_a_signature_that_nobody_checked_is_said_at_the_top(bundles):
+    _, unchecked = page_of(bundles["dqn"], trusted=False)
+    _, checked = page_of(bundles["dqn"])
+    assert unchecked.words.index("Untrusted.") < unchecked.words.index("What was shown")
+    assert "Untrusted." not in checked.words
+    assert any("the reader named" in sentence for sentence in told(bundles["dqn"]).shown)
+
+
+def test_a_signer_whom_the_reader_does_not_trust_is_refused(bundles):
+    from capsule.bundle.bundle import open_bundle
+    from capsule.bundle.keys import load_public
+
+    mallory = load_public(bundles["own"].parent / "alice.pub")
+    with pytest.raises(CapsuleError) as caught:
+        open_bundle(bundles["dqn"], [mallory])
+    assert caught.value.exit_code == ExitCode.TAMPERED
+
+
+# --- where runs differ --------------------------------------------------------------------------
+
+
+def test_equal_runs_have_one_calm_line_and_no_map(bundles, saved):
+    page, reader = page_of(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
+    assert "Nowhere: in 400 agent steps, all 5 components of the trace are the same" in reader.words
+    assert 'class="differs"' not in page
+
+
+def test_a_difference_is_mapped_named_and_drawn_beside_the_recorded_curve(bundles, saved):
+    page, reader = page_of(bundles["dqn"], *saved(different(read(bundles["dqn"]))))
+    assert page.count('class="differs"') == 3
+    assert "By component: differ: loss, parameters." in reader.words
+    assert "first: step 200, loss" in reader.words
+    assert 'class="curve s1"' in page
+    assert page.count('class="band s1"') == 2
+
+
+def test_components_stand_in_data_flow_order_and_unknown_ones_last():
+    components = {"zeta": (), "parameters": ((1, 2),), "streams": (), "loss": ()}
+    chart = divergence_chart("m", "map", DivergenceMap(steps=9, components=components))
+    names = re.findall(r'text-anchor="end">([a-z]+)<', chart)
+    assert names == ["streams", "loss", "parameters", "zeta"]
+
+
+def test_countless_intervals_are_merged_until_they_can_be_drawn():
+    intervals = tuple((step, step) for step in range(0, 100_000, 10))
+    chart = divergence_chart(
+        "m", "map", DivergenceMap(steps=100_000, components={"loss": intervals})
+    )
+    assert 0 < chart.count('class="differs"') <= 400
+
+
+# --- reports ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"schema":"capsule/verify-report/v1"}',
+        b" " * (16 << 20) + b"{}",
+    ],
+)
+def test_what_is_no_report_is_refused(bundles, tmp_path, data):
+    (tmp_path / "bad.json").write_bytes(data)
+    with pytest.raises(CapsuleError) as caught:
+        read(bundles["dqn"], tmp_path / "bad.json")
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-P101", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("replica", "divergence", "steps"), 10**400),
+        (("replica", "evaluation", "points", 0, "returns"), ["not a number"]),
+        (("replica", "evaluation", "points", 0, "returns"), ["0x1p99999"]),
+        (("unknown",), 1),
+    ],
+)
+def test_a_report_with_impossible_values_is_refused(bundles, tmp_path, path, value):
+    document = json.loads(make_report(read(bundles["dqn"])).model_dump_json(by_alias=True))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    with pytest.raises(CapsuleError) as caught:
+        read(bundles["dqn"], tmp_path / "bad.json")
+    assert caught.value.code == "CAP-P101"
+
+
+def test_a_missing_report_is_refused(bundles, tmp_path):
+    with pytest.raises(CapsuleError, match="No such file") as caught:
+        read(bundles["dqn"], tmp_path / "none.json")
+    assert caught.value.code == "CAP-P101"
+
+
+def test_a_report_on_another_run_is_refused(bundles, saved):
+    with pytest.raises(CapsuleError) as caught:
+        read(bundles["dqn"], *saved(make_report(read(bundles["r2d2"]))))
+    assert caught.value.code == "CAP-P102"
+
+
+def test_a_claimed_return_that_is_no_number_is_refused(tmp_path):
+    points = runs.evaluation().points
+    bad = points[0].model_copy(update={"returns": ("one",) * 4})
+    evaluation = runs.evaluation().model_copy(update={"points": (bad,)})
+    with pytest.raises(CapsuleError) as caught:
+        read(runs.pack(tmp_path, evaluation=evaluation))
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-P103", ExitCode.TAMPERED)
+
+
+# --- receipts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def receipt(bundles, tmp_path):
+    """A function that has somebody vouch for the DQN run, and returns the receipt and the key."""
+
+    def vouch(name, verdict="reproduced-bitwise", claim=None, machine="AMD EPYC", key=None):
+        key = key or generate(tmp_path / name)
+        kind = MachineKind(
+            processor="AuthenticAMD 25/1",
+            processor_name=machine,
+            instructions=("avx2",),
+            gpu=None,
+            system="debian 12",
+            engine="docker",
+        )
+        detail = Detail(
+            verdict=verdict,
+            expected="bitwise",
+            policy=Policy(mode="full", tolerance=None),
+            machine=kind,
+            difference=None,
+        )
+        claim = claim or read(bundles["dqn"]).claims.claim_id()
+        statement = make_statement(claim, "d" * 64, "2026-11-21T12:00:00Z", detail)
+        path = tmp_path / f"{name}.receipt.json"
+        return write_receipt(statement, load_private(tmp_path / name), path, path), key
+
+    return vouch
+
+
+def test_receipts_by_named_keys_are_the_verdict(bundles, receipt):
+    (one, bob), (two, carol) = receipt("bob"), receipt("carol")
+    subject = read(bundles["dqn"], one, two, others=[bob, carol])
+    story = tell(subject)
+    assert (story.tone, story.headline) == ("good", "Reproduced, bit for bit")
+    assert any("by 2 signers on 1 kind of machine" in sentence for sentence in story.shown)
+    assert not any("nobody signed them" in sentence for sentence in story.not_shown)
+    reader = Reader(report_page(subject))
+    assert bob.fingerprint in reader.words
+    assert "Who ran it again" in reader.words
+
+
+def test_receipts_by_anybody_else_count_for_nothing(bundles, receipt):
+    path, _ = receipt("mallory")
+    story = tell(read(bundles["dqn"], path))
+    assert story.headline == "Signed, not reproduced yet"
+    assert any("1 of the receipts do not count" in sentence for sentence in story.not_shown)
+
+
+def test_the_authors_own_receipt_counts_for_nothing(bundles, receipt, tmp_path):
+    original = bundles["dqn"].parent
+    for name in ("alice", "alice.pub"):
+        (tmp_path / name).write_bytes((original / name).read_bytes())
+    (tmp_path / "alice").chmod(0o600)
+    path, _ = receipt("alice", key=load_public(tmp_path / "alice.pub"))
+    assert tell(read(bundles["dqn"], path)).headline == "Signed, not reproduced yet"
+
+
+def test_a_receipt_that_contradicts_is_not_outvoted(bundles, receipt):
+    (one, bob), (two, carol) = receipt("bob"), receipt("carol", "not-reproduced")
+    story = tell(read(bundles["dqn"], one, two, others=[bob, carol]))
+    assert (story.tone, story.headline) == ("bad", "Not always reproduced")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "headline"),
+    [
+        ("reproduced-statistical", "Reproduced statistically"),
+        ("reproduced-segments", "Reproduced in part"),
+    ],
+)
+def test_weaker_grades_are_told_as_such(bundles, receipt, verdict, headline):
+    path, bob = receipt("bob", verdict)
+    assert tell(read(bundles["dqn"], path, others=[bob])).headline == headline
+
+
+def test_a_receipt_of_another_run_is_listed_as_refused(bundles, receipt):
+    path, bob = receipt("bob", claim="e" * 64)
+    subject = read(bundles["dqn"], path, others=[bob])
+    assert tell(subject).headline == "Signed, not reproduced yet"
+    assert "CAP-B172" in Reader(report_page(subject)).words
+
+
+def test_a_strangers_machine_is_text(bundles, receipt):
+    path, bob = receipt("bob", machine=HOSTILE)
+    page = report_page(read(bundles["dqn"], path, others=[bob]))
+    assert "script" not in Reader(page).tags
+    assert "\u202e" not in page
+
+
+# --- hostile text -------------------------------------------------------------------------------
+
+
+def hostile_bundle(folder):
+    """Pack a run in which whatever a stranger chooses is an attack."""
+    metrics = [{"step": 1, HOSTILE: 1.0, "inf": 1e308}, {"step": 2, HOSTILE: -1e308, "nan": "nan"}]
+    lines = "".join(json.dumps(line) + "\n" for line in metrics)
+    return runs.pack(
+        folder,
+        {"name": "hostile", "trainer": {"command": ["python", HOSTILE]}},
+        machine=runs.MACHINE.model_copy(
+            update={"cpu": runs.MACHINE.cpu.model_copy(update={"name": HOSTILE}), "kernel": HOSTILE}
+        ),
+        name="a<b>&'\".capsule.tar",
+        outputs={"metrics.jsonl": lines + "not json\n", HOSTILE.replace("/", "|"): "x"},
+        log=HOSTILE,
+        flags={"environment.PYTHONHASHSEED": HOSTILE},
+    )
+
+
+def test_text_from_a_stranger_is_text(tmp_path):
+    bundle = hostile_bundle(tmp_path)
+    subject = read(bundle)
+    report = make_report(
+        subject, "not-reproduced", summary=HOSTILE * 50, expected=HOSTILE, relaxations=(HOSTILE,)
+    )
+    evil = {HOSTILE: ((1, 2),), "x" * 10_000: ()}
+    report = report.model_copy(
+        update={
+            "replica": report.replica.model_copy(
+                update={"divergence": DivergenceMap(steps=3, components=evil)}
+            )
+        }
+    )
+    page, reader = page_of(bundle, write(tmp_path / f"{HOSTILE[-9:-6]}<i>.json", report))
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
+    assert "<script>alert(1)</script>" in reader.words
+    assert not set("\x1b\u202e") & set(page)
+    assert "x" * (MAX_CHARACTERS + 1) not in page
+    assert subject.unread == 1
+
+
+SAFE = st.text(max_size=40)
+
+
+@given(SAFE, SAFE)
+def test_any_text_is_read_back_as_text(content, attribute):
+    reader = Reader(element("p", content, title=attribute))
+    assert reader.tags == ["p"]
+    assert "".join(reader.text) == _seen(content)
+    assert reader.attributes == [("title", _seen(attribute))]
+
+
+def _seen(value):
+    from capsule.report.text import printable
+
+    return printable(value)
+
+
+@given(st.lists(st.tuples(SAFE, SAFE), max_size=4))
+def test_a_table_has_the_cells_it_was_given(rows):
+    reader = Reader(table("caption", ("a", "b"), rows))
+    assert reader.tags.count("td") == len(rows)
+    assert reader.attributes.count(("scope", "row")) == len(rows)
+    assert reader.open == []
+
+
+def test_only_markup_passes_unescaped():
+    assert element("p", Markup("<b>x</b>"), "<b>") == "<p><b>x</b>&lt;b&gt;</p>"
+    assert text("<") == "&lt;"
+
+
+def test_a_long_table_says_what_it_leaves_out(tmp_path):
+    outputs = {f"f{number:04}": "x" for number in range(MAX_ROWS + 7)}
+    _, reader = page_of(runs.pack(tmp_path, runs.PROGRAM, outputs=outputs))
+    assert "7 more are not shown." in reader.words
+
+
+def test_lines_of_events_that_are_none_are_counted(tmp_path):
+    events = [
+        {"step": 1, "loss": 2.0}, "not json\n", {"step": "one"}, {"step": 1 << 60}, [1],
+        {"step": 2, "loss": "nan"}, {"step": 3, "loss": True}, {"step": 1, "loss": 1.0},
+    ]  # fmt: skip
+    subject = read(runs.pack(tmp_path, events=events))
+    assert subject.unread == 4
+    assert [series.points for series in subject.series] == [((1, 1.0),)]
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e90, max_value=1e90)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**53), NUMBERS), min_size=1, max_size=30))
+def test_any_curve_lies_within_its_chart(points):
+    points = tuple((float(x), y) for x, y in sorted(points))
+    xs, ys = zip(*points, strict=True)
+    chart = line_chart("c", "t", "x", "y", [Curve("l", points, (Band(xs, ys, ys),))])
+    places = re.findall(r"(-?[0-9.e+]+),(-?[0-9.e+]+)", chart)
+    assert all(0 <= float(x) <= 400 and 0 <= float(y) <= 250 for x, y in places)
+    assert "nan" not in chart
+    assert Reader(chart).open == []
+
+
+@given(st.lists(st.integers(), max_size=3000), st.integers(2, 100))
+def test_thinning_keeps_the_ends_and_the_order(values, most):
+    points = [(float(number), 0.0) for number in range(len(values))]
+    kept = thinned(points, most)
+    assert len(kept) <= max(most, 1)
+    assert list(kept) == sorted(kept)
+    assert kept[:1] == tuple(points[:1])
+    assert kept[-1:] == tuple(points[-1:])
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50))
+def test_quartiles_are_numpys(returns):
+    low, first, median, mean, third, high = _spread(returns)
+    expected = np.quantile(returns, [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose([low, first, median, third, high], expected, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(mean, np.mean(returns), rtol=1e-9, atol=1e-6)
