@@ -24,7 +24,7 @@ from capsule.report.story import Story, machine_of, tell
 from capsule.report.subject import EvaluationPoint, Subject, drawable, evaluation_points
 from capsule.report.terminal import place_of
 from capsule.verification.equivalence import ReturnStatistics
-from capsule.verification.verdict import DivergenceMap, Report
+from capsule.verification.verdict import Cause, Divergence, DivergenceMap, Report
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
 MAX_ROWS = 200  # of a table; what is left out is counted
@@ -273,6 +273,8 @@ def _divergences(subject: Subject) -> Iterator[Markup]:
         if report.first_difference is not None or report.differences:
             found = True
             yield _differences(name, report)
+        if report.divergence is not None:
+            yield from _causes(name, report.divergence)
         if report.statistics is not None:
             yield _statistics(name, report.statistics)
     if not found:
@@ -283,6 +285,22 @@ def _divergences(subject: Subject) -> Iterator[Markup]:
             if equal
             else "Nothing was run again, so there is nothing to compare.",
         )
+
+
+def _causes(name: str, found: Divergence) -> Iterator[Markup]:
+    """Say why two runs differ, the most likely cause first, and what else could explain it."""
+    causes = [(_cause(each), each.certainty, " ".join(each.evidence)) for each in found.causes]
+    yield _bounded(f"Why: {name}", ("cause", "certainty", "evidence"), causes)
+    pins = [(each.what, each.a, each.b, each.why) for each in found.explanations]
+    heads = ("difference", "recorded", "here", "why it could matter")
+    yield _folded(
+        f"{_count(len(pins), 'difference')} of lock and machine that could explain it",
+        _bounded(f"Differences of lock and machine: {name}", heads, pins),
+    )
+
+
+def _cause(cause: Cause) -> str:
+    return cause.name.replace("-", " ")
 
 
 def _statistics(name: str, found: ReturnStatistics) -> Markup:

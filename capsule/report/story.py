@@ -103,7 +103,13 @@ def _of_report(name: str, report: Report) -> str:
     parts = [here.get("cpu.name"), here.get("gpu.name"), here.get("os")]
     machine = ", ".join(part for part in parts if part and part not in ("unknown", "none"))
     place = f" on {machine}" if machine else ""
-    return f"{name}, mode {report.mode}{place}: {report.verdict}, {report.summary}."
+    return f"{name}, mode {report.mode}{place}: {report.verdict}, {report.summary}{_cause(report)}."
+
+
+def _cause(report: Report) -> str:
+    """Name the most likely cause of a difference, if one was found."""
+    causes = () if report.divergence is None else report.divergence.causes
+    return f"; cause: {causes[0].name.replace('-', ' ')} ({causes[0].certainty})" if causes else ""
 
 
 def _not_shown(subject: Subject, executed: bool) -> tuple[str, ...]:

@@ -9,7 +9,15 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import load_public
 from capsule.machine.compare import compare
 from capsule.report.subject import read_subject
-from capsule.verification.verdict import DivergenceMap, Replica, Report, TraceDifference
+from capsule.verification.verdict import (
+    Cause,
+    Divergence,
+    DivergenceMap,
+    Explanation,
+    Replica,
+    Report,
+    TraceDifference,
+)
 
 from . import runs
 
@@ -66,6 +74,17 @@ def different(subject) -> Report:
         replica=Replica(
             evaluation=runs.evaluation(returns),
             divergence=divergence(loss=((200, 200), (300, 400)), parameters=((200, 400),)),
+        ),
+        divergence=Divergence(
+            a="bundle",
+            b="re-execution",
+            equal=False,
+            causes=(
+                Cause(name="arithmetic", certainty="likely", evidence=("Minibatches are equal.",)),
+            ),
+            explanations=(
+                Explanation(what="cpu.flags", a="avx2", b="avx512f", why="other kernels"),
+            ),
         ),
     )
 

@@ -179,6 +179,9 @@ def test_a_difference_is_mapped_named_and_drawn_beside_the_recorded_curve(bundle
     assert "first: step 200, loss" in reader.words
     assert 'class="curve s1"' in page
     assert page.count('class="band s1"') == 2
+    assert "cause: arithmetic (likely)" in reader.words
+    assert "Minibatches are equal." in reader.words
+    assert "other kernels" in reader.words
 
 
 def test_components_stand_in_data_flow_order_and_unknown_ones_last():
