@@ -68,10 +68,11 @@ class Browser:
         return self.driver.get_log(kind)
 
     def requested(self):
-        """Return the addresses that the page asked for."""
+        """Return the addresses that the page asked for; a browser opens with one of its own."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        sent = [event for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [event["params"]["request"]["url"] for event in sent]
+        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        page = self.driver.current_url
+        return [each["request"]["url"] for each in sent if each["documentURL"] == page]
 
     def save(self, name):
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
