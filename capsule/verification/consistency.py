@@ -121,13 +121,14 @@ def _image(parts: Contents) -> None:
     if project is None:
         return
     member = run_bundle.LAYER.format(name=PROJECT)
-    with unpacked_layer(parts.bundle, PROJECT, identities[PROJECT]) as archive:
+    with unpacked_layer(parts.bundle, PROJECT, identities[PROJECT], compared=True) as archive:
         try:
-            facts, _ = read_project(archive)
+            facts, digest = read_project(archive)
         except CapsuleError as error:
             raise bad_layer(member, error.message) from error
     for path in sorted({*project.files, *facts}):
         _equal(member, path, project.files.get(path), facts.get(path))
+    _equal(member, "its digest", project.sha256, digest)
     if project.git is not None and project.git.diff is not None:
         diff = parts.bundle.sha256(run_bundle.PROJECT_DIFF)
         _equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)

@@ -54,8 +54,16 @@ def supplied_layers(
 
 
 @contextmanager
-def unpacked_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> Iterator[Path]:
+def unpacked_layer(
+    bundle: OpenedBundle, name: str, identity: LayerIdentity, *, compared: bool = False
+) -> Iterator[Path]:
     """Unpack one layer; it is deleted at the end.
+
+    Args:
+        bundle: The bundle.
+        name: The layer's.
+        identity: What it must unpack to.
+        compared: The caller compares what it holds, and can name the file that differs.
 
     Raises:
         CapsuleError: CAP-B144 the bundle has none of that name, CAP-V004 it cannot be unpacked,
@@ -66,33 +74,38 @@ def unpacked_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> 
     check_size(member, packed.stat().st_size, identity.size)
     with tempfile.NamedTemporaryFile(prefix="capsule-layer-", suffix=".tar") as target:
         with packed.open("rb") as source:
-            unpack(source, target.file, identity, member)
+            digest = unpack(source, target.file, identity.size, member)
+        if digest != identity.sha256 and not compared:
+            raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
         target.flush()
         yield Path(target.name)
 
 
-def unpack(source: BinaryIO, target: IO[bytes], identity: LayerIdentity, member: str) -> None:
-    """Decompress what must be ``identity``; not more than a piece beyond its size is made.
+def unpack(source: BinaryIO, target: IO[bytes], size: int, member: str) -> str:
+    """Decompress what must be ``size`` bytes; not more than a piece beyond that is made.
+
+    Returns:
+        Its hexadecimal SHA-256.
 
     Raises:
-        CapsuleError: CAP-V004, it is something else.
+        CapsuleError: CAP-V004, it is not that many bytes.
     """
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    digest, size = hashlib.sha256(), 0
+    digest, found = hashlib.sha256(), 0
     try:
         with decompressor.stream_reader(source, read_across_frames=True, closefd=False) as reader:
-            while size <= identity.size and (chunk := reader.read(_CHUNK)):
-                size += len(chunk)
+            while found <= size and (chunk := reader.read(_CHUNK)):
+                found += len(chunk)
                 digest.update(chunk)
                 target.write(chunk)
     except zstandard.ZstdError as error:
         raise bad_layer(member, str(error)) from error
-    if size > identity.size:
-        raise bad_layer(member, f"it unpacks to more than the {identity.size} bytes of the layer")
-    if (size, digest.hexdigest()) != (identity.size, identity.sha256):
-        raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
+    if found != size:
+        more = "more" if found > size else "less"
+        raise bad_layer(member, f"it unpacks to {more} than the {size} bytes of the layer")
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -349,7 +349,6 @@ BOMBS = {
     "layer-that-goes-on": lambda files: files.update(
         {PROJECT_LAYER: files[PROJECT_LAYER] + zstandard.compress(b"more")}
     ),
-    "layer-of-something-else": lambda files: files.update({PROJECT_LAYER: files[BASE_LAYER]}),
     "layer-that-is-not-compressed": lambda files: files.update({PROJECT_LAYER: bytes(1024)}),
 }
 
@@ -358,6 +357,13 @@ CASES = [
     described(swapped_roles, 21, "contents-swapped-between-names", "CAP-B107"),
     *(described(listed(path), 28, name, "CAP-B111") for name, path in COLLISIONS.items()),
     *(changed(29, name, "CAP-V004", change, program) for name, change in BOMBS.items()),
+    changed(
+        33,
+        "layer-of-something-else",
+        "CAP-V010",
+        lambda files: files.update({PROJECT_LAYER: files[BASE_LAYER]}),
+        program,
+    ),
     Case(29, "more-files-than-a-reader-takes", "CAP-B105", of_many_files),
     Case(29, "sixteen-gigabytes-of-nothing", "CAP-B105", of_a_sparse_file),
     Case(30, "pipe", "CAP-B102", of_a_pipe),
