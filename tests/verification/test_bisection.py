@@ -20,7 +20,7 @@ from capsule.verification.diff import Request, diff
 from capsule.verification.divergence import compare_sides
 from capsule.verification.sides import directory_side
 
-from .conftest import IMPALA, Machine, make_lock, merged, train
+from .runs import IMPALA, Machine, make_lock, merged, train
 
 
 @pytest.fixture(scope="module")
