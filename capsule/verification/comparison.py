@@ -88,7 +88,7 @@ def compare_traces(recorded: Path, found: Path, *, prefix: bool) -> TraceDiffere
 def compare_segment(recorded: Path, found: Path, since: Mark, until: int) -> TraceDifference | None:
     """Find the first record that differs in one segment, which is all that ``found`` has."""
     difference = first_difference(recorded, found, since=since, until=until)
-    return None if difference is None else _trace_difference(difference)
+    return None if difference is None else trace_difference(difference)
 
 
 def compare_states(claimed: ResumeState, found: ResumeState) -> tuple[ComponentDifference, ...]:
