@@ -76,14 +76,14 @@ class Record:
         step: Agent steps done when it was written.
         values: Component to digest, or to a mapping of names to digests.
         head: Head of the chain after it, hexadecimal.
-        end: Bytes of the file up to the record after it.
+        end: Bytes of its trace up to the record after it; 0 if it is in none.
     """
 
     number: int
     step: int
     values: dict[str, Any]
     head: str
-    end: int
+    end: int = 0
 
     @property
     def after(self) -> Mark:
