@@ -111,6 +111,7 @@ def execute(
     learners: int = 1,
     limits: LimitsSpec | None = None,
     dense: contract.DenseWindow | None = None,
+    segment: bool = False,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -128,6 +129,7 @@ def execute(
         learners: Processes that share the gradient of a batch, of trainers that can.
         limits: What it may use, if not what the lock says.
         dense: Parameter updates to write a dense record of.
+        segment: Go on from the state in ``run_directory`` to ``stop_after``, and evaluate nothing.
         reporter: Told about each event.
 
     Raises:
@@ -139,7 +141,9 @@ def execute(
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    job = contract.Job(spec=lock.spec, stop_after=stop_after, learners=learners, dense=dense)
+    job = contract.Job(
+        spec=lock.spec, stop_after=stop_after, learners=learners, dense=dense, segment=segment
+    )
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from capsule.experiment import contract
+from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import (
     canonical_json,
     open_regular,
@@ -124,12 +126,45 @@ def read_document(path: Path, model: type[Document]) -> Document:
     """
     try:
         with open_regular(path, os.O_NOFOLLOW) as stream:
-            data = stream.read(MAX_DOCUMENT_BYTES)
-        parse_canonical_json(data)
-        return model.model_validate_json(data)
-    except (OSError, ValueError, ValidationError) as error:
-        reason = str(error.strerror if isinstance(error, OSError) else error).splitlines()[0]
-        raise _broken(path.name, model.__name__, reason) from error
+            return _parsed(stream, model)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path.name, model.__name__, error) from error
+
+
+def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
+    """Read a canonical JSON document at a path below a run directory that is no link anywhere.
+
+    Raises:
+        CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
+    """
+    try:
+        with open_beneath(folder, path) as stream:
+            return _parsed(stream, model)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, model.__name__, error) from error
+
+
+def open_run_file(folder: Path, path: str) -> BufferedReader:
+    """Open a file of a run directory, which the training side wrote: no link, no device.
+
+    Raises:
+        CapsuleError: CAP-B090 missing, or no regular file.
+    """
+    try:
+        return open_beneath(folder, path)
+    except OSError as error:
+        raise _unreadable(path, "file", error) from error
+
+
+def _parsed(stream: BinaryIO, model: type[Document]) -> Document:
+    data = stream.read(MAX_DOCUMENT_BYTES)
+    parse_canonical_json(data)
+    return model.model_validate_json(data)
+
+
+def _unreadable(name: str, what: str, error: Exception) -> CapsuleError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return _broken(name, what, str(reason).splitlines()[0])
 
 
 def _broken(name: str, what: str, reason: str) -> CapsuleError:

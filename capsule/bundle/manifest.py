@@ -34,6 +34,7 @@ Role = Literal[
     "profile",  # of random streams, or of the operating system's entropy
     "run",  # documents of the run directory
     "checkpoint",
+    "state",  # what a run had at a checkpoint to go on from
     "output",  # what a user's own program wrote
     "log",
 ]

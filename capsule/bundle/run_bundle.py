@@ -22,6 +22,7 @@ from capsule.bundle.claims import (
     TrainingClaims,
     collect_claims,
     has_population,
+    open_run_file,
     read_document,
 )
 from capsule.bundle.crate import CRATE, run_crate
@@ -65,6 +66,7 @@ BY_DIGEST = "outputs/"  # those whose names an archive cannot hold
 STANDARD_OUTPUT = "run/stdout.txt"
 RUN = "run/"
 CHECKPOINT = "checkpoints/"
+STATES = "states/"
 
 EMBEDDED_LAYERS = ("base", "code")
 ZSTD_LEVEL = 9
@@ -126,6 +128,7 @@ def pack_run(
             **_documents(run, claims, observations, embed_image=embed_image),
             **_run_files(run.directory, claims),
             **_population_files(run),
+            **_state_files(run, Path(scratch)),
             **_image_files(run, cache, Path(scratch), embed_image=embed_image),
             **_project_files(run.lock, cache, Path(scratch)),
         }
@@ -234,6 +237,30 @@ def _population_files(run: FinishedRun) -> dict[str, Content]:
     if not has_population(run.lock):
         return {}
     return {POPULATION: _json(run.directory / contract.POPULATION, "run")}
+
+
+def state_members(step: int) -> tuple[str, str]:
+    """Return the members that hold index and pack of the state at ``step``."""
+    name = STATES + contract.checkpoint_name(step)
+    return f"{name}.json", f"{name}.zst"
+
+
+def _state_files(run: FinishedRun, scratch: Path) -> dict[str, Content]:
+    """Take the states that segments begin with, where the run kept them."""
+    if not run.lock.spec.recording.segment_states:
+        return {}
+    index = read_document(run.directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    folder = run.directory / contract.SEGMENT_STATES
+    members = {}
+    for checkpoint in index.checkpoints[:-1]:
+        name = contract.checkpoint_name(checkpoint.step)
+        index_member, pack_member = state_members(checkpoint.step)
+        packed = scratch / f"{name}.zst"
+        with open_run_file(run.directory, f"{contract.SEGMENT_STATES}/{name}.blocks") as blocks:
+            _compress(packed, ARCHIVE_ZSTD_LEVEL, partial(_copy_stream, blocks))
+        members[index_member] = _json(folder / f"{name}.json", "state")
+        members[pack_member] = Content(packed, "state", "application/zstd")
+    return members
 
 
 def _program_files(directory: Path, claims: ProgramClaims) -> dict[str, Content]:
@@ -346,10 +373,14 @@ def _compress(path: Path, level: int, write: Callable[[BinaryIO], None]) -> None
 
 
 def _copy(source: Path, target: BinaryIO) -> None:
+    with source.open("rb") as stream:
+        _copy_stream(stream, target)
+
+
+def _copy_stream(source: BinaryIO, target: BinaryIO) -> None:
     import shutil
 
-    with source.open("rb") as stream:
-        shutil.copyfileobj(stream, target, 1 << 20)
+    shutil.copyfileobj(source, target, 1 << 20)
 
 
 def _json(source: Path | bytes, role: Role) -> Content:

@@ -47,8 +47,27 @@ def command(
     ] = None,
     mode: Annotated[
         str,
-        typer.Option("--mode", help="integrity, environment, prefix:N (N agent steps) or full."),
+        typer.Option(
+            "--mode",
+            help="integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed, full.",
+        ),
     ] = "full",
+    challenge: Annotated[
+        str | None,
+        typer.Option(
+            "--challenge",
+            help="Segments between checkpoints to choose at random and execute again, or 'all'; "
+            "with a fresh seed's prefix. The same as --mode segments:N.",
+        ),
+    ] = None,
+    fresh_seed: Annotated[
+        bool,
+        typer.Option(
+            "--fresh-seed",
+            help="Have a seed that was drawn now computed: does the image compute, or recite? "
+            "The same as --mode fresh-seed.",
+        ),
+    ] = False,
     allow_untrusted: Annotated[
         bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
     ] = False,
@@ -135,7 +154,7 @@ def command(
     request = Request(
         bundle=bundle,
         trust=policy,
-        mode=Mode.parse(mode),
+        mode=Mode.parse(_mode(mode, challenge, fresh_seed=fresh_seed)),
         engine=engine,
         allow_untrusted=allow_untrusted,
         expected=Expectation(
@@ -161,3 +180,19 @@ def command(
 
         show_report(result, Console())
     raise typer.Exit(result.exit_code)
+
+
+def _mode(mode: str, challenge: str | None, *, fresh_seed: bool) -> str:
+    """Return the mode that the options ask for; a challenge has a fresh seed in it anyway."""
+    from capsule.experiment.errors import CapsuleError, ExitCode
+
+    if challenge is None and not fresh_seed:
+        return mode
+    if mode != "full":
+        raise CapsuleError(
+            "CAP-V064",
+            f"--mode {mode} contradicts {'--challenge' if challenge else '--fresh-seed'}",
+            fix="Give one of the two.",
+            exit_code=ExitCode.USAGE,
+        )
+    return "fresh-seed" if challenge is None else f"segments:{challenge}"

@@ -35,7 +35,8 @@ FAILURE = "failure.json"  # Failure; instead of RESULT
 ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
 ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: recorded); by the host
 LEDGER = "ledger.json"  # capsule.entropy.ledger.Ledger; written by the host
-STATE = "state"  # what a resume needs; never bundled
+STATE = "state"  # what a resume needs
+SEGMENT_STATES = "states"  # capsule.experiment.states: checkpoint_name(step).{json,blocks}
 LOG = "output.log"  # standard output and error of the training process
 ENTROPY_STARTS = "entropy"  # folder: what launcher and interposer write down (capsule.entropy)
 
@@ -51,7 +52,7 @@ READ_FILES = frozenset(
         *(RESULT, FAILURE, ENTROPY_REPORT, ENTROPY_PROFILE, LEDGER, LOG, STANDARD_OUTPUT, OUTPUTS),
     }
 )
-READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS})
+READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS, SEGMENT_STATES})
 MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
 PROJECT_FOLDER = "/project"  # where an image holds the source tree
@@ -68,6 +69,7 @@ PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJ
 CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
 CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"
 
+_STREAM_DOMAIN = "capsule/stream/v1"
 Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
 
 
@@ -94,6 +96,11 @@ class Job(Model):
     dense: DenseWindow | None = Field(
         None, description="Write a dense record of these updates, in one thread. Changes no bit."
     )
+    segment: bool = Field(
+        False,
+        description="Only go on from the state at one checkpoint to the next, for a verifier: "
+        "evaluate nothing and keep no states.",
+    )
 
 
 class Runtime(Model):
@@ -118,6 +125,15 @@ class Event(Model):
     loss: float | None = None
     exploration: float | None = None
     message: str | None = None
+
+
+def stream_key(seed: int, name: str, index: int = 0) -> str:
+    """Return the Philox key of a random stream, 32 hexadecimal digits.
+
+    It is the first 16 bytes of SHA-256 over the canonical JSON (RFC 8785) array
+    ``["capsule/stream/v1", seed, name, index]``.
+    """
+    return sha256_hex(canonical_json([_STREAM_DOMAIN, seed, name, index]))[:32]
 
 
 class StreamProfile(Model):

@@ -386,6 +386,11 @@ class RecordingSpec(Model):
         1_000, description="Steps between trace records that also digest every tensor."
     )
     checkpoint_interval: PositiveInt = Field(250_000, description="Steps between checkpoints.")
+    segment_states: bool = Field(
+        False,
+        description="Keep at every checkpoint what training goes on from, so that verifiers can "
+        "execute single segments between checkpoints (capsule verify --challenge).",
+    )
 
 
 class LimitsSpec(Model):
@@ -497,6 +502,13 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
         raise ValueError(
             f"recording.tensor_interval {spec.recording.tensor_interval} is not a multiple of "
             f"recording.trace_interval {spec.recording.trace_interval}"
+        )
+    recording = spec.recording
+    if recording.segment_states and recording.checkpoint_interval % recording.trace_interval:
+        raise ValueError(
+            f"recording.segment_states: recording.checkpoint_interval "
+            f"{recording.checkpoint_interval} is not a multiple of recording.trace_interval "
+            f"{recording.trace_interval}"
         )
     offered = get_args(type(trainer).model_fields["network"].annotation)
     fitting = [name for name in _FITTING_NETWORKS[spec.environment.suite] if name in offered]

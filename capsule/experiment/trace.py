@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +48,26 @@ COMPONENTS = (
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A place in a trace where a record begins.
+
+    Attributes:
+        offset: Bytes before it.
+        records: Records before it.
+        step: Agent steps done at the last of them; 0 before the first.
+        head: Head of the chain there, hexadecimal.
+    """
+
+    offset: int = 0
+    records: int = 0
+    step: int = 0
+    head: str = GENESIS.hex()
+
+
+BEGINNING = Mark()
+
+
+@dataclass(frozen=True)
 class Record:
     """One trace record.
 
@@ -56,12 +76,19 @@ class Record:
         step: Agent steps done when it was written.
         values: Component to digest, or to a mapping of names to digests.
         head: Head of the chain after it, hexadecimal.
+        end: Bytes of its trace up to the record after it; 0 if it is in none.
     """
 
     number: int
     step: int
     values: dict[str, Any]
     head: str
+    end: int = 0
+
+    @property
+    def after(self) -> Mark:
+        """The place after it."""
+        return Mark(self.end, self.number + 1, self.step, self.head)
 
 
 @dataclass(frozen=True)
@@ -96,15 +123,20 @@ def segment_line(head: bytes, records: int) -> bytes:
     return json.dumps({"head": head.hex(), "records": records}, separators=(",", ":")).encode()
 
 
-def read_trace(path: Path) -> Iterator[Record]:
+def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
     """Yield the records of a trace, checking its segment heads on the way.
+
+    Args:
+        path: The trace.
+        since: Where to begin.
 
     Raises:
         CapsuleError: CAP-T141, a line is not what a trace holds.
     """
-    head, number, step = GENESIS, 0, 0
+    head, number, step = bytes.fromhex(since.head), since.records, since.step
     with open_regular(path, os.O_NOFOLLOW) as stream:
-        for position in range(1, 1 << 62):
+        stream.seek(since.offset)
+        for position in range(number + number // SEGMENT_RECORDS + 1, 1 << 62):
             line = stream.readline(MAX_LINE_BYTES)
             if not line:
                 return
@@ -119,8 +151,9 @@ def read_trace(path: Path) -> Iterator[Record]:
             previous, step = step, fields.pop("step", None)
             if type(step) is not int or step <= previous:
                 _refuse(path, position, "has no step after that of the record before")
-            yield Record(number, step, fields, head.hex())
             number += 1
+            closing = 0 if number % SEGMENT_RECORDS else len(segment_line(head, number)) + 1
+            yield Record(number - 1, step, fields, head.hex(), stream.tell() + closing)
 
 
 def trace_head(path: Path) -> tuple[int, str]:
@@ -131,18 +164,28 @@ def trace_head(path: Path) -> tuple[int, str]:
     return number, head
 
 
-def first_difference(a: Path, b: Path, *, prefix: bool = False) -> Difference | None:
+def first_difference(
+    a: Path,
+    b: Path,
+    *,
+    prefix: bool = False,
+    since: Mark = BEGINNING,
+    until: int | None = None,
+) -> Difference | None:
     """Compare two traces record by record.
 
     Args:
         a: One trace.
         b: Another.
         prefix: Accept that one trace ends before the other.
+        since: Where to begin, in both.
+        until: Compare the records up to this step of ``a`` only; None: all of them.
 
     Raises:
         CapsuleError: CAP-T141, a line is not what a trace holds.
     """
-    for left, right in zip_longest(read_trace(a), read_trace(b)):
+    wanted = takewhile(lambda record: until is None or record.step <= until, read_trace(a, since))
+    for left, right in zip_longest(wanted, read_trace(b, since)):
         if left is None or right is None:
             present = left or right
             if prefix or present is None:

@@ -21,6 +21,8 @@ _STYLES = {
     "reproduced-bitwise": "bold green",
     "reproduced-prefix": "bold green",
     "reproduced-statistical": "bold green",
+    "reproduced-segments": "bold green",
+    "answers-fresh-seed": "bold green",
     "intact": "bold green",
     "environment-matches": "bold green",
     "not-reproduced": "bold red",
@@ -64,11 +66,13 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
+        ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
     ]
     if report.reexecuted_steps is not None:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
+    rows += _challenge(report)
     analysed = report.divergence is not None and report.divergence.first is not None
     if report.first_difference is not None and not analysed:
         first = report.first_difference
@@ -78,6 +82,24 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     if report.statistics is not None:
         rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _challenge(report: Report) -> list[tuple[str, str]]:
+    """Say which segments were chosen and what a fresh seed gave."""
+    rows = []
+    if report.fresh_seed is not None:
+        fresh = report.fresh_seed
+        rows.append(("fresh seed", f"{fresh.seed}, {fresh.steps:,} steps, executed twice"))
+        rows += [("", contradiction) for contradiction in fresh.contradictions]
+    if report.challenge is not None:
+        asked = report.challenge
+        chosen = f"{len(asked.segments)} of {asked.of}, {asked.chosen}"
+        passed = f"one false segment would have passed with probability {asked.undetected:.3g}"
+        rows.append(("segments", f"{chosen}; {passed}"))
+        for segment in asked.segments[:MAX_ROWS]:
+            same = "the same" if segment.equal else "DIFFERENT"
+            rows.append(("", f"steps {segment.begins:,} to {segment.ends:,}: {same}"))
+    return rows
 
 
 def _open_sources(report: Report) -> str | None:

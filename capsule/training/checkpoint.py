@@ -11,40 +11,22 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.contract import Checkpoint, tensor_digest
+from capsule.experiment.contract import tensor_digest
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.fields import Model
-from capsule.experiment.lock import Sha256
+from capsule.experiment.states import RESUME, ResumeState
 from capsule.training.job import write_file
 
 Tensors = Mapping[str, NDArray[Any]]
-RESUME = "resume.json"
 _DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8"}  # as safetensors calls them
-
-
-class ResumeState(Model):
-    """Everything a run needs to go on, beside its tensors and the replay memory's files."""
-
-    schema_id: Literal["capsule/resume/v1"] = Field("capsule/resume/v1", alias="schema")
-    spec: Sha256 = Field(description="Digest of the spec, so that no other run goes on from it.")
-    step: int
-    seconds: float = Field(description="Wall-clock time of all attempts so far.")
-    tensors: dict[str, Sha256]
-    streams: dict[str, dict[str, Any]]
-    trainer: dict[str, Any] = Field(
-        description="Episodes, their returns, the last loss; environments; replay memory."
-    )
-    trace: dict[str, Any]
-    checkpoints: tuple[Checkpoint, ...]
 
 
 def tensor_digests(tensors: Tensors) -> dict[str, str]:

@@ -135,6 +135,8 @@ class Attempt:
         self._directory = directory
         self._spec = spec = job.spec.training()
         self._end = _end_of(spec, job.stop_after)
+        self._keeps_states = spec.recording.segment_states and not job.segment
+        self._complete = self._end == spec.trainer.total_steps and not job.segment
         self._stop = stop
         device = determinism.device_of(spec)
         alone = device.type != "cpu" or job.dense is not None  # one stream keeps cuBLAS in order
@@ -179,13 +181,12 @@ class Attempt:
         """
         self._events.write("resume" if self.learner.step else "start")
         self._train()
-        complete = self._end == self._spec.trainer.total_steps
-        if complete:
+        if self._complete:
             self._evaluate()
         self._write(contract.STREAMS, self._stream_profiles())
         for name, data in self.learner.artifacts().items():
             write_atomic(self._directory / name, data)
-        self._finish(complete=complete)
+        self._finish()
         self.learner.close()
 
     def _train(self) -> None:
@@ -223,9 +224,7 @@ class Attempt:
         from capsule.training.trainer import state_interval
 
         step, final = self.learner.step, self.learner.step == self._end
-        claimed = step % self._spec.recording.checkpoint_interval == 0 or (
-            step == self._spec.trainer.total_steps
-        )
+        claimed = self._claims(step)
         if not (claimed or final or step % state_interval(self._spec) == 0):
             return
         tensors = self.learner.tensors()
@@ -241,13 +240,28 @@ class Attempt:
             self._write(contract.CHECKPOINT_INDEX, index)
             self._events.write("checkpoint")
         self._save_state(tensors, digests)
+        self._keep_state()
+
+    def _claims(self, step: int) -> bool:
+        """Tell whether the checkpoint at ``step`` is claimed."""
+        total = self._spec.trainer.total_steps
+        return step % self._spec.recording.checkpoint_interval == 0 or step == total
+
+    def _keep_state(self) -> None:
+        """Keep the state that was saved last, where the next segment of the run begins with it."""
+        from capsule.training.segment_states import keep_state
+
+        step = self.learner.step
+        if self._keeps_states and self._claims(step) and step < self._spec.trainer.total_steps:
+            keep_state(self._directory, step)
 
     def _save_state(
         self,
         tensors: dict[str, NDArray[np.float32]] | None = None,
         digests: dict[str, str] | None = None,
     ) -> None:
-        from capsule.training.checkpoint import ResumeState, save_resume_state, tensor_digests
+        from capsule.experiment.states import ResumeState
+        from capsule.training.checkpoint import save_resume_state, tensor_digests
 
         tensors = tensors or self.learner.tensors()
         state = ResumeState(
@@ -277,6 +291,7 @@ class Attempt:
         self.learner.restore(state.step, state.trainer, tensors)
         self._checkpoints = list(state.checkpoints)
         self._seconds_before = state.seconds
+        self._keep_state()  # unless the attempt that saved it did
 
     def _evaluate(self) -> None:
         """Evaluate the kept networks in order, as many at a time as there are threads.
@@ -353,7 +368,7 @@ class Attempt:
     def _interruptible(self, parameters: Parameters) -> Policy:
         return _Interruptible(self.learner.policy(parameters), self._stop)
 
-    def _finish(self, *, complete: bool) -> None:
+    def _finish(self) -> None:
         """Write the result, last of all."""
         from capsule.training.checkpoint import collective_digest
 
@@ -361,7 +376,7 @@ class Attempt:
         self._trace.close()
         self._events.write("finish")
         result = Result(
-            complete=complete,
+            complete=self._complete,
             steps=learner.step,
             episodes=learner.episodes,
             trace_records=self._trace.records,

@@ -16,12 +16,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.experiment.canonical import canonical_json
-from capsule.experiment.contract import StreamProfile
+from capsule.experiment.contract import StreamProfile, stream_key
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SeedsSpec, StreamName
 
-KEY_DOMAIN = "capsule/stream/v1"
 _WORDS_PER_BLOCK = 4
 _COUNTERS = 2**256
 _UNIT = 2.0**-53  # spacing of the doubles that a 53-bit integer maps to
@@ -37,9 +35,8 @@ class Stream:
         name: What the stream is for.
         seed: Seed it derives from.
         index: Tells apart the streams of one source, e.g. one per evaluation start.
-        key: Philox key, 32 hexadecimal digits: the first 16 bytes of SHA-256 over the canonical
-            JSON (RFC 8785) array ``["capsule/stream/v1", seed, name, index]``; its two 64-bit words
-            are read little-endian.
+        key: Philox key (:func:`capsule.experiment.contract.stream_key`); its two 64-bit words are
+            read little-endian.
         draws: 64-bit words drawn so far.
     """
 
@@ -47,7 +44,7 @@ class Stream:
         self.name = name
         self.seed = seed
         self.index = index
-        self.key = hashlib.sha256(canonical_json([KEY_DOMAIN, seed, name, index])).hexdigest()[:32]
+        self.key = stream_key(seed, name, index)
         self._jump(0, bytes(32))
 
     @property

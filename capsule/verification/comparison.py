@@ -12,7 +12,8 @@ from capsule.bundle.claims import CheckpointClaim, Claims, ProgramClaims
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import Output
-from capsule.experiment.trace import Difference, first_difference
+from capsule.experiment.states import ResumeState
+from capsule.experiment.trace import Difference, Mark, first_difference
 from capsule.verification.verdict import (
     ComponentDifference,
     OutputDifference,
@@ -82,6 +83,19 @@ def compare_traces(recorded: Path, found: Path, *, prefix: bool) -> TraceDiffere
     """Find the first trace record that differs; with ``prefix`` either trace may end early."""
     difference = first_difference(recorded, found, prefix=prefix)
     return None if difference is None else trace_difference(difference)
+
+
+def compare_segment(recorded: Path, found: Path, since: Mark, until: int) -> TraceDifference | None:
+    """Find the first record that differs in one segment, which is all that ``found`` has."""
+    difference = first_difference(recorded, found, since=since, until=until)
+    return None if difference is None else trace_difference(difference)
+
+
+def compare_states(claimed: ResumeState, found: ResumeState) -> tuple[ComponentDifference, ...]:
+    """List what differs between the states that two runs go on from, but for the time they took."""
+    left = claimed.model_dump(mode="json", exclude={"seconds"})
+    right = found.model_dump(mode="json", exclude={"seconds"})
+    return tuple(islice(_differences("state", left, right), MAX_DIFFERENCES))
 
 
 def compare_outputs(

@@ -62,7 +62,9 @@ def check_consistency(parts: Contents) -> None:
 
 def _training(parts: Contents, claims: TrainingClaims) -> None:
     """Check what a trainer of Capsule's own claims."""
-    for check in (_result, _schedule, _trace, _population, _streams, _evaluation, _checkpoints):
+    for check in (
+        *(_result, _schedule, _trace, _population, _streams, _evaluation, _checkpoints, _states),
+    ):
         check(parts, claims)
     _final_tensors(parts)
 
@@ -246,6 +248,15 @@ def _checkpoints(parts: Contents, claims: TrainingClaims) -> None:
 def _index(parts: Contents) -> contract.CheckpointIndex:
     name = run_bundle.RUN + contract.CHECKPOINT_INDEX
     return parts.bundle.read(name, contract.CheckpointIndex)
+
+
+def _states(parts: Contents, _claims: TrainingClaims) -> None:
+    """Check that there are the states that the spec promises, and no others."""
+    promised = parts.lock.spec.recording.segment_states
+    steps = [item.step for item in _index(parts).checkpoints[:-1]] if promised else []
+    expected = sorted(member for step in steps for member in run_bundle.state_members(step))
+    found = sorted(name for name in parts.bundle.files if name.startswith(run_bundle.STATES))
+    _equal("manifest.json", "the states of checkpoints", expected, found)
 
 
 def _final_tensors(parts: Contents) -> None:

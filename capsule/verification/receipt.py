@@ -27,11 +27,12 @@ def require_execution(mode: Mode) -> None:
     Raises:
         CapsuleError: CAP-V080.
     """
-    if mode.name in ("integrity", "environment"):
+    if mode.name in ("integrity", "environment", "fresh-seed"):
         raise CapsuleError(
             "CAP-V080",
-            f"--sign with --mode {mode}: nothing is executed, so there is nothing to vouch for",
-            fix="Leave out --sign, or use --mode full or prefix:N.",
+            f"--sign with --mode {mode}: nothing of the run is executed, so there is nothing to "
+            "vouch for",
+            fix="Leave out --sign, or use --mode full, prefix:N or segments:N.",
             exit_code=ExitCode.USAGE,
         )
 

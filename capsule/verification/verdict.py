@@ -23,6 +23,8 @@ Grade = Literal[
     "reproduced-bitwise",
     "reproduced-prefix",
     "reproduced-statistical",
+    "reproduced-segments",
+    "answers-fresh-seed",
     "not-reproduced",
     "inconclusive",
 ]
@@ -36,6 +38,8 @@ EXIT_CODES: dict[Grade, ExitCode] = {
     "reproduced-bitwise": ExitCode.OK,
     "reproduced-prefix": ExitCode.OK,
     "reproduced-statistical": ExitCode.OK,
+    "reproduced-segments": ExitCode.OK,
+    "answers-fresh-seed": ExitCode.OK,
     "not-reproduced": ExitCode.DIFFERS,
     "inconclusive": ExitCode.INCONCLUSIVE,
 }
@@ -203,6 +207,42 @@ class Divergence(Model):
         return ExitCode.OK if self.equal else ExitCode.DIFFERS
 
 
+class Segment(Model):
+    """One segment of a run, between two claimed checkpoints, executed again."""
+
+    begins: int = Field(description="Agent step of the checkpoint it goes on from; 0: from none.")
+    ends: int = Field(description="Agent step of the checkpoint it must end with.")
+    equal: bool = Field(description="Every trace record, the checkpoint and the state at its end.")
+    first_difference: TraceDifference | None = None
+    differences: tuple[ComponentDifference, ...] = Field(
+        (), description="Of the checkpoint, and of the state that the next segment begins with."
+    )
+
+
+class Challenge(Model):
+    """Segments that the verifier chose, and what came of them."""
+
+    chosen: Literal["at random", "all"] = Field(
+        description="'at random': by this verifier, from its operating system's randomness."
+    )
+    of: int = Field(description="Segments that the run has.")
+    segments: tuple[Segment, ...]
+    undetected: float = Field(
+        description="Probability that a run with one false segment would have passed this choice."
+    )
+
+
+class FreshSeed(Model):
+    """A prefix with a root seed that nobody knew before."""
+
+    seed: int = Field(description="Drawn by this verifier.")
+    steps: int = Field(description="Agent steps, executed twice.")
+    keys: int = Field(description="Random streams with the key that the verifier derives itself.")
+    contradictions: tuple[str, ...] = Field(
+        (), description="What an image that computes would not do."
+    )
+
+
 class Report(Model):
     """What was checked, what was found, and the verdict."""
 
@@ -234,6 +274,9 @@ class Report(Model):
         description="Rebuilt from the lock; or the signer's own, as embedded in the bundle; null "
         "without an image.",
     )
+    own_code: bool | None = Field(
+        None, description="The image's training code is that of the Capsule that verifies."
+    )
     first_difference: TraceDifference | OutputDifference | None = None
     differences: tuple[ComponentDifference, ...] = ()
     statistics: ReturnStatistics | None = Field(
@@ -243,6 +286,8 @@ class Report(Model):
         None, description="Between the bundle (a) and the re-execution (b), if they differ."
     )
     replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
+    challenge: Challenge | None = None
+    fresh_seed: FreshSeed | None = None
     relaxations: tuple[str, ...] = ()
     ledger: Ledger | None = Field(None, description="Sources of nondeterminism, as recorded.")
     reexecuted_steps: int | None = None

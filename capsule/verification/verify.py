@@ -35,10 +35,19 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
+from capsule.image.code import training_code_digest
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.bounds import check_embedded, check_gpu_host, lowered, reexecution_folder
+from capsule.verification.challenge import (
+    Recorded,
+    challenge,
+    check_challengeable,
+    fresh_seed,
+    judge,
+    parse_number,
+)
 from capsule.verification.comparison import (
     STANDARD_OUTPUT,
     compare_checkpoints,
@@ -68,28 +77,39 @@ NO_KEY = "CAP-V002"
 class Mode:
     """How far to go."""
 
-    name: Literal["integrity", "environment", "prefix", "full"]
+    name: Literal["integrity", "environment", "prefix", "full", "segments", "fresh-seed"]
     steps: int | None = None
+    segments: int | None = None  # how many; None: all
+
+    @property
+    def challenges(self) -> bool:
+        """Whether it asks for what the signer could not know."""
+        return self.name in ("segments", "fresh-seed")
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """Parse ``integrity``, ``environment``, ``prefix:N`` or ``full``.
+        """Parse a mode as ``--mode`` takes it; each is a name of the class, two with a number.
 
         Raises:
-            CapsuleError: CAP-V001, anything else.
+            CapsuleError: CAP-V001, anything else; CAP-V060, segments of no number.
         """
+        if text.startswith("segments:"):
+            return cls("segments", segments=parse_number(text.removeprefix("segments:")))
         if match := re.fullmatch(r"prefix:([1-9][0-9]{0,14})", text):
             return cls("prefix", int(match[1]))
-        if text in ("integrity", "environment", "full"):
+        if text in ("integrity", "environment", "fresh-seed", "full"):
             return cls(text)  # type: ignore[arg-type]
         raise CapsuleError(
             "CAP-V001",
             f"--mode {text!r} is not known",
-            fix="Use integrity, environment, prefix:N (N agent steps) or full.",
+            fix="Use integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed or "
+            "full.",
             exit_code=ExitCode.USAGE,
         )
 
     def __str__(self) -> str:
+        if self.name == "segments":
+            return f"{self.name}:{self.segments or 'all'}"
         return self.name if self.steps is None else f"{self.name}:{self.steps}"
 
 
@@ -183,12 +203,24 @@ def _verify(
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
         check_prefix(request.mode, lock)
+        if request.mode.challenges:
+            check_challengeable(
+                lock,
+                segments=request.mode.name == "segments",
+                number=request.mode.segments,
+                confined=engine.name != "process" or request.engine == "process",
+            )
         image = _prepare(request, bundle, lock, claims, engine, cache, reporter)
         _check_image(request, image, claims, facts)
+        facts["own_code"] = lock.image.code.sha256 == training_code_digest()
         limits = lowered(lock.spec.limits, request.limits)
-        verdict, summary = _reexecute(
-            request.mode, bundle, lock, claims, image, engine, limits, reporter, facts
-        )
+        if request.mode.challenges and isinstance(claims, TrainingClaims):
+            recorded = Recorded(bundle, lock, claims)
+            verdict, summary = _challenge(request.mode, recorded, engine, limits, reporter, facts)
+        else:
+            verdict, summary = _reexecute(
+                request.mode, bundle, lock, claims, image, engine, limits, reporter, facts
+            )
         return verdict, summary + (EMBEDDED if request.image == "embedded" else "")
 
 
@@ -322,6 +354,42 @@ def _check_image(
         fix="The lock does not produce the claimed image; compare image/config.json of the bundle.",
         exit_code=ExitCode.INCONCLUSIVE,
     )
+
+
+def _challenge(
+    mode: Mode,
+    recorded: Recorded,
+    engine: Engine,
+    limits: LimitsSpec,
+    reporter: execution.Reporter,
+    facts: dict[str, Any],
+) -> tuple[Grade, str]:
+    """Have a fresh seed's prefix executed, and then segments if they are asked for."""
+
+    def execute(lock: Lock, directory: Path, *, stop_after: int, schedule: Path | None) -> object:
+        return execution.execute(
+            lock,
+            engine,
+            directory,
+            stop_after=stop_after,
+            schedule=schedule,
+            segment=True,
+            limits=limits,
+            reporter=reporter,
+        )
+
+    reporter.note("executing a prefix with a fresh seed, twice")
+    facts["fresh_seed"] = fresh_seed(recorded, execute, reporter.note)
+    if mode.name == "segments":
+        reporter.note("executing segments of the recorded run")
+        facts["challenge"] = challenge(recorded, mode.segments, execute, reporter.note)
+        segments = facts["challenge"].segments
+        facts["reexecuted_steps"] = sum(each.ends - each.begins for each in segments)
+        different = next((each for each in segments if not each.equal), None)
+        if different is not None:
+            facts["first_difference"] = different.first_difference
+            facts["differences"] = different.differences
+    return judge(facts.get("challenge"), facts["fresh_seed"])
 
 
 def _reexecute(

@@ -89,6 +89,32 @@ def test_segment_heads_stand_after_every_1024_records(tmp_path):
     assert json.loads(lines[2_049]) == {"head": heads[2_048], "records": 2_048}
 
 
+@pytest.mark.parametrize("number", [0, 1, 1_022, 1_023, 1_024, 1_029])
+def test_it_is_read_from_any_record_on(tmp_path, number):
+    path = tmp_path / "trace.jsonl"
+    write(path, 1_030)
+    records = list(read_trace(path))
+    mark = records[number].after
+    assert list(read_trace(path, mark)) == records[number + 1 :]
+    assert (mark.records, mark.step) == (number + 1, 8 * (number + 1))
+    whole = path.read_bytes()
+    hole = tmp_path / "hole.jsonl"
+    hole.write_bytes(bytes(mark.offset) + whole[mark.offset :])
+    assert first_difference(path, hole, since=mark) is None
+
+
+def test_a_window_ends_with_its_last_record(tmp_path):
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    write(whole, 20)
+    write(part, 12)
+    mark = list(read_trace(whole))[4].after
+    assert first_difference(whole, part, since=mark, until=96) is None
+    more = first_difference(whole, part, since=mark, until=104)
+    assert (more.step, more.component, more.a) == (104, "end", "more")
+    fewer = first_difference(whole, part, since=mark, until=88)
+    assert (fewer.step, fewer.component, fewer.b) == (96, "end", "more")
+
+
 def test_it_resumes_in_the_middle_of_a_record(tmp_path):
     write(tmp_path / "whole", 3)
     streams = make_streams(SeedsSpec())

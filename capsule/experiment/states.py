@@ -1,0 +1,97 @@
+"""States that a run keeps at its checkpoints, so that others can go on from them.
+
+With ``recording.segment_states`` a run keeps, at every claimed checkpoint but the last, what its
+folder ``state`` holds then, but for what only the evaluation needs. Each file is cut into blocks of
+1 MiB, the last one shorter. A block is named by its SHA-256 and kept once, however many files and
+states have it: of a ring buffer, a state costs what was written since the one before. A state is an
+*index* of its files and a *pack*: the blocks that no earlier state has, one after the other.
+
+Nothing here needs torch or numpy: both sides use it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.contract import Checkpoint
+from capsule.experiment.fields import Model, NonNegativeInt
+from capsule.experiment.lock import Sha256
+
+BLOCK_BYTES = 1 << 20
+RESUME = "resume.json"  # ResumeState
+MAX_FILES = 1_000  # of a state
+# A component starts with neither a dot (``..``, hidden files) nor a dash, as in bundles.
+_COMPONENT = "[A-Za-z0-9_][A-Za-z0-9._-]*"
+FilePath = Annotated[str, Field(pattern=rf"^{_COMPONENT}(/{_COMPONENT})*$", max_length=100)]
+
+
+class ResumeState(Model):
+    """Everything a run needs to go on, beside its tensors and the replay memory's files."""
+
+    schema_id: Literal["capsule/resume/v1"] = Field("capsule/resume/v1", alias="schema")
+    spec: Sha256 = Field(description="Digest of the spec, so that no other run goes on from it.")
+    step: int
+    seconds: float = Field(description="Wall-clock time of all attempts so far.")
+    tensors: dict[str, Sha256]
+    streams: dict[str, dict[str, Any]]
+    trainer: dict[str, Any] = Field(
+        description="Episodes, their returns, the last loss; environments; replay memory."
+    )
+    trace: dict[str, Any]
+    checkpoints: tuple[Checkpoint, ...]
+
+
+class StateFile(Model):
+    """One file of a state."""
+
+    size: NonNegativeInt = Field(description="Bytes.")
+    blocks: tuple[Sha256, ...] = Field(description="All of 1 MiB but the last, in order.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len(self.blocks) != -(-self.size // BLOCK_BYTES):
+            raise ValueError(f"{self.size} bytes are not {len(self.blocks)} blocks")
+        return self
+
+    def block_size(self, number: int) -> int:
+        """Return the bytes of the block at a place."""
+        return min(BLOCK_BYTES, self.size - number * BLOCK_BYTES)
+
+
+class StateIndex(Model):
+    """The files of a state, and what its pack adds to those of the states before."""
+
+    schema_id: Literal["capsule/state/v1"] = Field("capsule/state/v1", alias="schema")
+    step: NonNegativeInt
+    files: Annotated[dict[FilePath, StateFile], Field(max_length=MAX_FILES)] = Field(
+        description="By path below the folder 'state'."
+    )
+    packed: tuple[Sha256, ...] = Field(description="Blocks of the pack, in order.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        sizes = self.block_sizes()
+        if len({*self.packed}) < len(self.packed) or not {*self.packed} <= sizes.keys():
+            raise ValueError("packed must name blocks of the files, each once")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    def block_sizes(self) -> dict[str, int]:
+        """Return the bytes of each block, by digest.
+
+        Raises:
+            ValueError: One digest stands for blocks of two sizes.
+        """
+        sizes: dict[str, int] = {}
+        for file in self.files.values():
+            for number, digest in enumerate(file.blocks):
+                size = file.block_size(number)
+                if sizes.setdefault(digest, size) != size:
+                    raise ValueError(f"block {digest} has two sizes")
+        return sizes

@@ -1,0 +1,76 @@
+"""A challenge of a real run in a real container engine."""
+
+import shutil
+
+import pytest
+
+from capsule import execution
+from capsule.bundle.keys import load_public
+from capsule.bundle.trust import Policy
+from capsule.experiment import contract
+from capsule.experiment.contract import Result
+from capsule.image.cache import Cache
+from capsule.report.progress import open_reporter
+from capsule.verification.verify import Mode, Request, verify
+
+from .conftest import MICRO, run
+
+pytestmark = [pytest.mark.engine, pytest.mark.network]
+
+SPEC = MICRO.replace("algorithm: dqn", "algorithm: dqn\n  hidden_units: 16").replace(
+    "checkpoint_interval: 200", "checkpoint_interval: 200, segment_states: true"
+)
+
+
+@pytest.fixture(scope="module")
+def kept(workplace):
+    (workplace / "kept.yaml").write_text(SPEC)
+    return run(workplace, spec="kept.yaml")
+
+
+def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(kept, monkeypatch):
+    monkeypatch.setattr("capsule.verification.challenge.choose", lambda *_: [1])
+    report = verified(kept, "segments:1")
+    assert report.verdict == "reproduced-segments", report
+    (segment,) = report.challenge.segments
+    assert (segment.begins, segment.ends, segment.equal) == (200, 400, True)
+    assert (report.challenge.of, report.challenge.undetected) == (2, 0.5)
+    assert (report.mode, report.reexecuted_steps) == ("segments:1", 200)
+    assert report.fresh_seed.keys == 6
+    assert "1 of 2 segments, chosen at random by this verifier" in report.summary
+    assert "1 more and the evaluation were not executed" in report.summary
+
+
+def verified(kept, mode):
+    trust = Policy(keys=(load_public(kept.public),))
+    request = Request(kept.bundle, trust, Mode.parse(mode))
+    with open_reporter(quiet=True) as reporter:
+        return verify(request, Cache(), reporter)
+
+
+def test_an_image_that_recites_is_told_from_one_that_computes(kept, monkeypatch):
+    def recite(lock, engine, directory, **_):
+        shutil.copytree(kept.directory / "work", directory, dirs_exist_ok=True)
+        return Result.model_validate_json((directory / contract.RESULT).read_bytes())
+
+    monkeypatch.setattr(execution, "execute", recite)
+    assert verified(kept, "full").verdict == "reproduced-bitwise"  # it is fooled
+    report = verified(kept, "fresh-seed")
+    assert report.verdict == "not-reproduced"
+    assert "does not compute from the seed" in report.summary
+    assert verified(kept, "segments:1").verdict == "not-reproduced"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--challenge", "3"), "CAP-V063"),
+        (("--challenge", "some"), "CAP-V060"),
+        (("--challenge", "1", "--mode", "prefix:8"), "CAP-V064"),
+        (("--fresh-seed", "--mode", "integrity"), "CAP-V064"),
+    ],
+)
+def test_a_challenge_that_cannot_be_is_refused_before_anything_runs(kept, tmp_path, options, code):
+    done = kept.verify(kept.bundle, *options, cwd=tmp_path)
+    assert done.status == 2
+    assert code in done.errors
