@@ -42,7 +42,7 @@ from capsule.image.project import FOLDER, project_archive
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
 
-ASSEMBLER_VERSION = 1
+ASSEMBLER_VERSION = 2
 
 OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
 
