@@ -16,6 +16,7 @@ import pytest
 import capsule
 from capsule import execution
 from capsule.bundle.bundle import Content, open_bundle, pack
+from capsule.bundle.crate import CRATE, parts_of
 from capsule.bundle.keys import generate, load_private, load_public
 from capsule.bundle.run_bundle import CLAIMS, FinishedRun, pack_run
 from capsule.engine.interface import Exit
@@ -239,8 +240,15 @@ def forged(bundle, key, change, destination):
         files = {path: staged.read_bytes() for path, staged in opened.files.items()}
         facts = {each.path: (each.role, each.media_type) for each in opened.manifest.files}
     change(files)
+    edit_json(files, CRATE, lambda crate: _describe_again(crate, files))
     contents = {path: Content(data, *facts[path]) for path, data in files.items()}
     return pack(contents, sha256_hex(files[CLAIMS]), load_private(key), destination)
+
+
+def _describe_again(crate, files):
+    root = next(entity for entity in crate["@graph"] if entity["@id"] == "./")
+    root["identifier"] = sha256_hex(files[CLAIMS])
+    root["hasPart"] = [{"@id": path} for path in parts_of(files)]
 
 
 def edit_json(files, name, edit):
