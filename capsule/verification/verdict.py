@@ -285,6 +285,7 @@ class Report(Model):
     divergence: Divergence | None = Field(
         None, description="Between the bundle (a) and the re-execution (b), if they differ."
     )
+    replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
     relaxations: tuple[str, ...] = ()
