@@ -47,11 +47,14 @@ _MEANING: dict[Role, str] = {
     "profile": "Randomness that the run used",
     "run": "Record of the run",
     "checkpoint": "Learned parameters",
+    "state": "What training goes on from at a checkpoint",
     "output": "What the program wrote",
     "log": "What the process printed",
 }
 _TAKEN: frozenset[Role] = frozenset({"lock", "job"})
-_MADE: frozenset[Role] = frozenset({"claims", "profile", "run", "checkpoint", "output", "log"})
+_MADE: frozenset[Role] = frozenset(
+    {"claims", "profile", "run", "checkpoint", "state", "output", "log"}
+)
 _SIGNED = {  # what stands before the files of the manifest: meaning and media type
     MANIFEST: ("Every file of this bundle with its size, SHA-256 and role", "application/json"),
     CHECKSUMS: ("The same for sha256sum", "text/plain"),

@@ -123,8 +123,9 @@ def command(
     from capsule.report.terminal import show_report
     from capsule.verification.bounds import parse_limits
     from capsule.verification.expectation import Expectation, parse_claim
+    from capsule.verification.mode import Mode
     from capsule.verification.receipt import require_execution, sign_report
-    from capsule.verification.verify import Mode, Request, verify
+    from capsule.verification.verify import Request, verify
 
     policy = load_policy(
         keys=keys or (),

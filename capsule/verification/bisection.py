@@ -1,8 +1,9 @@
 """Pinning the update, and the operator in it, from which two runs differ.
 
-Each side is executed again from its start, with a dense record
-(:mod:`capsule.experiment.dense`) of the updates between the last equal and the first differing
-record of the two traces. An execution counts only if it repeats its side's own trace.
+Each side is executed again with a dense record (:mod:`capsule.experiment.dense`) of the updates
+between the last equal and the first differing record of the two traces: from the last checkpoint
+before them whose state its bundle kept, or else from its start. An execution counts only if it
+repeats its side's own trace.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from capsule.experiment.dense import (
     read_updates,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.trace import compare_records
+from capsule.experiment.trace import Mark, compare_records
 from capsule.verification.causes import COMPUTED
+from capsule.verification.comparison import compare_segment
 from capsule.verification.sides import Side
 from capsule.verification.ulp import Distance, Width
 from capsule.verification.verdict import Bisection, Call, Divergence, OperatorDivergence
-from capsule.verification.walk import record_names, walk_traces
+from capsule.verification.walk import record_names
 
 NOTHING = (0, Distance(), True)  # is comparable of the results of two operators
 _WIDTHS: dict[str, Width] = {"float32": 32, "float64": 64}
 Source = Side | Path
 """A run that can be executed, or the dense record of one."""
-Execute = Callable[[Side, contract.DenseWindow, Path], None]
-"""Executes a side up to the end of a window, in a new run directory."""
+Execute = Callable[[Side, contract.DenseWindow, Path], Mark]
+"""Executes a side up to the end of a window, in a new run directory; says from where."""
 
 
 def window_of(found: Divergence, a: Side) -> contract.DenseWindow:
@@ -88,16 +90,15 @@ def dense_record(
     Raises:
         CapsuleError: CAP-V075, it does not give its own trace.
     """
-    execute(side, window, directory)
+    mark = execute(side, window, directory)
     if side.training is not None:
-        recording = (side.spec.recording, side.spec.recording)
         again = directory / contract.TRACE
-        walk = walk_traces(side.training.trace, again, recording, prefix=True)
-        if walk.first is not None:
+        first = compare_segment(side.training.trace, again, mark, window.last)
+        if first is not None:
             raise CapsuleError(
                 "CAP-V075",
-                f"{side.name} does not repeat its own trace here: step {walk.first.step}, "
-                f"{walk.first.component}",
+                f"{side.name} does not repeat its own trace here: step {first.step}, "
+                f"{first.component}",
                 fix="Run 'capsule diff A B --dense FILE' where it does, with this side as A, and "
                 "name FILE in its place.",
                 exit_code=ExitCode.INCONCLUSIVE,

@@ -238,6 +238,23 @@ def _go_back(
         trace.truncate(mark.offset)  # a hole: the records before are not looked at
 
 
+def begin_before(recorded: Recorded, step: int, directory: Path) -> Mark:
+    """Make a new run directory stand at the last kept state from which ``step`` is still to come.
+
+    Returns:
+        Where its trace stands; the beginning, and nothing was made, if no state is that early.
+
+    Raises:
+        CapsuleError: CAP-V061, the state is not the claimed checkpoint's.
+    """
+    checkpoints = recorded.checkpoints()
+    passed = tuple(each for each in checkpoints[:-1] if each.step < step)
+    mark = _marks(recorded.trace, checkpoints)[len(passed)]
+    if passed:
+        _go_back(recorded, passed, mark, directory)
+    return mark
+
+
 def fresh_seed(recorded: Recorded, execute: Execute, note: Note) -> FreshSeed:
     """Execute a prefix with a root seed drawn now, twice, and see that it is computed from it.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import claims_model
+from capsule.bundle.claims import TrainingClaims, claims_model
 from capsule.bundle.keys import PublicKey
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
@@ -21,6 +21,7 @@ from capsule.experiment.dense import is_dense
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
+from capsule.experiment.trace import BEGINNING, Mark
 from capsule.image.cache import Cache
 from capsule.verification.bisection import (
     Source,
@@ -30,6 +31,7 @@ from capsule.verification.bisection import (
     window_of_dense,
 )
 from capsule.verification.causes import Facts, explain
+from capsule.verification.challenge import Recorded, begin_before
 from capsule.verification.divergence import compare_sides
 from capsule.verification.image_documents import layer_identities
 from capsule.verification.layers import Name, supplied_layers
@@ -88,7 +90,7 @@ def diff(request: Request, cache: Cache, reporter: execution.Reporter) -> Diverg
         return comparison.report
 
 
-def _with_dense(a: Source, b: Source, execute: partial[None], scratch: Path) -> Divergence:
+def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> Divergence:
     """Compare a dense record with another, or with that of a run, which is executed for it."""
     window = window_of_dense(a if isinstance(a, Path) else b)  # type: ignore[arg-type]
     found = bisect(a, b, window, execute, scratch)
@@ -104,10 +106,13 @@ def _execute(
     side: Side,
     window: contract.DenseWindow,
     directory: Path,
-) -> None:
-    """Execute a side by its lock, with its own settings, to the end of a window."""
+) -> Mark:
+    """Execute a side by its lock, with its own settings, to the end of a window.
+
+    Returns:
+        Where in its trace that began.
+    """
     lock = _trusted_lock(side, request)
-    reporter.note(f"executing {side.name} up to step {window.last:,}")
     try:
         engine = open_engine(_engine(side, request.engine), progress=reporter.note)
         with _supplied(side.bundle, lock) as (supplied, project):
@@ -120,6 +125,9 @@ def _execute(
                 project=project,
                 reporter=reporter,
             )
+        confined = engine.name != "process" or request.engine == "process"
+        mark = _go_back(side, lock, window, directory) if confined else BEGINNING
+        reporter.note(f"executing {side.name} from step {mark.step:,} to {window.last:,}")
         execution.execute(
             lock,
             engine,
@@ -128,6 +136,7 @@ def _execute(
             replay=side.entropy,
             schedule=None if side.training is None else side.training.schedule,
             dense=window,
+            segment=True,
             reporter=reporter,
         )
     except CapsuleError as error:
@@ -140,6 +149,19 @@ def _execute(
             "as A, and name FILE here in its place.",
             exit_code=ExitCode.INCONCLUSIVE,
         ) from error
+    return mark
+
+
+def _go_back(side: Side, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
+    """Begin at the last checkpoint before a window, if its state is there to go on from.
+
+    A stranger's state is gone on from in a container, or where somebody said that it may be.
+    """
+    states = lock.spec.recording.segment_states and lock.spec.entropy.mode != "recorded"
+    if side.bundle is None or side.training is None or not states:
+        return BEGINNING
+    claims = side.bundle.read(run_bundle.CLAIMS, TrainingClaims)
+    return begin_before(Recorded(side.bundle, lock, claims), window.first, directory)
 
 
 def _supplied(

@@ -17,8 +17,8 @@ from capsule.bundle.receipts import (
     write_receipt,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.verification.mode import Mode
 from capsule.verification.verdict import Report
-from capsule.verification.verify import Mode
 
 
 def require_execution(mode: Mode) -> None:

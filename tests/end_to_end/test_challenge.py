@@ -11,7 +11,8 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Result
 from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
-from capsule.verification.verify import Mode, Request, verify
+from capsule.verification.mode import Mode
+from capsule.verification.verify import Request, verify
 
 from .conftest import MICRO, run
 

@@ -27,7 +27,8 @@ from capsule.experiment.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
-from capsule.verification.verify import EMBEDDED, Mode, Request, verify
+from capsule.verification.mode import Mode
+from capsule.verification.verify import EMBEDDED, Request, verify
 
 from .conftest import edit_json, forge, run
 from .hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET

@@ -14,7 +14,8 @@ from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification import verify as verification
-from capsule.verification.verify import Mode, Request, verify
+from capsule.verification.mode import Mode
+from capsule.verification.verify import Request, verify
 
 from .runs import Machine, edit_json, forged
 

@@ -10,7 +10,8 @@ from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import Outputs
 from capsule.experiment.dense import read_header, read_updates
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.trace import read_trace
+from capsule.experiment.states import RESUME
+from capsule.experiment.trace import BEGINNING, read_trace
 from capsule.image.cache import Cache
 from capsule.report.divergence import divergence_lines
 from capsule.report.progress import SilentReporter
@@ -20,7 +21,7 @@ from capsule.verification.diff import Request, diff
 from capsule.verification.divergence import compare_sides
 from capsule.verification.sides import directory_side
 
-from .runs import IMPALA, Machine, make_lock, merged, train
+from .runs import CARTPOLE, IMPALA, Machine, bundled, make_lock, merged, train
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def execute():
             dense=window,
             reporter=SilentReporter(),
         )
+        return BEGINNING
 
     work.machines = machines
     return work
@@ -80,7 +82,17 @@ def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, ex
 def differ(monkeypatch, tmp_path):
     """Call ``capsule diff`` with the packages of the tests in place of a lock's."""
 
-    def work(a, b, *, bisect=False, dense=None, keys=(), allow_untrusted=False, error=None):
+    def work(
+        a,
+        b,
+        *,
+        bisect=False,
+        dense=None,
+        keys=(),
+        allow_untrusted=False,
+        engine="auto",
+        error=None,
+    ):
         def open_engine(*_arguments, **_options):
             if error is not None:
                 raise error
@@ -88,7 +100,7 @@ def differ(monkeypatch, tmp_path):
 
         monkeypatch.setattr(diff_module, "open_engine", open_engine)
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
-        request = Request(a, b, bisect, dense, keys, allow_untrusted, "auto")
+        request = Request(a, b, bisect, dense, keys, allow_untrusted, engine)
         return diff(request, Cache(tmp_path / "cache"), SilentReporter())
 
     return work
@@ -110,6 +122,32 @@ def test_a_dense_record_stands_for_a_side_that_is_elsewhere(
     operators = found.operator.a.operator, found.operator.b.operator
     assert operators == ("capsule::dense", "aten::addmm")
     assert found.operator.ulp is None  # they compute other things on the way to the same
+
+
+def test_bundles_that_kept_their_states_are_bisected_from_the_checkpoint_before(
+    differ, key, tmp_path, monkeypatch
+):
+    bundles = []
+    for numerics in ("portable-v3", "portable-v2"):
+        changes = {
+            "accelerator": {"kind": "cpu", "numerics": numerics},
+            "recording": {"segment_states": True},
+        }
+        run = train(tmp_path / numerics, make_lock(merged(CARTPOLE, changes)))
+        bundles.append(bundled(run, key, tmp_path / f"{numerics}-bundle"))
+    began, execute = [], execution.execute
+
+    def watched(lock, engine, directory, **options):
+        state = directory / contract.STATE / RESUME
+        began.append(json.loads(state.read_bytes())["step"] if state.exists() else 0)
+        return execute(lock, engine, directory, **options)
+
+    monkeypatch.setattr(execution, "execute", watched)
+    options = {"bisect": True, "allow_untrusted": True}
+    found = [differ(*bundles, **options, engine=engine) for engine in ("process", "auto")]
+    assert began == [200, 200, 0, 0]  # a stranger's state, without a container, only if asked for
+    assert [each.bisection.step for each in found] == [204, 204]
+    assert found[0].bisection == found[1].bisection
 
 
 def refused(differ, *arguments, **options):

@@ -34,8 +34,8 @@ from capsule.verification.challenge import (
     prefix_steps,
 )
 from capsule.verification.comparison import compare_claims
+from capsule.verification.mode import Mode
 from capsule.verification.states import lay_out
-from capsule.verification.verify import Mode
 from tests.training.conftest import ROOT
 
 from .forked import FAILED, SPECS, Forks, lock_of, spec_of

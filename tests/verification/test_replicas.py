@@ -20,8 +20,9 @@ from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
+from capsule.verification.mode import Mode
 from capsule.verification.receipt import require_execution, sign_report
-from capsule.verification.verify import Mode, Request
+from capsule.verification.verify import Request
 
 from .stand_ins import StandIn
 
