@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from capsule.report.text import printable
@@ -23,35 +23,39 @@ MAX_RESULTS = 3
 
 
 def show_divergence(found: Divergence, console: Console) -> None:
-    """Print an analysis: where, how far, why."""
-    for label, text in divergence_lines(found):
+    """Print an analysis: of what, where, why, how far."""
+    verdict = "equal, bit for bit" if found.equal else "they differ"
+    show_lines(
+        [("a", found.a), ("b", found.b), *divergence_lines(found), ("result", verdict)], console
+    )
+
+
+def show_lines(lines: Iterable[tuple[str, str]], console: Console) -> None:
+    """Print lines: a label, which may be empty, and a text."""
+    for label, text in lines:
         console.print(
             f"{label:<16} {printable(text)}".rstrip(), markup=False, highlight=False, soft_wrap=True
         )
 
 
 def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
-    """Yield the lines of an analysis: a label, which may be empty, and a text."""
-    yield "a", found.a
-    yield "b", found.b
+    """Yield the lines of an analysis, what matters most first."""
     yield from _place(found)
+    for cause in found.causes:
+        yield "cause", f"{cause.name} ({cause.certainty})"
+        for sentence in cause.evidence:
+            yield "", f"- {sentence}"
     for number in found.numbers:
         yield "apart", _number(number)
     yield from _tensors(found.checkpoint, found.tensors)
     for item in found.differences[:MAX_RESULTS]:
         yield "differs", f"{item.component}: {item.claimed} / {item.found}"
     yield from _more("", len(found.differences) - MAX_RESULTS, "results")
-    for cause in found.causes:
-        label = f"{cause.name} ({cause.certainty})"
-        yield "cause", label
-        for sentence in cause.evidence:
-            yield "", f"- {sentence}"
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
             yield "could explain it", text
         yield from _more("", len(found.explanations) - MAX_EXPLANATIONS, "differences of pins")
-    yield "result", "equal, bit for bit" if found.equal else "they differ"
 
 
 def _place(found: Divergence) -> Iterator[tuple[str, str]]:

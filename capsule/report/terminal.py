@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from capsule.report.divergence import show_divergence
+from capsule.report.divergence import divergence_lines, show_lines
 from capsule.report.returns import returns_rows
 from capsule.report.text import printable
-from capsule.verification.verdict import (
-    ComponentDifference,
-    OutputDifference,
-    Report,
-    TraceDifference,
-)
+from capsule.verification.verdict import OutputDifference, Report, TraceDifference
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,25 +27,24 @@ _STYLES = {
     "inconclusive": "bold yellow",
 }
 _EFFECTS = ("gate", "may differ", "recorded-only")  # the gravest first; equal facts are counted
+MAX_LINES = 30
+TAIL = 3  # of them: an error, a blank one, the verdict
 MAX_ROWS = 7
+FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 MAX_DIFFERENCES = 2
 
 
 def show_report(report: Report, console: Console) -> None:
     """Print a verification report: facts first, the verdict last."""
+    room = MAX_LINES - TAIL
     if report.environment:
-        _show_environment(report, console)
-    for label, value in _facts(report):
-        console.print(
-            f"{label:<16} {printable(value)}", markup=False, highlight=False, soft_wrap=True
-        )
-    if report.divergence is not None:
-        show_divergence(report.divergence, console)
-    else:
-        for difference in report.differences[:MAX_DIFFERENCES]:
-            _show_difference(difference, console)
-        _show_rest(len(report.differences) - MAX_DIFFERENCES, "differences, in the report", console)
+        room -= _show_environment(report, console)
+    lines = [*_facts(report), *_differences(report)]
+    if len(lines) > room:
+        rest = len(lines) - room + 1
+        lines[room - 1 :] = [("", f"… and {rest} more lines, in the report")]
+    show_lines(lines, console)
     if report.error is not None:
         code, fix = report.error["code"], report.error["fix"]
         console.print(f"{code}: {printable(fix)}", markup=False, highlight=False)
@@ -82,6 +77,20 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     if report.statistics is not None:
         rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _differences(report: Report) -> Iterator[tuple[str, str]]:
+    """Say what differs, and if it was analysed, why."""
+    if report.divergence is not None:
+        yield from divergence_lines(report.divergence)
+        return
+    for difference in report.differences[:MAX_DIFFERENCES]:
+        yield "differs", difference.component
+        yield "", f"claimed {difference.claimed}"
+        yield "", f"found   {difference.found}"
+    more = len(report.differences) - MAX_DIFFERENCES
+    if more > 0:
+        yield "", f"… and {more} more differences, in the report"
 
 
 def _challenge(report: Report) -> list[tuple[str, str]]:
@@ -139,32 +148,29 @@ def _authenticity(report: Report) -> str | None:
     return "; ".join([f"signed by a key you trust: {named}", *others])
 
 
-def _show_environment(report: Report, console: Console) -> None:
-    """Print the facts in which the machines differ, the gravest first, and count the equal ones."""
+def _show_environment(report: Report, console: Console) -> int:
+    """Print the facts in which the machines differ, the gravest first, and count the equal ones.
+
+    Returns:
+        Lines printed.
+    """
     from rich.table import Table
 
     differing = [row for row in report.environment if row.effect != "none"]
     differing.sort(key=lambda row: _EFFECTS.index(row.effect))
+    shown = differing[: MAX_ROWS if report.divergence is None else FEW_ROWS]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("machine", "recorded", "here", "effect"):
         table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=MAX_CELL)
-    for row in differing[:MAX_ROWS]:
+    for row in shown:
         cells = (row.field, row.recorded, row.here, row.effect)
         table.add_row(*(printable(str(cell)) for cell in cells))
     if differing:
         console.print(table, markup=False)
-    _show_rest(len(differing) - MAX_ROWS, "differing facts, in the report", console)
+    more = len(differing) - len(shown)
+    if more:
+        console.print(f"… and {more} more differing facts, in the report", highlight=False)
     equal = len(report.environment) - len(differing)
     console.print(f"{equal} facts of the machine are equal", markup=False, highlight=False)
     console.print()
-
-
-def _show_rest(count: int, what: str, console: Console) -> None:
-    if count > 0:
-        console.print(f"… and {count} more {what}", markup=False, highlight=False)
-
-
-def _show_difference(difference: ComponentDifference, console: Console) -> None:
-    console.print(f"differs          {printable(difference.component)}", markup=False)
-    console.print(f"                 claimed {printable(difference.claimed)}", markup=False)
-    console.print(f"                 found   {printable(difference.found)}", markup=False)
+    return len(shown) + bool(differing) + bool(more) + 2

@@ -1,4 +1,4 @@
-"""RO-Crate metadata, as far as a bundle decides it; tests/report/test_standards.py reads whole ones."""
+"""RO-Crate metadata, as far as bundles decide it; whole ones are read in tests/report."""
 
 from typing import get_args
 

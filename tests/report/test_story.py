@@ -11,7 +11,14 @@ from capsule.machine.compare import Row
 from capsule.report.story import tell
 from capsule.report.summary import show_subject
 from capsule.report.terminal import show_report
-from capsule.verification.verdict import ComponentDifference, Report
+from capsule.verification.verdict import (
+    Cause,
+    ComponentDifference,
+    Divergence,
+    Explanation,
+    Report,
+    TraceDifference,
+)
 
 from . import runs
 from .conftest import different, make_report, read, write
@@ -77,6 +84,32 @@ def test_a_verdict_stays_within_thirty_lines_whatever_differs():
     assert "recorded-only" not in text  # the least grave of so many
     assert "40 facts of the machine are equal" in text
     assert "and 38 more differences" in text
+
+
+def test_an_analysis_stays_within_thirty_lines_and_keeps_where_and_why(bundles):
+    report = different(read(bundles["dqn"])).model_copy(
+        update={
+            "divergence": Divergence(
+                a="a",
+                b="b",
+                equal=False,
+                first=TraceDifference(step=8, component="loss", claimed="1", found="2"),
+                causes=(Cause(name="arithmetic", certainty="likely", evidence=("e",) * 14),),
+                explanations=tuple(
+                    Explanation(what=f"w{n}", a="a", b="b", why="y") for n in range(40)
+                ),
+                differences=tuple(
+                    ComponentDifference(component=f"c{n}", claimed="a", found="b")
+                    for n in range(40)
+                ),
+            )
+        }
+    )
+    text = printed(show_report, report)
+    assert len(text.splitlines()) <= MAX_LINES
+    assert "step 8, loss" in text
+    assert "arithmetic (likely)" in text
+    assert "more lines, in the report" in text
 
 
 def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):
