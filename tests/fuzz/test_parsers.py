@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from .parsers import PARSERS, FindingError, check
 
-RUNS = 2000  # of a fuzzer that looks at coverage; run.py does as many as one likes
+RUNS = 40_000  # of a fuzzer that looks at coverage; run.py does as many as one likes
 EDITS = 3
 
 # What mutations of bytes seldom find by themselves.
