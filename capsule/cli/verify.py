@@ -80,8 +80,8 @@ def command(
     ] = None,
     grade: Annotated[
         Literal["bitwise", "statistical"],
-        typer.Option("--grade", help="Least grade that exit status 0 stands for."),
-    ] = "statistical",
+        typer.Option("--grade", help="Weakest grade that ends with exit status 0."),
+    ] = "bitwise",
     engine: EngineOption = "auto",
     image: Annotated[
         Literal["rebuilt", "embedded"],

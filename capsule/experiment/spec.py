@@ -307,6 +307,13 @@ class CodeSpec(Model):
     )
 
 
+# No more than a fifth: the margin of bioequivalence studies (80 to 125 %). ``docs/grades.md`` says
+# why each bound is where it is.
+MAX_RELATIVE = 0.2
+MAX_ABSOLUTE = 1000.0  # units of the return; larger scores are compared by a share
+MAX_ALPHA = 0.1
+
+
 class ToleranceSpec(Model):
     """How far a replica's returns may be off where bits are not expected to recur.
 
@@ -317,16 +324,18 @@ class ToleranceSpec(Model):
     metric: Literal["iqm", "mean"] = Field(
         "iqm", description="Of a network's returns: interquartile mean, or mean."
     )
-    relative: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    relative: Annotated[float, Field(gt=0, le=MAX_RELATIVE)] | None = Field(
         None, description="Largest difference, as a share of the recorded metric's size."
     )
-    absolute: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="Largest difference in units of the return; instead of 'relative'."
+    absolute: Annotated[float, Field(gt=0, le=MAX_ABSOLUTE)] | None = Field(
+        None,
+        description="Largest difference in units of the return, instead of 'relative'. It never "
+        "exceeds a fifth of the largest return that the re-execution obtains.",
     )
     cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Largest Cliff's delta, too; 0.147 is the bound of 'negligible'."
     )
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+    alpha: Annotated[float, Field(gt=0, le=MAX_ALPHA)] = Field(
         0.05, description="Risk of accepting a replica that is off by more than that."
     )
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from capsule.bundle.claims import Observations
 from capsule.bundle.reproducing import what_ran
-from capsule.experiment.errors import ExitCode
 from capsule.report.subject import Subject
 from capsule.verification.verdict import Report
 
@@ -50,7 +49,7 @@ def tell(subject: Subject) -> Story:
 def _voices(subject: Subject) -> list[tuple[str, bool]]:
     """Return the verdict of each re-execution that counts, and whether the run was reproduced."""
     reports = [
-        (report.verdict, report.exit_code == ExitCode.OK)
+        (report.verdict, report.verdict != "not-reproduced")
         for _, report in subject.reports
         if report.verdict.startswith(EXECUTED)
     ]

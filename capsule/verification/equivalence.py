@@ -17,7 +17,7 @@ from pydantic import Field
 
 from capsule.experiment.contract import Evaluation
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import Spec, ToleranceSpec, tasks_of
+from capsule.experiment.spec import MAX_RELATIVE, Spec, ToleranceSpec, tasks_of
 from capsule.verification import statistics
 from capsule.verification.statistics import Significance
 
@@ -92,7 +92,8 @@ class ReturnStatistics(Model):
 
 NOT_SHOWN = (
     "not shown: that the runs are the same, that the networks agree elsewhere than in the sum of "
-    "rewards from such starts, or that other seeds or machines give the like"
+    "rewards from such starts, that other seeds or machines give the like, or that the recorded "
+    "machine was the one that the signer names"
 )
 
 
@@ -202,7 +203,9 @@ def _task(
         rank_sum=_rank_test(statistics.rank_sum(recorded, found)),
         signed_rank=_rank_test(statistics.signed_rank(apart)) if paired else None,
         sign=_rank_test(statistics.sign_test(apart)) if paired else None,
-        criteria=_criteria(tolerance, before.estimate, difference, delta, len(pairs)),
+        criteria=()
+        if tolerance is None
+        else _criteria(tolerance, before.estimate, difference, delta, found),
     )
 
 
@@ -211,21 +214,30 @@ def _rank_test(found: Significance) -> RankTest:
 
 
 def _criteria(
-    tolerance: ToleranceSpec | None,
+    tolerance: ToleranceSpec,
     recorded: float,
     difference: Interval,
     delta: Interval,
-    starts: int,
+    found: Sequence[float],
 ) -> tuple[Criterion, ...]:
-    if tolerance is None:
-        return ()
-    relative = (tolerance.relative or 0.0) * abs(recorded)
-    bound = relative if tolerance.absolute is None else tolerance.absolute
+    starts = len(found)
+    bound = _metric_bound(tolerance, recorded, found)
     criteria = [_criterion("metric", difference, bound, starts, tolerance.alpha)]
     if tolerance.cliffs_delta is not None:
         bound = tolerance.cliffs_delta
         criteria.append(_criterion("cliffs_delta", delta, bound, starts, tolerance.alpha))
     return tuple(criteria)
+
+
+def _metric_bound(tolerance: ToleranceSpec, recorded: float, found: Sequence[float]) -> float:
+    """Return how far the metric may be off.
+
+    An absolute tolerance is the author's choice, and on a small scale of returns any number is
+    large. The scale is therefore taken from the verifier's own returns, which nobody can forge.
+    """
+    if tolerance.absolute is None:
+        return (tolerance.relative or 0.0) * abs(recorded)
+    return min(tolerance.absolute, MAX_RELATIVE * max(map(abs, found)))
 
 
 def _criterion(

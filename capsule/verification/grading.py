@@ -8,7 +8,7 @@ from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.spec import ToleranceSpec
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.equivalence import ReturnStatistics, outcome_of
-from capsule.verification.verdict import Grade
+from capsule.verification.verdict import Divergence, Grade
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -41,7 +41,7 @@ def grade_replica(
     difference: str,
     expected: ExpectedGrade,
     tolerance: ToleranceSpec | None,
-    suspect: str | None,
+    unexplained: str | None,
     statistics: ReturnStatistics | None,
 ) -> tuple[Grade, str]:
     """Return verdict and summary of a whole re-execution whose claims are not the bundle's.
@@ -53,16 +53,14 @@ def grade_replica(
         difference: The first difference, in words.
         expected: What the two machines let one expect.
         tolerance: What the lock declares.
-        suspect: Of :func:`beyond_arithmetic`.
+        unexplained: Why the arithmetic of another machine cannot be the cause: of
+            :func:`inconsistent` or :func:`beyond_arithmetic`; None if it can.
         statistics: Of both runs' returns; None if they cannot be compared.
     """
     if expected != "statistical":
         return "not-reproduced", difference
-    if suspect is not None:
-        return (
-            "not-reproduced",
-            f"{difference}; no other arithmetic explains that {suspect} differs",
-        )
+    if unexplained is not None:
+        return "not-reproduced", f"{difference}; {unexplained}"
     if tolerance is None:
         return "not-reproduced", (
             f"{difference}; equal bits were not to be expected here, but the spec declares no "
@@ -80,15 +78,34 @@ def grade_replica(
     return verdict[outcome], f"{prefix}: {statistics.shown}"
 
 
+def inconsistent(first: object | None, divergence: Divergence | None) -> str | None:
+    """Say why the claims cannot have come from a run like the recorded one; None if they can.
+
+    The arithmetic of another machine shows in the trace, where every update is recorded. Claims
+    that differ although the traces are equal have another origin, and so have differences that
+    the analysis takes for tampering.
+
+    Args:
+        first: The first trace record that differs, if one does.
+        divergence: The analysis of the difference.
+    """
+    if first is None:
+        return "equal traces lead to equal results, whatever the machine"
+    causes = () if divergence is None else divergence.causes
+    tampering = next((cause for cause in causes if cause.name == "tampering"), None)
+    return None if tampering is None else "; ".join(tampering.evidence)
+
+
 def beyond_arithmetic(claimed: TrainingClaims, found: TrainingClaims) -> str | None:
-    """Name a claim that differs and that no other arithmetic explains; None if there is none.
+    """Say which claim differs that no other arithmetic explains; None if there is none.
 
     Another processor or GPU may change what is computed, and what its libraries say of themselves.
     It does not change the experiment, the image, a library's version, a flag, the seed of a stream
     or the schedule.
     """
     left, right = _fixed(claimed), _fixed(found)
-    return next((name for name in _FIXED if left[name] != right[name]), None)
+    name = next((name for name in _FIXED if left[name] != right[name]), None)
+    return None if name is None else f"no other arithmetic explains that {name} differs"
 
 
 def _fixed(claims: TrainingClaims) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from capsule.verification.comparison import (
 from capsule.verification.consistency import Contents, recorded_outputs
 from capsule.verification.divergence import analysis
 from capsule.verification.equivalence import compare_returns
-from capsule.verification.grading import beyond_arithmetic, grade_replica
+from capsule.verification.grading import beyond_arithmetic, grade_replica, inconsistent
 from capsule.verification.mode import Mode
 from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference
 
@@ -183,7 +183,8 @@ def _judge_returns(
         difference,
         facts["expected_grade"],
         lock.spec.evaluation.tolerance,
-        beyond_arithmetic(claims, replica),
+        inconsistent(facts["first_difference"], facts["divergence"])
+        or beyond_arithmetic(claims, replica),
         facts["statistics"],
     )
 

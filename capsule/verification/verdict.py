@@ -30,6 +30,13 @@ Grade = Literal[
 ]
 RequiredGrade = Literal["bitwise", "statistical"]
 
+# What each grade that a user may require accepts, the strongest first. A verdict of this list that
+# is weaker than the required one ends with the status of a run that differs.
+ACCEPTED: dict[RequiredGrade, Grade] = {
+    "bitwise": "reproduced-bitwise",
+    "statistical": "reproduced-statistical",
+}
+
 EXIT_CODES: dict[Grade, ExitCode] = {
     "tampered": ExitCode.TAMPERED,
     "untrusted": ExitCode.TAMPERED,
@@ -259,7 +266,7 @@ class Report(Model):
     integrity: bool | None = Field(None, description="Unchanged since it was signed.")
     authentic: bool | None = Field(None, description="Signed by a key you trust.")
     required: RequiredGrade = Field(
-        "statistical", description="Least grade that counts as reproduced, as the caller chose."
+        "bitwise", description="Least grade that counts as reproduced, as the caller chose."
     )
     expected: str | None = Field(None, description="What the two machines let one expect.")
     expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")
@@ -297,6 +304,7 @@ class Report(Model):
     @property
     def exit_code(self) -> ExitCode:
         """Exit status that says the verdict."""
-        if self.verdict == "reproduced-statistical" and self.required == "bitwise":
+        grades = list(ACCEPTED.values())
+        if self.verdict in grades[list(ACCEPTED).index(self.required) + 1 :]:
             return ExitCode.DIFFERS
         return EXIT_CODES[self.verdict]

@@ -51,7 +51,7 @@ class Request:
     allow_untrusted: bool = False
     image: Literal["rebuilt", "embedded"] = "rebuilt"
     limits: Mapping[str, int] = field(default_factory=dict)
-    required: RequiredGrade = "statistical"
+    required: RequiredGrade = "bitwise"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
 

@@ -22,8 +22,8 @@ from capsule.experiment.spec import (
 from capsule.experiment.trainers import DqnTrainer
 from capsule.report.terminal import show_report
 from capsule.verification.equivalence import compare_returns, minimum_starts, outcome_of
-from capsule.verification.grading import beyond_arithmetic, grade_replica
-from capsule.verification.verdict import Report
+from capsule.verification.grading import beyond_arithmetic, grade_replica, inconsistent
+from capsule.verification.verdict import Cause, Divergence, Report, TraceDifference
 
 from .test_comparison import ONE, ZERO, make_claims
 
@@ -98,6 +98,15 @@ def test_no_significant_difference_is_not_enough():
     (criterion,) = task.criteria
     assert criterion.starts_needed > 20
     assert f"about {criterion.starts_needed} starts would be needed" in found.shown
+
+
+def test_an_absolute_tolerance_is_held_to_the_scale_of_the_verifiers_own_returns():
+    """Pong ends between -21 and 21: a tolerance of 1,000 would accept whatever is claimed."""
+    forged, found = [15.0] * 30, [-21.0] * 29 + [-20.0]
+    result = compared(forged, found, absolute=1000.0)
+    assert result.tasks[0].criteria[0].bound == pytest.approx(0.2 * 21)
+    assert outcome_of(result) == "outside"
+    assert outcome_of(compared(found, found, absolute=1000.0)) == "within"
 
 
 def test_as_many_starts_as_said_to_be_needed_decide():
@@ -226,7 +235,7 @@ HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.text(ma
 @settings(max_examples=25)
 @given(
     st.lists(st.tuples(HEX, st.floats(-1e6, 1e6)), min_size=1, max_size=12),
-    st.floats(0, 1e300, exclude_min=True),
+    st.floats(0, 1000, exclude_min=True),
 )
 def test_no_strangers_evaluation_breaks_the_comparison(pairs, bound):
     recorded, found = zip(*pairs, strict=True)
@@ -255,10 +264,10 @@ def test_the_terminal_tells_numbers_bounds_and_what_is_not_shown():
 # --- what a verdict needs -------------------------------------------------------------------------
 
 
-def graded(by, expected="statistical", suspect=None, **tolerance):
+def graded(by, expected="statistical", unexplained=None, **tolerance):
     found = statistics_of(by, **tolerance)
     declared = ToleranceSpec(**tolerance) if tolerance else None
-    return grade_replica("they differ", expected, declared, suspect, found)
+    return grade_replica("they differ", expected, declared, unexplained, found)
 
 
 def test_equivalent_returns_reproduce_where_bits_are_not_expected():
@@ -283,9 +292,25 @@ def test_a_tolerance_must_have_been_declared():
 
 
 def test_what_arithmetic_cannot_explain_is_not_excused():
-    verdict, summary = graded(0, suspect="streams", relative=0.1)
-    assert verdict == "not-reproduced"
-    assert "streams" in summary
+    verdict, summary = graded(0, unexplained="streams differ", relative=0.1)
+    assert (verdict, summary) == ("not-reproduced", "they differ; streams differ")
+
+
+RECORD = TraceDifference(step=8, component="loss", claimed="1", found="2")
+
+
+def analysed(*causes):
+    named = tuple(Cause(name=name, certainty="possible", evidence=("x",)) for name in causes)
+    return Divergence(a="a", b="b", equal=False, causes=named)
+
+
+def test_equal_traces_with_other_results_are_never_a_matter_of_arithmetic():
+    assert "equal traces" in inconsistent(None, analysed("arithmetic"))
+
+
+def test_what_the_analysis_takes_for_tampering_is_never_a_matter_of_arithmetic():
+    assert inconsistent(RECORD, analysed("arithmetic", "tampering")) == "x"
+    assert inconsistent(RECORD, analysed("arithmetic")) is None
 
 
 def test_returns_that_cannot_be_compared_decide_nothing():
@@ -316,13 +341,17 @@ def stream(**changes):
 )
 def test_what_another_processor_may_change(changes, suspect):
     claimed = make_claims(streams=(stream(),))
-    assert beyond_arithmetic(claimed, make_claims(**{"streams": (stream(),)} | changes)) == suspect
+    said = beyond_arithmetic(claimed, make_claims(**{"streams": (stream(),)} | changes))
+    assert said == (suspect and f"no other arithmetic explains that {suspect} differs")
 
 
 def test_the_exit_status_is_of_the_grade_that_was_asked_for():
     facts = {"bundle": "b", "mode": "full", "verdict": "reproduced-statistical", "summary": "s"}
-    assert Report(**facts).exit_code == ExitCode.OK
+    assert Report(**facts).exit_code == ExitCode.DIFFERS
     assert Report(**facts, required="bitwise").exit_code == ExitCode.DIFFERS
+    assert Report(**facts, required="statistical").exit_code == ExitCode.OK
+    better = facts | {"verdict": "reproduced-bitwise"}
+    assert Report(**better, required="statistical").exit_code == ExitCode.OK
 
 
 # --- the declaration ------------------------------------------------------------------------------
@@ -333,11 +362,12 @@ def test_the_exit_status_is_of_the_grade_that_was_asked_for():
     [
         {},
         {"relative": 0.1, "absolute": 1.0},
-        {"relative": 1.0},
+        {"relative": 0.21},
         {"relative": 0.0},
         {"absolute": -1.0},
+        {"absolute": 1000.5},
         {"absolute": float("inf")},
-        {"relative": 0.1, "alpha": 0.5},
+        {"relative": 0.1, "alpha": 0.11},
         {"relative": 0.1, "cliffs_delta": 1.0},
         {"relative": 0.1, "metric": "max"},
     ],

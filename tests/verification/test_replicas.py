@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import pytest
 
 from capsule import execution
-from capsule.bundle.bundle import open_bundle
+from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.keys import generate, load_private
 from capsule.bundle.receipts import read_receipts, receipts_beside
 from capsule.bundle.run_bundle import FinishedRun, pack_run
 from capsule.bundle.trust import load_policy
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedCode, LockedImage
 from capsule.experiment.spec import Spec
@@ -23,6 +24,7 @@ from capsule.verification import verify as verification
 from capsule.verification.mode import Mode
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.verify import Request
+from tests.hostile.genuine import edit_json, recrate
 
 from .stand_ins import StandIn
 
@@ -100,18 +102,18 @@ def bundle(folder, old):
 def verified(bundle, folder, monkeypatch):
     """Return a function that verifies the bundle on a machine."""
 
-    def work(machine, **choices):
+    def work(machine, path=bundle, **choices):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine)
         monkeypatch.setattr(verification, "take_fingerprint", lambda _: machine.fingerprint)
         trust = load_policy(keys=[folder / "alice.pub"])
-        request = Request(bundle, trust, Mode("full"), **choices)
+        request = Request(path, trust, Mode("full"), **choices)
         return verification.verify(request, Cache(folder / "cache"), QUIET)
 
     return work
 
 
 def test_another_processor_reproduces_within_the_tolerance(verified, here):
-    report = verified(here)
+    report = verified(here, required="statistical")
     assert report.verdict == "reproduced-statistical", report
     assert (report.expected_grade, report.exit_code) == ("statistical", ExitCode.OK)
     assert report.first_difference is not None
@@ -119,7 +121,7 @@ def test_another_processor_reproduces_within_the_tolerance(verified, here):
     assert task.paired
     assert len(task.recorded) == len(task.found) == 24
     assert "lies within the declared" in report.summary
-    assert verified(here, required="bitwise").exit_code == ExitCode.DIFFERS
+    assert verified(here).exit_code == ExitCode.DIFFERS
 
 
 def test_the_same_processor_reproduces_bit_for_bit(verified, old):
@@ -144,6 +146,38 @@ def test_a_run_that_is_worse_does_not_pass(verified, here, folder):
     assert task.criteria[0].outcome == "outside"
     assert task.found_metric.high < task.recorded_metric.low
     assert task.rank_sum.p_value < 0.01
+
+
+def forge(bundle, folder, observed, factor):
+    """Sign the bundle again with another evaluation and another account of the machine."""
+    with open_bundle(bundle, ()) as opened:
+        files = {path: opened.content(path) for path in opened.files}
+        facts = {file.path: (file.role, file.media_type) for file in opened.manifest.files}
+
+    def raised(evaluation):
+        point = evaluation["points"][-1]
+        point["returns"] = [(factor * float.fromhex(each)).hex() for each in point["returns"]]
+
+    edit_json(files, "run/evaluation.json", raised)
+    edit_json(files, "claims.json", lambda claims: raised(claims["evaluation"]))
+    edit_json(files, "observations.json", lambda facts: facts["fingerprint"].update(observed))
+    recrate(files)
+    contents = {path: Content(data, *facts[path]) for path, data in files.items()}
+    claim_id = sha256_hex(files["claims.json"])
+    return pack(contents, claim_id, load_private(folder / "alice"), folder / "forged")
+
+
+@pytest.mark.parametrize("factor", [1.05, 50])  # within the tolerance, and beyond it
+def test_a_forged_score_is_not_excused_by_a_forged_machine(
+    verified, here, old, folder, bundle, factor
+):
+    """What the old machine trained is verified on one like it, but named as another's."""
+    cpu = here.fingerprint.model_dump(mode="json", by_alias=True)["cpu"]
+    forged = forge(bundle, folder, {"cpu": cpu}, factor)
+    report = verified(old, path=forged, required="statistical")
+    assert (report.verdict, report.expected_grade) == ("not-reproduced", "statistical")
+    assert report.exit_code == ExitCode.DIFFERS
+    assert "equal traces lead to equal results" in report.summary
 
 
 # --- receipts -------------------------------------------------------------------------------------
