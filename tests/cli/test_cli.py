@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule.cli import main
 from capsule.experiment.spec import CodeSpec
 from capsule.experiment.spec_file import load_spec
 from capsule.experiment.trainers import CommandTrainer
@@ -25,7 +26,7 @@ def capsule(*arguments, cwd=None, **variables):
     )
 
 
-COMMANDS = ["init", "schema", "keygen", "lock", "build", "run", "sign", "verify"]
+COMMANDS = sorted(command.name for command in main.app.registered_commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,78 @@
+"""Standard output whose reader may leave: the exit status of a command is decided by the command.
+
+``capsule verify … | head -1`` closes the pipe before the verdict is printed. The exception that
+Python raises then, in the middle of printing or when the interpreter shuts down, must not replace
+the status that says what the verdict is.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from capsule.experiment.errors import ExitCode
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class _Descriptor(io.FileIO):
+    """A descriptor that is written to; after the first failure everything is dropped."""
+
+    failure: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self.failure is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.failure = error
+        return memoryview(data).nbytes
+
+
+@contextmanager
+def lossy_standard_output() -> Iterator[None]:
+    """Make ``sys.stdout`` for a block one that never raises.
+
+    A reader that has closed its pipe is no error. Anything else, such as a full disk, is reported
+    on standard error at the end, and a command that succeeded ends with status 2.
+
+    Raises:
+        SystemExit: Output was lost although the command succeeded.
+    """
+    before = sys.stdout
+    if before is None:  # it was closed before this program began
+        yield
+        return
+    before.flush()
+    descriptor = _Descriptor(before.fileno(), "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(descriptor),
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=before.isatty(),
+    )
+    status: object = 0
+    try:
+        yield
+    except SystemExit as ending:
+        status = ending.code
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stdout = before
+        if descriptor.failure and not isinstance(descriptor.failure, BrokenPipeError):
+            _report(descriptor.failure)
+            if not status:
+                raise SystemExit(int(ExitCode.USAGE))
+
+
+def _report(failure: OSError) -> None:
+    lines = (
+        f"CAP-X002: standard output cannot be written: {failure.strerror}",
+        "fix: Free disk space, or send the output elsewhere.",
+    )
+    sys.stderr.write("\n".join(lines) + "\n")

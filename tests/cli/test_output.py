@@ -1,0 +1,69 @@
+"""Standard output that nobody reads to its end, or that cannot be written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIG = "for i in range(100_000): print(i)"
+ENDING = "raise SystemExit(3)"
+
+
+def ended(script, output, **options):
+    """Run a block under ``lossy_standard_output`` and return its status and standard error."""
+    body = "\n".join(f"    {line}" for line in script)
+    program = f"from capsule.cli.output import *\nwith lossy_standard_output():\n{body}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, **options
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def closed_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("printed", [BIG, "print(1)"])
+def test_a_closed_pipe_changes_no_status_and_is_silent(closed_pipe, printed):
+    assert ended([printed, ENDING], closed_pipe) == (3, "")
+    assert ended([printed], closed_pipe) == (0, "")
+
+
+def test_rich_prints_into_a_closed_pipe_without_changing_the_status(closed_pipe):
+    script = ["from rich.console import Console", "Console().print('x' * 100_000)", ENDING]
+    assert ended(script, closed_pipe) == (3, "")
+
+
+def test_a_full_device_is_reported_and_is_no_success():
+    with Path("/dev/full").open("wb") as full:
+        status, said = ended(["print(1)"], full)
+        assert status == 2
+        assert said.startswith("CAP-X002: standard output cannot be written: No space left")
+        assert ended([BIG, ENDING], full)[0] == 3
+
+
+def test_what_is_printed_arrives():
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("capsule ")
+
+
+def test_a_tampered_bundle_costs_its_status_whatever_the_reader_does(tmp_path, closed_pipe):
+    bundle = tmp_path / "x.capsule.tar"
+    bundle.write_bytes(b"no archive")
+    command = [sys.executable, "-m", "capsule", "verify", str(bundle), "--mode", "integrity"]
+    for extra in (["--json"], []):
+        done = subprocess.run(
+            [*command, "--allow-untrusted", *extra],
+            cwd=tmp_path,
+            stdout=closed_pipe,
+            stderr=subprocess.PIPE,
+        )
+        assert done.returncode == 3
