@@ -182,7 +182,8 @@ def _new_directory(output: Path, name: str) -> Path:
         suffix = "" if attempt == 1 else f"-{attempt}"
         directory = output / f"{name}-{stamp}{suffix}"
         try:
-            directory.mkdir(parents=True)
+            output.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700)  # what runs inside may be another user's (CAP-E042)
         except FileExistsError:
             continue
         return directory

@@ -118,6 +118,7 @@ def diagnose(
             instruments, or a run fails and no instrument tells why.
     """
     lock, prefix = _shortened(lock, steps)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directories = [directory / name for name in RUNS]
     failure: CapsuleError | None = None
     for number, run_directory in enumerate(directories, 1):

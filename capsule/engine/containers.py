@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import resource
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,11 +22,12 @@ from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
+from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
-from capsule.image.assemble import Image, archive_chunks
+from capsule.image.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.seccomp import seccomp_option
 from capsule.image.wheel import SITE
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from docker.models.images import Image as EngineImage
 
 MOUNT = "/out"  # where a task sees its run directory
-UNPRIVILEGED = 1000  # uid and gid of tasks when Capsule runs as root
 
 PODMAN_PROCESSES = 32_768
 
@@ -103,11 +106,13 @@ class ContainerEngine:
 
         The container has no network but that of its cluster, a read-only root, no capabilities, no
         new privileges, limited memory and processes, and a private ``/tmp``. Its user is the
-        caller; when the caller is root it is 1000:1000, to whom the run directory is given.
+        caller; when the caller is root it is :func:`task_user`, to whom the run directory is
+        given.
 
         Raises:
             CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E005 the container does not
-                start, CAP-E006 the engine went away, CAP-E007 to CAP-E009 (``supervise``).
+                start, CAP-E006 the engine went away, CAP-E007 to CAP-E009 (``supervise``), CAP-E042
+                others can enter the folder around the run directory.
         """
         if self._image is None:
             raise RuntimeError("prepare() was not called")
@@ -217,8 +222,10 @@ class ContainerEngine:
             return {"user": "0:0"}
         if os.getuid() != 0:
             return {"user": f"{os.getuid()}:{os.getgid()}"}
-        _give(run_directory, UNPRIVILEGED)
-        return {"user": f"{UNPRIVILEGED}:{UNPRIVILEGED}"}
+        user = task_user()
+        require_closed_parent(run_directory)
+        give_folder(run_directory, user)
+        return {"user": f"{user}:{user}"}
 
     def _rootless(self) -> bool:
         return any("rootless" in option for option in self._info.get("SecurityOptions") or [])
@@ -349,12 +356,42 @@ def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:
     )
 
 
-def _give(run_directory: Path, owner: int) -> None:
-    """Make ``owner`` the owner of a folder and all in it; links themselves, not their targets."""
-    os.chown(run_directory, owner, owner)
-    for folder, folders, files in os.walk(run_directory):
-        for name in folders + files:
-            os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
+def task_user() -> int:
+    """Return the uid and gid of tasks that root starts: the image's, or the next lower free number.
+
+    A person or a service of this machine with the same number could write into the run directory.
+    """
+    for number in range(TASK_USER, 0, -1):
+        with suppress(KeyError):
+            pwd.getpwuid(number)
+            continue
+        with suppress(KeyError):
+            grp.getgrgid(number)
+            continue
+        return number
+    raise RuntimeError("every uid has an account")
+
+
+def require_closed_parent(run_directory: Path) -> None:
+    """Check that only root can enter the folder around a run directory.
+
+    The run directory itself will belong to a user without privileges, who must not reach it from
+    outside the container.
+
+    Raises:
+        CapsuleError: CAP-E042, others can enter it.
+    """
+    parent = run_directory.resolve().parent
+    facts = parent.stat()
+    if facts.st_uid == 0 and not facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    raise CapsuleError(
+        "CAP-E042",
+        f"{parent} has mode {stat.S_IMODE(facts.st_mode):04o} and owner {facts.st_uid}, so others "
+        "could enter it while the run writes there",
+        fix=f"Make it root's alone: chown root {parent} && chmod 700 {parent}.",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _collect(container: Container, run_directory: Path) -> None:

@@ -86,6 +86,32 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
     return os.fdopen(opened, "rb")
 
 
+def give_folder(folder: Path, owner: int) -> None:
+    """Make ``owner`` the owner and the group of a folder and of all in it, links included.
+
+    Every entry is reached by a descriptor of the folder above it, so that exchanging a folder for a
+    link meanwhile leads nowhere else.
+
+    Raises:
+        UnboundedError: The folder is deeper than :data:`MAX_DEPTH`.
+        OSError: The kernel refuses.
+    """
+    with _opened(folder) as descriptor:
+        _give(descriptor, owner, 1)
+
+
+def _give(folder: int, owner: int, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise UnboundedError(f"folders more than {MAX_DEPTH} deep")
+    for name in _names(folder):
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            with _opened(name, folder) as below:
+                _give(below, owner, depth + 1)
+        else:
+            os.chown(name, owner, owner, dir_fd=folder, follow_symlinks=False)
+    os.fchown(folder, owner, owner)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder that nobody writes to any more, however deep it is and whatever it forbids.
 

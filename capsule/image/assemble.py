@@ -42,7 +42,7 @@ from capsule.image.project import FOLDER, project_archive
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
 
-ASSEMBLER_VERSION = 2
+ASSEMBLER_VERSION = 3
 
 OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
 
@@ -50,6 +50,7 @@ _MAX_CODE_BYTES = 64 << 20
 _MAKERS = 4  # layers made at a time, at most
 _SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
 _CREATED = "2020-01-01T00:00:00Z"  # layers.EPOCH
+TASK_USER = 61_183  # uid and gid of tasks: a number that systemd assigns to nothing
 _ARCHITECTURE = "amd64"
 _MEDIA = "application/vnd.oci.image"
 _LINKS = {
@@ -495,7 +496,7 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
             "os": "linux",
             "created": _CREATED,
             "config": {
-                "User": "1000:1000",
+                "User": f"{TASK_USER}:{TASK_USER}",
                 "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
                 "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
                 "Entrypoint": [INTERPRETER, "-P", "-m", "capsule.training"],

@@ -56,7 +56,8 @@ def make_image(tmp_path):
 def run_directory(tmp_path):
     # pytest's folders are closed to others; an engine for all of them has to enter this one.
     folder = tmp_path / "run" / "work"
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(mode=0o700)
+    folder.mkdir()
     return folder
 
 
@@ -157,7 +158,7 @@ def _image(layers, reference):
             "os": "linux",
             "config": {
                 "Env": ["PATH=/bin", "HOME=/tmp"],
-                "User": "1000:1000",
+                "User": "61183:61183",
                 "Labels": {LABEL: ""},
             },
             "rootfs": {"type": "layers", "diff_ids": diff_ids},

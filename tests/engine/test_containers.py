@@ -8,7 +8,8 @@ import uuid
 
 import pytest
 
-from capsule.engine.containers import ContainerEngine, run_label
+from capsule.engine import containers
+from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 pytestmark = pytest.mark.engine
@@ -40,9 +41,35 @@ def test_a_task_has_no_privileges(run):
     }
     assert facts["NoNewPrivs"] == "1"
     assert facts["Seccomp"] == "2"
-    own = str(os.getuid() or 1000)
+    own = str(os.getuid() or task_user())
     assert facts["Uid"].split() == [own] * 4
-    assert facts["Gid"].split() == [str(os.getgid() or 1000)] * 4
+    assert facts["Gid"].split() == [str(os.getgid() or task_user())] * 4
+
+
+def test_the_user_of_tasks_has_no_account_on_this_machine(monkeypatch):
+    own = task_user()
+    assert own <= containers.TASK_USER
+    for database, find in (("pwd", "getpwuid"), ("grp", "getgrgid")):
+        known = getattr(getattr(containers, database), find)
+
+        def taken(number, known=known):
+            return "account" if number == own else known(number)
+
+        with monkeypatch.context() as context:
+            context.setattr(f"capsule.engine.containers.{database}.{find}", taken)
+            assert task_user() < own
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives the run directory to another user")
+def test_a_run_directory_that_others_could_enter_is_refused(run, run_directory):
+    run_directory.parent.chmod(0o755)
+    with pytest.raises(CapsuleError) as caught:
+        run("true")
+    assert caught.value.code == "CAP-E042"
+    assert run_directory.stat().st_uid == 0
+    run_directory.parent.chmod(0o700)
+    assert run("true")[0].status == 0
+    assert run_directory.stat().st_uid == task_user()
 
 
 def test_a_task_has_no_network(run):

@@ -9,6 +9,7 @@ from capsule.experiment import beneath
 from capsule.experiment.beneath import (
     UnboundedError,
     entries_beneath,
+    give_folder,
     open_beneath,
     remove_folder,
 )
@@ -33,6 +34,42 @@ def dig(folder, levels, name="d" * 100):
         os.close(descriptor)
         descriptor = below
     os.close(descriptor)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+class TestGiving:
+    def test_everything_in_the_folder_changes_its_owner_and_nothing_else_does(self, folder):
+        (folder / "link").symlink_to(folder.parent / "elsewhere")
+        (folder / "below" / "to-file").symlink_to(folder.parent / "elsewhere/secret")
+        give_folder(folder, 61183)
+        for path in (folder, *folder.rglob("*")):
+            facts = path.lstat()
+            assert (facts.st_uid, facts.st_gid) == (61183, 61183), path
+        assert (folder.parent / "elsewhere").stat().st_uid == 0
+        assert (folder.parent / "elsewhere/secret").stat().st_uid == 0
+
+    def test_a_folder_exchanged_for_a_link_meanwhile_is_not_followed(self, folder, monkeypatch):
+        """The swap happens between the look at the folder and its opening."""
+        look = os.lstat
+
+        def swap(name, **options):
+            facts = look(name, **options)
+            if name == "below":
+                (folder / "below").rename(folder.parent / "moved")
+                (folder / "below").symlink_to(folder.parent / "elsewhere")
+            return facts
+
+        monkeypatch.setattr("capsule.experiment.beneath.os.lstat", swap)
+        with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+            give_folder(folder, 61183)
+        monkeypatch.undo()
+        assert (folder.parent / "elsewhere/secret").stat().st_uid == 0
+
+    def test_a_folder_of_endless_depth_is_refused(self, folder):
+        dig(folder, beneath.MAX_DEPTH + 1)
+        with pytest.raises(UnboundedError):
+            give_folder(folder, 61183)
+        remove_folder(folder)
 
 
 def test_a_file_is_opened_by_its_path(folder):

@@ -2,6 +2,7 @@ import pytest
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
+from capsule.image.assemble import TASK_USER
 from capsule.image.recipe import Recipe, data_file, load_recipe
 
 
@@ -12,7 +13,7 @@ def test_recipes_that_come_with_capsule(name):
     assert list(recipe.debian) == sorted(set(recipe.debian))
     assert {"libc6", "python3.11-minimal"} <= set(recipe.debian)
     assert recipe.environment["HOME"] == "/tmp"  # noqa: S108
-    assert "capsule:x:1000:1000:" in recipe.files["/etc/passwd"]
+    assert f"capsule:x:{TASK_USER}:{TASK_USER}:" in recipe.files["/etc/passwd"]
 
 
 def test_recipes_differ_only_where_they_must():
