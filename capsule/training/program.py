@@ -9,10 +9,8 @@ to stop are passed on. Whatever the program leaves behind is ended before anythi
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +24,9 @@ from threading import Event as Flag
 from typing import IO, Literal
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, open_regular, sha256_hex
-from capsule.experiment.contract import MAX_OUTPUTS, Event, Output, Outputs, ProgramResult
+from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.contract import Event, ProgramResult
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
@@ -42,9 +39,9 @@ from capsule.training.job import (
     stop_signals,
     write_document,
 )
+from capsule.training.outputs import collect_outputs, make_workspace
 
 LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
-UNTOUCHED_NS = 1_577_836_800 * 10**9  # time of every file of the source tree: 2020-01-01, UTC
 
 _HELPER_FOLDER = "outputs"
 _POLL_SECONDS = 0.1
@@ -69,7 +66,7 @@ def run_program(directory: Path, spec: Spec, trainer: CommandTrainer) -> None:
     drop_partial_line(events)
     with stop_signals() as stop:
         _check_flags(directory, spec)
-        resumed = _make_workspace(directory, spec, trainer)
+        resumed = make_workspace(directory, spec, trainer)
         _tell(events, "resume" if resumed else "start", shlex.join(_command(spec, trainer)))
         _execute(directory, spec, trainer, resumed=resumed, stop=stop)
     outputs = collect_outputs(directory, trainer)
@@ -78,30 +75,6 @@ def run_program(directory: Path, spec: Spec, trainer: CommandTrainer) -> None:
     _tell(events, "finish", f"{len(outputs.files)} files written")
     digest = sha256_hex(canonical_json(outputs.model_dump(mode="json", by_alias=True)))
     write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
-
-
-def collect_outputs(directory: Path, trainer: CommandTrainer) -> Outputs:
-    """Hash what the program wrote into its working folder.
-
-    That is every file that is new or was written to, if ``trainer.outputs`` chooses it; symbolic
-    links count as such, sockets and pipes not at all.
-
-    Raises:
-        CapsuleError: CAP-T303, a name is not UTF-8, or there are more than :data:`MAX_OUTPUTS`.
-    """
-    workspace, project = directory / contract.WORKSPACE, _project()
-    files: dict[str, Output] = {}
-    for entry in _walk(workspace):
-        path = Path(entry.path).relative_to(workspace).as_posix()
-        if _untouched(entry, project / path) or not chosen(path, trainer.outputs):
-            continue
-        output = _output(entry)
-        if output is not None:
-            files[_claimable(path)] = output
-    if len(files) > MAX_OUTPUTS:
-        raise _unclaimable(f"the program wrote {len(files):,} files, more than {MAX_OUTPUTS:,}")
-    printed = _hashed(directory / contract.STANDARD_OUTPUT) if trainer.standard_output else None
-    return Outputs(files=files, standard_output=printed)
 
 
 def _check_flags(directory: Path, spec: Spec) -> None:
@@ -141,29 +114,6 @@ def _reported(path: Path, status: int) -> CapsuleError:
         )
     failure = contract.Failure.model_validate_json(path.read_bytes())
     return CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=ExitCode(status))
-
-
-def _make_workspace(directory: Path, spec: Spec, trainer: CommandTrainer) -> bool:
-    """Make the working folder and the state folder, or keep them; tell whether they were kept."""
-    workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
-    if trainer.resumable and state.is_dir() and any(state.iterdir()):
-        return True
-    for folder in (workspace, state):
-        if folder.exists():
-            shutil.rmtree(folder)
-    state.mkdir()
-    if spec.code is None:
-        workspace.mkdir()
-        return False
-    shutil.copytree(_project(), workspace, symlinks=True)
-    for entry in _walk(workspace):
-        os.utime(entry.path, ns=(UNTOUCHED_NS, UNTOUCHED_NS), follow_symlinks=False)
-    return False
-
-
-def _project() -> Path:
-    """Return where the source tree is: an image holds it at one place, an engine may elsewhere."""
-    return Path(os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER))
 
 
 def _execute(
@@ -285,56 +235,6 @@ def _children() -> Iterator[int]:
         with suppress(OSError):  # it ended
             if (folder / "stat").read_text().rpartition(")")[2].split()[1] == own:
                 yield int(folder.name)
-
-
-def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Yield everything below a folder but folders, in order of names."""
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        else:
-            yield entry
-
-
-def _untouched(entry: os.DirEntry[str], original: Path) -> bool:
-    """Tell whether a file was copied from the source tree and not written to since."""
-    if entry.stat(follow_symlinks=False).st_mtime_ns != UNTOUCHED_NS:
-        return False
-    return os.path.lexists(original)
-
-
-def _output(entry: os.DirEntry[str]) -> Output | None:
-    """Describe one output; None for what has no content."""
-    if entry.is_symlink():
-        target = _claimable(str(Path(entry.path).readlink()))
-        data = target.encode()
-        return Output(size=len(data), sha256=sha256_hex(data), target=target)
-    return _hashed(Path(entry.path)) if entry.is_file(follow_symlinks=False) else None
-
-
-def _hashed(path: Path) -> Output:
-    with open_regular(path, os.O_NOFOLLOW) as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return Output(size=stream.tell(), sha256=digest)
-
-
-def _claimable(name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise _unclaimable(f"the program wrote {name!a}, which is not UTF-8") from error
-    return name
-
-
-def _unclaimable(message: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-T303",
-        message,
-        fix="Leave such files out with trainer.outputs, or write fewer.",
-        exit_code=ExitCode.TRAINING_FAILED,
-    )
 
 
 def _tell(events: Path, kind: Literal["start", "resume", "finish"], message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from capsule.experiment import contract
 from capsule.experiment.contract import Event, Failure, Outputs, ProgramResult, Runtime
 from capsule.experiment.trainers import CommandTrainer
-from capsule.training.program import UNTOUCHED_NS, collect_outputs
+from capsule.training.outputs import UNTOUCHED_NS, collect_outputs
 
 from .conftest import finish_run, make_spec, new_run, read, start_run, start_variables
 
