@@ -141,8 +141,8 @@ def execute(
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    job = contract.Job(
-        spec=lock.spec, stop_after=stop_after, learners=learners, dense=dense, segment=segment
+    job = contract.Job.of(
+        lock, stop_after=stop_after, learners=learners, dense=dense, segment=segment
     )
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
@@ -150,7 +150,8 @@ def execute(
     if schedule is not None:
         write_atomic(run_directory / contract.SCHEDULE_REPLAY, schedule.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
-    attempt = Attempt(run_directory, lock.spec, replay=replay)
+    ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
+    attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
     launcher = attempt.arguments(native=NATIVE, run_directory=RUN_DIRECTORY)
     task = Task(
         arguments=(*launcher, *PROGRAM),
@@ -159,11 +160,11 @@ def execute(
         limits=limits or lock.spec.limits,
         gpu=_gpu_index(lock.spec.accelerator),
     )
-    ended = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
+    exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
-    result = _outcome(lock.spec, run_directory, ended)
+    result = _outcome(lock.spec, run_directory, exit_)
     report = attempt.finish(prefix=stop_after is not None)
     _write_ledger(lock.spec, run_directory, report, engine)
     return result

@@ -95,8 +95,18 @@ class ProgramClaims(Claims):
     schema_id: Literal["capsule/program-claims/v1"] = Field(
         "capsule/program-claims/v1", alias="schema"
     )
-    outputs: dict[str, contract.Output] = Field(description="By path in the working folder.")
+    outputs: dict[str, contract.Output] = Field(
+        description="New and changed files and links, by path in the working folder."
+    )
+    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
+    empty_folders: tuple[str, ...] = Field((), description="Folders that hold nothing.")
     standard_output: contract.Output | None = Field(description="Null if the spec says so.")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the program left no trace that a re-execution could give again."""
+        printed = self.standard_output is not None and self.standard_output.size > 0
+        return not (self.outputs or self.deleted or self.empty_folders or printed)
 
 
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
@@ -251,6 +261,8 @@ def collect_program_claims(
     return ProgramClaims(
         **dict(_common_claims(lock, image, engine, run_directory)),
         outputs=outputs.files,
+        deleted=outputs.deleted,
+        empty_folders=outputs.empty_folders,
         standard_output=outputs.standard_output,
     )
 

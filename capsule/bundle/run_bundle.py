@@ -145,7 +145,7 @@ def _documents(
     run: FinishedRun, claims: Claims, observations: Observations, *, embed_image: bool
 ) -> dict[str, Content]:
     guide = reproducing_guide(run.lock, claims, image=run.image, embedded=embed_image)
-    job = contract.Job(spec=run.lock.spec)
+    job = contract.Job.of(run.lock)
     sbom = machine_sbom(run.fingerprint)
     validate_sbom(sbom)
     return {

@@ -156,7 +156,6 @@ def _directory(
     progress: Callable[[str], None],
 ) -> tuple[Path, Lock, SourcesSpec]:
     """Make a new run directory for a spec, or take up an old one as it was locked."""
-    from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.spec import SourcesSpec
     from capsule.image.lockfile import read_lock, write_lock
 
@@ -165,14 +164,38 @@ def _directory(
         directory = _new_directory(output, lock.spec.name)
         write_lock(directory / LOCK, lock)
         return directory, lock, sources
+    lock = read_lock(resume / LOCK)
     if overrides:
+        lock = _with_other_outputs(lock, overrides)
+        started = _started(resume).timestamp()
+        write_lock(resume / LOCK, lock)
+        os.utime(resume / LOCK, (started, started))
+    return resume, lock, SourcesSpec()
+
+
+def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
+    """Return the lock of a run that is resumed with another choice of the files to be claimed.
+
+    The choice has no effect on the program, which may have ended already.
+    """
+    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.experiment.spec_file import parse_spec
+    from capsule.experiment.trainers import CommandTrainer
+
+    document = lock.spec.model_dump_json(by_alias=True).encode()
+    spec = parse_spec(document, LOCK, overrides)
+    trainer = lock.spec.trainer
+    if isinstance(trainer, CommandTrainer) and isinstance(spec.trainer, CommandTrainer):
+        trainer = trainer.model_copy(update={"outputs": spec.trainer.outputs})
+    if spec != lock.spec.model_copy(update={"trainer": trainer}):
         raise CapsuleError(
             "CAP-S006",
-            "--set cannot change a run that is resumed",
+            f"--set {' '.join(overrides)} cannot change a run that is resumed; only "
+            "trainer.outputs of a program can be",
             fix="Start a new run without --resume.",
             exit_code=ExitCode.USAGE,
         )
-    return resume, read_lock(resume / LOCK), SourcesSpec()
+    return lock.model_copy(update={"spec": spec})
 
 
 def _new_directory(output: Path, name: str) -> Path:

@@ -24,13 +24,16 @@ _REPLAYED = f"{contract.ENTROPY_STARTS}/replayed.profile"
 class Attempt:
     """A start of a run, to be made once and then finished."""
 
-    def __init__(self, run_directory: Path, spec: Spec, *, replay: Path | None) -> None:
+    def __init__(
+        self, run_directory: Path, spec: Spec, *, replay: Path | None, ended: bool = False
+    ) -> None:
         """Make the folder of the start.
 
         Args:
             run_directory: The run directory, as this process sees it.
             spec: What is run.
             replay: The profile to replay; only for ``entropy.mode: recorded``.
+            ended: The program has ended in the last start, which is taken up to be finished.
 
         Raises:
             CapsuleError: CAP-R301, randomness was recorded by an earlier start, and what that one
@@ -39,8 +42,8 @@ class Attempt:
         self._run_directory = run_directory
         self._spec = spec
         starts = run_directory / contract.ENTROPY_STARTS
-        number = sum(1 for _ in starts.glob("start-*")) + 1
-        if number > 1 and spec.entropy.mode == "recorded":
+        number = sum(1 for _ in starts.glob("start-*")) + (not ended)
+        if number > 1 and not ended and spec.entropy.mode == "recorded":
             raise CapsuleError(
                 "CAP-R301",
                 f"the run in {run_directory} records its randomness and was interrupted; such a "
@@ -50,14 +53,20 @@ class Attempt:
             )
         self._name = f"{contract.ENTROPY_STARTS}/start-{number}"
         self._folder = run_directory / self._name
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=ended)
+        self._ended = ended
         self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
             parse(self._replay)
             (run_directory / _REPLAYED).write_bytes(self._replay)
 
     def arguments(self, *, native: str, run_directory: str) -> list[str]:
-        """Return the words before the program's own, with both folders as the program sees them."""
+        """Return the words before the program's own, with both folders as the program sees them.
+
+        There are none once the program has ended: what only lists its outputs is no part of it.
+        """
+        if self._ended:
+            return []
         return launch_arguments(
             self._spec,
             native=native,

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
-from capsule.experiment.lock import Sha256
+from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.spec import Spec
 
 JOB = "job.json"  # Job; written by the host
@@ -43,13 +43,24 @@ ENTROPY_STARTS = "entropy"  # folder: what launcher and interposer write down (c
 # A program of the user's own (trainer.command) writes what it likes, and these are made for it:
 WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's working folder
 STANDARD_OUTPUT = "stdout.txt"  # what it printed
+ENDED = "ended.json"  # Ended: the program ended well; from now on only its outputs are listed
 OUTPUTS = "outputs.json"  # Outputs: what it wrote, by digest
 
 # What the host reads from a run directory, or writes there, when the run has ended.
 READ_FILES = frozenset(
     {
         *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
-        *(RESULT, FAILURE, ENTROPY_REPORT, ENTROPY_PROFILE, LEDGER, LOG, STANDARD_OUTPUT, OUTPUTS),
+        *(
+            RESULT,
+            FAILURE,
+            ENTROPY_REPORT,
+            ENTROPY_PROFILE,
+            LEDGER,
+            LOG,
+            STANDARD_OUTPUT,
+            ENDED,
+            OUTPUTS,
+        ),
     }
 )
 READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS, SEGMENT_STATES})
@@ -101,6 +112,16 @@ class Job(Model):
         description="Only go on from the state at one checkpoint to the next, for a verifier: "
         "evaluate nothing and keep no states.",
     )
+    tree: dict[str, str] = Field(
+        default_factory=dict,
+        description="The locked source tree: path to 'file MODE SHA256' or 'symlink TARGET'.",
+    )
+
+    @classmethod
+    def of(cls, lock: Lock, **how: Any) -> Job:
+        """Return the job of a locked experiment; ``how`` sets the other fields."""
+        tree = {} if lock.project is None else lock.project.files
+        return cls(spec=lock.spec, tree=tree, **how)
 
 
 class Runtime(Model):
@@ -267,16 +288,36 @@ class Output(Model):
     target: str | None = Field(
         None, description="Of a symbolic link, whose size and digest are those of this text."
     )
+    executable: bool = Field(False, description="Whether its owner may execute it.")
+
+    @property
+    def fact(self) -> str:
+        """Return what a lock would say of such a file of a source tree."""
+        if self.target is not None:
+            return f"symlink {self.target}"
+        return f"file {'0755' if self.executable else '0644'} {self.sha256}"
 
 
 class Outputs(Model):
-    """Everything that a program wrote and claims."""
+    """Everything in which a program left its working folder other than its source tree."""
 
     schema_id: Literal["capsule/outputs/v1"] = Field("capsule/outputs/v1", alias="schema")
     files: dict[str, Output] = Field(
-        description="By path in the working folder.", max_length=MAX_OUTPUTS
+        description="New and changed files and links, by path in the working folder.",
+        max_length=MAX_OUTPUTS,
+    )
+    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
+    empty_folders: tuple[str, ...] = Field(
+        (), description="Paths of folders that hold nothing.", max_length=MAX_OUTPUTS
     )
     standard_output: Output | None = Field(description="Null if the spec does not claim it.")
+
+
+class Ended(Model):
+    """A program ended well; what it wrote may not have been listed yet."""
+
+    schema_id: Literal["capsule/ended/v1"] = Field("capsule/ended/v1", alias="schema")
+    seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 
 class ProgramResult(Model):

@@ -83,7 +83,7 @@ def run(directory: Path) -> None:
         job = read_job(directory)
         determinism.prepare(job.spec)
         if isinstance(job.spec.trainer, CommandTrainer):
-            run_program(directory, job.spec, job.spec.trainer)
+            run_program(directory, job, job.spec.trainer)
             return
         record_runtime(directory, determinism.apply(job.spec))
         with stop_signals() as stop:

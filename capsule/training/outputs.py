@@ -1,26 +1,38 @@
-"""The working folder of a user's program: made from the source tree, and read when it has ended."""
+"""The working folder of a user's program: made from the source tree, compared with it in the end.
+
+The locked source tree says what each file held before: path to ``file MODE SHA256`` or ``symlink
+TARGET``. The same facts are read back from the working folder, so that what was written is told by
+content, whatever the times of the files say.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from capsule.experiment import contract
+from capsule.experiment.beneath import Entry, UnboundedError, entries_beneath, open_beneath
 from capsule.experiment.canonical import open_regular, sha256_hex
-from capsule.experiment.contract import MAX_OUTPUTS, Output, Outputs
+from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.patterns import chosen
-from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 
-UNTOUCHED_NS = 1_577_836_800 * 10**9  # time of every file of the source tree: 2020-01-01, UTC
+CHECK_SECONDS = 5.0  # between two looks at the working folder while the program runs
+_CHECK_SHARE = 20  # a look may take one part in so many of the time between two
 
 
-def make_workspace(directory: Path, spec: Spec, trainer: CommandTrainer) -> bool:
-    """Make the working folder and the state folder, or keep them; tell whether they were kept."""
+def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
+    """Make the working folder and the state folder, or keep them; tell whether they were kept.
+
+    Raises:
+        CapsuleError: CAP-T305, the source tree in the image is not the locked one.
+    """
     workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
     if trainer.resumable and state.is_dir() and any(state.iterdir()):
         return True
@@ -28,13 +40,74 @@ def make_workspace(directory: Path, spec: Spec, trainer: CommandTrainer) -> bool
         if folder.exists():
             shutil.rmtree(folder)
     state.mkdir()
-    if spec.code is None:
+    if job.spec.code is None:
         workspace.mkdir()
-        return False
-    shutil.copytree(_project(), workspace, symlinks=True)
-    for entry in _walk(workspace):
-        os.utime(entry.path, ns=(UNTOUCHED_NS, UNTOUCHED_NS), follow_symlinks=False)
+    else:
+        shutil.copytree(_project(), workspace, symlinks=True)
+    _check_source(workspace, job.tree)
     return False
+
+
+def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTrainer) -> Outputs:
+    """List by content in what the working folder differs from the source tree.
+
+    Args:
+        directory: The run directory.
+        tree: Path to fact of the source tree, as in the lock.
+        trainer: Its ``outputs`` choose among the paths that differ.
+
+    Raises:
+        CapsuleError: CAP-T303, a name is not UTF-8, there are more than :data:`MAX_OUTPUTS`, or a
+            file cannot be read.
+    """
+    entries = _entries(directory / contract.WORKSPACE)
+    _check_limits(entries, tree, trainer)
+    files, kept = {}, set()
+    for entry in entries:
+        if not _is_content(entry):
+            continue
+        kept.add(entry.path)
+        if chosen(entry.path, trainer.outputs):
+            output = _output(directory / contract.WORKSPACE, entry)
+            if output.fact != tree.get(entry.path):
+                files[entry.path] = output
+    printed = _hashed(directory / contract.STANDARD_OUTPUT) if trainer.standard_output else None
+    return Outputs(
+        files=files,
+        deleted=tuple(
+            path for path in sorted(tree) if path not in kept and chosen(path, trainer.outputs)
+        ),
+        empty_folders=tuple(_chosen_folders(entries, trainer)),
+        standard_output=printed,
+    )
+
+
+class Watch:
+    """Looks at the working folder while the program runs, from time to time."""
+
+    def __init__(self, directory: Path, tree: Mapping[str, str], trainer: CommandTrainer) -> None:
+        """Watch the working folder of a run directory; :func:`collect_outputs` has the arguments.
+
+        Attributes:
+            error: Why the program cannot go on; None as long as it can.
+        """
+        self._workspace = directory / contract.WORKSPACE
+        self._tree = tree
+        self._trainer = trainer
+        self._next = time.monotonic() + CHECK_SECONDS
+        self.error: CapsuleError | None = None
+
+    def exceeded(self) -> bool:
+        """Tell whether the program has written what cannot be claimed."""
+        started = time.monotonic()
+        if self.error is None and started >= self._next:
+            try:
+                _check_limits(_entries(self._workspace), self._tree, self._trainer)
+            except CapsuleError as error:
+                self.error = error
+            ended = time.monotonic()
+            self._next = ended + max(CHECK_SECONDS, _CHECK_SHARE * (ended - started))
+        return self.error is not None
 
 
 def _project() -> Path:
@@ -42,55 +115,73 @@ def _project() -> Path:
     return Path(os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER))
 
 
-def collect_outputs(directory: Path, trainer: CommandTrainer) -> Outputs:
-    """Hash what the program wrote into its working folder.
-
-    That is every file that is new or was written to, if ``trainer.outputs`` chooses it; symbolic
-    links count as such, sockets and pipes not at all.
-
-    Raises:
-        CapsuleError: CAP-T303, a name is not UTF-8, or there are more than :data:`MAX_OUTPUTS`.
-    """
-    workspace, project = directory / contract.WORKSPACE, _project()
-    files: dict[str, Output] = {}
-    for entry in _walk(workspace):
-        path = Path(entry.path).relative_to(workspace).as_posix()
-        if _untouched(entry, project / path) or not chosen(path, trainer.outputs):
-            continue
-        output = _output(entry)
-        if output is not None:
-            files[_claimable(path)] = output
-    if len(files) > MAX_OUTPUTS:
-        raise _unclaimable(f"the program wrote {len(files):,} files, more than {MAX_OUTPUTS:,}")
-    printed = _hashed(directory / contract.STANDARD_OUTPUT) if trainer.standard_output else None
-    return Outputs(files=files, standard_output=printed)
+def _check_source(workspace: Path, tree: Mapping[str, str]) -> None:
+    """Check that the program starts with the locked source tree."""
+    entries = [entry for entry in _entries(workspace) if _is_content(entry)]
+    found = {entry.path: _output(workspace, entry).fact for entry in entries}
+    for path in sorted({*tree, *found}):
+        locked, here = tree.get(path, "missing"), found.get(path, "missing")
+        if locked != here:
+            raise CapsuleError(
+                "CAP-T305",
+                f"the source tree is not the locked one: {path!a} is {here}, the lock says "
+                f"{locked}",
+                fix="Remove the unpacked trees from Capsule's cache, or build the image again.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
 
 
-def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    """Yield everything below a folder but folders, in order of names."""
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path)
-        else:
-            yield entry
+def _entries(workspace: Path) -> list[Entry]:
+    """Return everything in the working folder, in order of paths."""
+    try:
+        return sorted(entries_beneath(workspace), key=lambda entry: entry.path)
+    except UnboundedError as error:
+        raise _unclaimable(f"the working folder cannot be listed: {error}") from error
+    except OSError as error:
+        raise _unreadable(str(error.filename), error) from error
 
 
-def _untouched(entry: os.DirEntry[str], original: Path) -> bool:
-    """Tell whether a file was copied from the source tree and not written to since."""
-    if entry.stat(follow_symlinks=False).st_mtime_ns != UNTOUCHED_NS:
-        return False
-    return os.path.lexists(original)
+def _check_limits(entries: list[Entry], tree: Mapping[str, str], trainer: CommandTrainer) -> None:
+    """Check the names and the number of what is new, without reading any content."""
+    new = [entry.path for entry in entries if _is_content(entry) and entry.path not in tree]
+    new += _empty_folders(entries)
+    outputs = [path for path in new if chosen(path, trainer.outputs)]
+    for path in outputs:
+        _check_utf8(path, f"the program wrote {path!a}")
+    if len(outputs) > MAX_OUTPUTS:
+        raise _unclaimable(f"the program wrote {len(outputs):,} files, more than {MAX_OUTPUTS:,}")
 
 
-def _output(entry: os.DirEntry[str]) -> Output | None:
-    """Describe one output; None for what has no content."""
-    if entry.is_symlink():
-        target = _claimable(str(Path(entry.path).readlink()))
-        data = target.encode()
-        return Output(size=len(data), sha256=sha256_hex(data), target=target)
-    return _hashed(Path(entry.path)) if entry.is_file(follow_symlinks=False) else None
+def _chosen_folders(entries: list[Entry], trainer: CommandTrainer) -> Iterator[str]:
+    return (path for path in _empty_folders(entries) if chosen(path, trainer.outputs))
+
+
+def _empty_folders(entries: list[Entry]) -> Iterator[str]:
+    """Yield the folders that hold nothing at all."""
+    parents = {entry.path.rpartition("/")[0] for entry in entries}
+    for entry in entries:
+        if stat.S_ISDIR(entry.facts.st_mode) and entry.path not in parents:
+            yield entry.path
+
+
+def _is_content(entry: Entry) -> bool:
+    """Tell whether an entry can be claimed: pipes, sockets and devices have no content."""
+    return stat.S_ISREG(entry.facts.st_mode) or stat.S_ISLNK(entry.facts.st_mode)
+
+
+def _output(workspace: Path, entry: Entry) -> Output:
+    try:
+        if stat.S_ISLNK(entry.facts.st_mode):
+            target = str((workspace / entry.path).readlink())
+            _check_utf8(target, f"the program wrote a link {entry.path!a} to {target!a}")
+            data = target.encode()
+            return Output(size=len(data), sha256=sha256_hex(data), target=target)
+        executable = bool(entry.facts.st_mode & stat.S_IXUSR)
+        with open_beneath(workspace, entry.path) as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return Output(size=stream.tell(), sha256=digest, executable=executable)
+    except OSError as error:
+        raise _unreadable(entry.path, error) from error
 
 
 def _hashed(path: Path) -> Output:
@@ -99,18 +190,22 @@ def _hashed(path: Path) -> Output:
         return Output(size=stream.tell(), sha256=digest)
 
 
-def _claimable(name: str) -> str:
+def _check_utf8(text: str, what: str) -> None:
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        raise _unclaimable(f"the program wrote {name!a}, which is not UTF-8") from error
-    return name
+        raise _unclaimable(f"{what}, which is not UTF-8") from error
+
+
+def _unreadable(path: str, error: OSError) -> CapsuleError:
+    return _unclaimable(f"the program wrote {path!a}, which cannot be read: {error.strerror}")
 
 
 def _unclaimable(message: str) -> CapsuleError:
     return CapsuleError(
         "CAP-T303",
         message,
-        fix="Leave such files out with trainer.outputs, or write fewer.",
+        fix='Leave such files out: capsule run --resume DIRECTORY --set \'trainer.outputs=["*", '
+        '"!PATTERN"]\'. A program that has ended is not run again. Or write fewer files.',
         exit_code=ExitCode.TRAINING_FAILED,
     )

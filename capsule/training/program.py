@@ -25,7 +25,7 @@ from typing import IO, Literal
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.contract import Event, ProgramResult
+from capsule.experiment.contract import Ended, Event, Job, ProgramResult
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
@@ -39,7 +39,7 @@ from capsule.training.job import (
     stop_signals,
     write_document,
 )
-from capsule.training.outputs import collect_outputs, make_workspace
+from capsule.training.outputs import Watch, collect_outputs, make_workspace
 
 LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
 
@@ -49,32 +49,43 @@ _CHUNK = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def run_program(directory: Path, spec: Spec, trainer: CommandTrainer) -> None:
+def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     """Run the command in ``directory`` to its end, and record what it wrote.
 
-    After an interruption a resumable program goes on from its state folder; any other starts over
-    in a fresh copy of its source tree.
+    After an interruption a resumable program resumes from its state folder; any other starts over
+    in a fresh copy of its source tree. A program that has ended well is not run again: only what it
+    wrote is listed.
 
     Raises:
         Interrupted: The run was asked to stop; it can be started again.
         CapsuleError: CAP-T1… a determinism flag, CAP-T301 the command cannot be started, CAP-T302
-            it failed, CAP-T303 an output cannot be claimed.
+            it failed, CAP-T303 an output cannot be claimed, CAP-T305 the source tree is not the
+            locked one.
     """
-    started = time.monotonic()
     directory = directory.absolute()
-    events = directory / contract.EVENTS
+    events, ended = directory / contract.EVENTS, directory / contract.ENDED
     drop_partial_line(events)
-    with stop_signals() as stop:
-        _check_flags(directory, spec)
-        resumed = make_workspace(directory, spec, trainer)
-        _tell(events, "resume" if resumed else "start", shlex.join(_command(spec, trainer)))
-        _execute(directory, spec, trainer, resumed=resumed, stop=stop)
-    outputs = collect_outputs(directory, trainer)
+    if not ended.exists():
+        started = time.monotonic()
+        _run_to_its_end(directory, job, trainer)
+        write_document(ended, Ended(seconds=time.monotonic() - started))
+    outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
-    seconds = time.monotonic() - started
     _tell(events, "finish", f"{len(outputs.files)} files written")
     digest = sha256_hex(canonical_json(outputs.model_dump(mode="json", by_alias=True)))
+    seconds = Ended.model_validate_json(ended.read_bytes()).seconds
     write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
+
+
+def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
+    spec = job.spec
+    with stop_signals() as stop:
+        _check_flags(directory, spec)
+        resumed = make_workspace(directory, job, trainer)
+        command = shlex.join(_command(spec, trainer))
+        _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
+        watch = Watch(directory, job.tree, trainer)
+        _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
 
 
 def _check_flags(directory: Path, spec: Spec) -> None:
@@ -117,7 +128,13 @@ def _reported(path: Path, status: int) -> CapsuleError:
 
 
 def _execute(
-    directory: Path, spec: Spec, trainer: CommandTrainer, *, resumed: bool, stop: Flag
+    directory: Path,
+    spec: Spec,
+    trainer: CommandTrainer,
+    *,
+    resumed: bool,
+    stop: Flag,
+    watch: Watch,
 ) -> None:
     """Run the command until it and all that it started have ended."""
     _adopt_orphans()
@@ -127,9 +144,11 @@ def _execute(
     path = directory / contract.STANDARD_OUTPUT
     with process.stdout as stream, ThreadPoolExecutor(1, "output") as pool:
         copying = pool.submit(_copy_output, stream, path, append=resumed)
-        status = _await(process, copying, stop)
+        status = _await(process, copying, stop, watch)
         _end_leftovers()
         _finished(copying, path)
+    if watch.error is not None:
+        raise watch.error
     if stop.is_set():
         raise Interrupted
     if status:
@@ -180,14 +199,16 @@ def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
             sys.stdout.buffer.flush()
 
 
-def _await(process: subprocess.Popen[bytes], copying: Future[None], stop: Flag) -> int:
+def _await(
+    process: subprocess.Popen[bytes], copying: Future[None], stop: Flag, watch: Watch
+) -> int:
     """Wait for the program; pass on an order to stop; end it if its output cannot be kept."""
     terminated = False
     while True:
         try:
             return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            if copying.done() and copying.exception():
+            if (copying.done() and copying.exception()) or watch.exceeded():
                 process.kill()
             elif stop.is_set() and not terminated:
                 process.terminate()

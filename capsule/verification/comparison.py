@@ -42,6 +42,8 @@ _ORDER = (
     "steps",
     "episodes",
     "outputs",
+    "deleted",
+    "empty_folders",
     "standard_output",
 )
 

@@ -72,7 +72,7 @@ def _training(parts: Contents, claims: TrainingClaims) -> None:
 def _lock(parts: Contents) -> None:
     _equal("spec/lock.json", "its digest", parts.claims.lock, parts.lock.digest())
     job = parts.bundle.read(run_bundle.JOB, contract.Job)
-    _equal(run_bundle.JOB, "the spec", contract.Job(spec=parts.lock.spec), job)
+    _equal(run_bundle.JOB, "the spec or its source tree", contract.Job.of(parts.lock), job)
     _equal("manifest.json", "its claim id", parts.claims.claim_id(), parts.bundle.manifest.claim_id)
 
 
@@ -140,8 +140,10 @@ def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
     name = run_bundle.RUN + contract.OUTPUTS
     listed = bundle.read(name, contract.Outputs)
     _equal(name, "the outputs", claims.outputs, listed.files)
+    _equal(name, "the deleted files", claims.deleted, listed.deleted)
+    _equal(name, "the empty folders", claims.empty_folders, listed.empty_folders)
     _equal(name, "the standard output", claims.standard_output, listed.standard_output)
-    for path in claims.outputs:
+    for path in (*claims.outputs, *claims.deleted, *claims.empty_folders):
         _check_output_name(path)
     for path, member in output_members(claims).items():
         _equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))

@@ -131,6 +131,7 @@ def test_another_source_differs_in_the_first_line_that_it_changes(outside, tmp_p
         )
         digest = sha256_hex(files[run_bundle.LOCK])
         edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
+        edit_json(files, run_bundle.JOB, lambda job: job.update(tree=project.files))
         lock = Lock.model_validate_json(files[run_bundle.LOCK])
         files[run_bundle.IMAGE_SBOM] = image_sbom(lock, f"sha256:{digest}")
 

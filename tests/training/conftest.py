@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Job
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
@@ -77,12 +78,24 @@ def make_spec(document, **changes):
     return Spec.model_validate_json(json.dumps(merge(document, changes)))
 
 
-def new_run(directory, spec, stop_after=None):
+def new_run(directory, spec, stop_after=None, tree=None):
     """Make a run directory that holds a job."""
     directory.mkdir(parents=True)
-    job = Job(spec=spec, stop_after=stop_after)
+    job = Job(spec=spec, stop_after=stop_after, tree=tree or {})
     (directory / contract.JOB).write_text(job.model_dump_json(by_alias=True))
     return directory
+
+
+def tree_facts(folder):
+    """Return what a lock says of a source tree of regular files."""
+    files = {path for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(
+            folder
+        ).as_posix(): f"file {'0755' if path.stat().st_mode & 0o100 else '0644'} "
+        f"{sha256_hex(path.read_bytes())}"
+        for path in files
+    }
 
 
 def start_variables(spec):

@@ -1,8 +1,6 @@
 """A user's own program, run as the image runs it: outputs, flags, failures, orders to stop."""
 
 import hashlib
-import json
-import os
 import shutil
 import signal
 import sys
@@ -12,10 +10,16 @@ import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.contract import Event, Failure, Outputs, ProgramResult, Runtime
-from capsule.experiment.trainers import CommandTrainer
-from capsule.training.outputs import UNTOUCHED_NS, collect_outputs
 
-from .conftest import finish_run, make_spec, new_run, read, start_run, start_variables
+from .conftest import (
+    finish_run,
+    make_spec,
+    new_run,
+    read,
+    start_run,
+    start_variables,
+    tree_facts,
+)
 
 SPEC = {
     "schema": "capsule/spec/v1",
@@ -43,7 +47,7 @@ def program(tmp_path):
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             (project / name).write_text(text)
         spec = make_spec(SPEC, trainer=trainer)
-        directory = new_run(tmp_path / "run", spec)
+        directory = new_run(tmp_path / "run", spec, tree=tree_facts(project))
         project.chmod(0o555)  # as in an image
         return directory, start_variables(spec) | {contract.PROJECT_VARIABLE: str(project)}
 
@@ -176,53 +180,44 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
     assert outputs_of(directory).standard_output is None
 
 
-def entry(folder, name, data, *, touched=True):
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    if not touched:
-        os.utime(path, ns=(UNTOUCHED_NS, UNTOUCHED_NS))
+def test_a_source_tree_that_is_not_the_locked_one_is_not_run(program, tmp_path):
+    directory, variables = program("open('ran', 'w')", files={"data": "locked"})
+    (tmp_path / "project/data").write_text("other")
+    assert finish_run(directory, environment=variables)[0] == 6
+    assert failure_of(directory).code == "CAP-T305"
+    assert "data" in failure_of(directory).message
+    assert not (directory / contract.WORKSPACE / "ran").exists()
 
 
-@pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    project = tmp_path / "project"
-    entry(project, "train.py", b"")
-    monkeypatch.setenv(contract.PROJECT_VARIABLE, str(project))
-    entry(tmp_path / contract.WORKSPACE, "train.py", b"", touched=False)
-    return tmp_path / contract.WORKSPACE
+FLOOD = (
+    "import time\n"
+    "for number in range(5001): open(f'{number}.txt', 'w')\n"
+    "while True: time.sleep(1)\n"
+)
 
 
-def collect(workspace, **trainer):
-    facts = {"command": ["x"], "standard_output": False} | trainer
-    trainer = CommandTrainer.model_validate_json(json.dumps(facts))
-    return collect_outputs(workspace.parent, trainer).files
+def test_a_program_that_writes_too_many_files_is_stopped_while_it_runs(program):
+    directory, variables = program(FLOOD)
+    assert finish_run(directory, environment=variables)[0] == 6
+    assert failure_of(directory).code == "CAP-T303"
+    assert "5,001 files" in failure_of(directory).message
+    assert not (directory / contract.ENDED).exists()
 
 
-def test_the_source_tree_is_no_output_until_it_is_written_to(workspace):
-    assert collect(workspace) == {}
-    entry(workspace, "train.py", b"")
-    assert list(collect(workspace)) == ["train.py"]
-
-
-def test_a_new_file_is_an_output_whatever_its_time(workspace):
-    entry(workspace, "new", b"", touched=False)
-    assert list(collect(workspace)) == ["new"]
-
-
-def test_patterns_choose_the_outputs(workspace):
-    for name in ("a.log", "runs/events", "runs/model", "result"):
-        entry(workspace, name, b"")
-    assert list(collect(workspace, outputs=["*", "!*.log", "!runs/*", "runs/model"])) == [
-        "result",
-        "runs/model",
-    ]
-
-
-def test_pipes_are_no_outputs_and_odd_names_are_refused(workspace):
-    os.mkfifo(workspace / "pipe")
-    assert collect(workspace) == {}
-    entry(workspace, os.fsdecode(b"caf\xe9"), b"")
-    with pytest.raises(Exception, match="not UTF-8") as caught:
-        collect(workspace)
-    assert caught.value.code == "CAP-T303"
+def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
+    directory, variables = program(
+        "import os, pathlib\nopen('runs', 'a').write('1')\nopen(b'caf\\xe9', 'w')\nprint('once')\n"
+    )
+    assert finish_run(directory, environment=variables)[0] == 6
+    assert "not UTF-8" in failure_of(directory).message
+    job = contract.Job.model_validate_json((directory / contract.JOB).read_bytes())
+    spec = make_spec(
+        job.spec.model_dump(mode="json", by_alias=True), trainer={"outputs": ["*", "!caf*"]}
+    )
+    (directory / contract.FAILURE).unlink()
+    job = job.model_copy(update={"spec": spec})
+    (directory / contract.JOB).write_text(job.model_dump_json(by_alias=True))
+    status, errors = finish_run(directory, environment=variables)
+    assert status == 0, errors
+    assert outputs_of(directory).files["runs"].sha256 == sha256(b"1")
+    assert outputs_of(directory).standard_output.sha256 == sha256(b"once\n")
