@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import ValidationError
 
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
-from capsule.engine.supervise import spoilt
+from capsule.engine.supervise import RESERVE_BYTES, spoilt
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
@@ -307,7 +307,8 @@ def _malformed(path: Path, error: Exception) -> CapsuleError:
 _FIX = {
     "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
-    "disk-full": "Raise limits.disk_mb, free disk space, or lower trainer.replay_capacity.",
+    "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
+    f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
 }
 
 

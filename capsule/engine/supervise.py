@@ -21,11 +21,11 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
+RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
 
 MINUTE = 60.0  # of limits.minutes, in seconds
 
 _KILL_SECONDS = 30.0
-_RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take from the machine
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 
 
@@ -142,7 +142,7 @@ def supervise(
 
 def _disk_exceeded(task: Task) -> bool:
     disk = os.statvfs(task.run_directory)
-    if disk.f_bavail * disk.f_frsize < _RESERVE_BYTES:
+    if disk.f_bavail * disk.f_frsize < RESERVE_BYTES:
         return True
     return disk_usage(task.run_directory) > task.limits.disk_mb << 20
 

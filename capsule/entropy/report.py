@@ -42,7 +42,7 @@ class ProgramReport(Model):
     Attributes:
         process: Path of the process that executed it.
         executed: False for a process that was forked and goes on with the program of its creator.
-        executable: Its file; None if that could not be read.
+        executable: The name of its file; None if that could not be read.
         linkage: How it is linked: with glibc's loader, another one, or statically.
         preloaded: Whether every preloaded library was mapped into it.
         start_bytes_derived: Whether AT_RANDOM was replaced before the program could read it.
@@ -171,7 +171,9 @@ def collect(directory: Path) -> EntropyReport:
         raise failure
     launch = _read(directory / REPORT, _Launch)
     uses = () if launch.mode == "system" else _uses(directory)
-    programs = tuple(sorted(launch.programs, key=lambda program: program.process))
+    programs = tuple(
+        _without_folder(program) for program in sorted(launch.programs, key=lambda p: p.process)
+    )
     return EntropyReport(
         mode=launch.mode,
         clock=launch.clock,
@@ -184,6 +186,14 @@ def collect(directory: Path) -> EntropyReport:
         uses=uses,
         coverage=tuple(_coverage(launch, uses)),
     )
+
+
+def _without_folder(program: ProgramReport) -> ProgramReport:
+    """Keep the name of a program's file; the folder may be a person's own, and is published."""
+    if program.executable is None:
+        return program
+    name = program.executable.rpartition("/")[2]
+    return program.model_copy(update={"executable": name})
 
 
 def launch_failure(directory: Path) -> CapsuleError | None:

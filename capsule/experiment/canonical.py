@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import tempfile
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+_DEVICE_FOLDERS = frozenset({"/dev", "/dev/fd", "/dev/pts", "/proc/self/fd"})
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
 
 
@@ -108,14 +110,23 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named: a device or a pipe as it is, any other all at once.
+    """Write a file that the user named, all at once; or into a device or a pipe below ``/dev``.
 
     To replace ``/dev/null`` by a file, as :func:`write_atomic` would for root, breaks a machine.
+    Elsewhere a device or a pipe was not put there for this output, and a symbolic link is replaced:
+    in a folder that others can write to, it may lead to a disk.
+
+    Raises:
+        NotRegularError: A folder, device, pipe or socket stands at ``path``.
+        OSError: The file cannot be written.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device():
         path.write_bytes(data)
-    else:
-        write_atomic(path, data)
+        return
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(mode := path.lstat().st_mode) and not stat.S_ISLNK(mode):
+            raise NotRegularError(errno.EEXIST, "not a regular file", str(path))
+    write_atomic(path, data)
 
 
 def remove_unfinished(folder: Path) -> None:

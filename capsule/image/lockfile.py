@@ -20,6 +20,7 @@ from capsule.image.recipe import load_recipe
 from capsule.image.resolve import resolve
 
 MAX_LOCK_BYTES = 4 << 20
+MAX_SHOWN = 20  # untracked files that are listed by name
 
 
 def lock_path(spec_path: Path) -> Path:
@@ -84,7 +85,7 @@ def obtain_lock(
         CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree cannot
             be captured (CAP-L…).
     """
-    project = _captured(spec, path, cache)
+    project = _captured(spec, path, cache, progress)
     previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
     if previous is not None and _pins_fit(previous, spec):
         lock = _with_current(previous, spec, project)
@@ -105,13 +106,25 @@ def _pins_fit(lock: Lock, spec: Spec) -> bool:
     )
 
 
-def _captured(spec: Spec, path: Path, cache: Cache) -> LockedProject | None:
-    """Capture the source tree beside a lock file, without that file and its spec."""
+def _captured(
+    spec: Spec, path: Path, cache: Cache, progress: Callable[[str], None]
+) -> LockedProject | None:
+    """Capture the source tree beside a lock file, without that file and its spec.
+
+    Files that git does not track are listed: a bundle will publish them, and not every one of them
+    need be meant.
+    """
     if spec.code is None:
         return None
     stem = path.name.removesuffix(".lock.json")
     own = [path, *(path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))]
-    return capture_project(spec.code, path.parent, cache, leave_out=own)
+    project = capture_project(spec.code, path.parent, cache, leave_out=own)
+    if project.git is not None and (untracked := project.git.untracked):
+        shown = ", ".join(untracked[:MAX_SHOWN])
+        rest = len(untracked) - MAX_SHOWN
+        more = f" and {rest:,} more" if rest > 0 else ""
+        progress(f"the source tree includes files that git does not track: {shown}{more}")
+    return project
 
 
 def _with_current(lock: Lock, spec: Spec, project: LockedProject | None) -> Lock:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -24,6 +23,7 @@ from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
+from capsule.image.credentials import find_credential, is_credential_name
 from capsule.image.layer_reader import read_layer
 from capsule.image.layers import CHUNK, Entry, refused, safe_path, write_tar
 
@@ -35,10 +35,10 @@ _OWNER = "the source tree"
 _DIFF_OPTIONS = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
     *("--binary", "--full-index", "--submodule=diff", "--relative"),
+    "--irreversible-delete",  # what a deleted file held is no part of the tree
 )
 # What Capsule itself leaves beside a spec must not change the tree's identity.
 _OWN_FILES = ("*.capsule.tar", "*.lock.json", "verify-report.json")
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -59,7 +59,8 @@ def capture_project(
 
     Raises:
         CapsuleError: CAP-L201 the folder cannot be read, CAP-L202 git cannot be asked, CAP-L203
-            the tree is empty, CAP-L204 it is too large, CAP-L205 a file of it cannot be taken.
+            the tree is empty, CAP-L204 it is too large, CAP-L205 a file of it cannot be taken,
+            CAP-L206 a file of it, or git's diff, seems to hold a credential.
     """
     tree = _Tree(
         root=(base / code.path).resolve(),
@@ -165,6 +166,10 @@ class _Tree:
         own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
         return chosen(name, self.patterns) and not own and self.root / name not in self.leave_out
 
+    def accepts_credentials(self, name: str) -> bool:
+        """Tell whether ``code.files`` names a path itself, rather than by a pattern."""
+        return name in self.patterns
+
     def holds(self, name: str) -> bool:
         """Tell whether a path is there and not of a run directory."""
         path = self.root / name
@@ -191,29 +196,35 @@ def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
                 if stream.tell() > MAX_BYTES:
                     raise _too_large(tree, f"more than {MAX_BYTES >> 20} MiB")
 
-            write_tar((_entry(tree.root, name) for name in names), write)
+            write_tar((_entry(tree, name) for name in names), write)
             size = stream.tell()
         cache.add(path, digest.hexdigest())
     return digest.hexdigest(), size
 
 
-def _entry(root: Path, name: str) -> Entry:
+def _entry(tree: _Tree, name: str) -> Entry:
     """Return the entry of one file; what is neither file nor harmless link is refused."""
-    path = root / name
+    path = tree.root / name
     place = f"{FOLDER}/{safe_path(name, _OWNER)}"
     try:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
-            return Entry(place, _OWNER, "symlink", 0o777, target=_safe_target(root, name))
+            return Entry(place, _OWNER, "symlink", 0o777, target=_safe_target(tree.root, name))
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, "is a pipe, socket or device")
-        with open_regular(path, os.O_NOFOLLOW) as stream:
-            if _PRIVATE_KEY.search(stream.read(1024)):
-                raise _not_taken(name, "is a private key")
+        if not tree.accepts_credentials(name):
+            _refuse_credentials(name, _chunks(path))
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
         return Entry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
     except OSError as error:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
+
+
+def _refuse_credentials(name: str, content: Iterable[bytes]) -> None:
+    if is_credential_name(name):
+        raise _credential(name, "has a name that files of credentials have")
+    if kind := find_credential(content):
+        raise _credential(name, f"holds {kind}")
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -265,7 +276,7 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
     if not _git(tree.root, "rev-list", "--all", "--max-count=1"):
         return None
     changed = _git_names(tree.root, "diff", "--name-only", "-z", "--relative", "HEAD")
-    diff = _git_diff(tree.root, [name for name in changed if tree.takes(name)])
+    diff = _git_diff(tree, [name for name in changed if tree.takes(name)])
     if diff:
         with cache.scratch() as scratch:
             (scratch / "diff").write_bytes(diff)
@@ -280,11 +291,17 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
     )
 
 
-def _git_diff(root: Path, names: list[str]) -> bytes:
-    if not names:
-        return b""
-    literal = [f":(literal){name}" for name in names]
-    return _git(root, "diff", *_DIFF_OPTIONS, "HEAD", "--", *literal)
+def _git_diff(tree: _Tree, names: list[str]) -> bytes:
+    """Return how files differ from the last commit; of those that are gone, only that they are."""
+    diffs = []
+    for name in names:
+        diff = _git(tree.root, "diff", *_DIFF_OPTIONS, "HEAD", "--", f":(literal){name}")
+        if not tree.accepts_credentials(name) and (kind := find_credential([diff])):
+            raise _credential(
+                name, f"differs from its last commit, and the difference holds {kind}"
+            )
+        diffs.append(diff)
+    return b"".join(diffs)
 
 
 def _last_commit(tree: _Tree) -> str:
@@ -350,6 +367,16 @@ def _not_taken(name: str, reason: str) -> CapsuleError:
         "CAP-L205",
         f"{name} of the source tree {reason}",
         fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _credential(name: str, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-L206",
+        f"{name} of the source tree {reason}, and bundles of the tree would publish it",
+        fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it. If it is no "
+        f"secret, name it: code.files: ['*', '{name}'].",
         exit_code=ExitCode.USAGE,
     )
 

@@ -14,6 +14,7 @@ from capsule.experiment.lock import LockedProject
 from capsule.experiment.spec import CodeSpec
 from capsule.image import project
 from capsule.image.cache import Cache
+from capsule.image.layers import CHUNK
 from capsule.image.lockfile import lock_path
 from capsule.image.project import (
     capture_project,
@@ -193,14 +194,75 @@ def test_a_chain_of_links_cannot_lead_outside(tree, cache):
     assert "a/b/c/out" in refused("CAP-L205", tree, cache)
 
 
-def test_special_files_and_private_keys_are_refused(tree, cache):
+def test_special_files_are_refused(tree, cache):
     os.mkfifo(tree / "pipe")
     assert "pipe" in refused("CAP-L205", tree, cache)
-    (tree / "pipe").unlink()
-    for kind in ("", "OPENSSH ", "RSA ", "ENCRYPTED "):
-        write(tree, "alice", f"a comment\n-----BEGIN {kind}PRIVATE KEY-----\n")
-        assert "alice of the source tree is a private key" in refused("CAP-L205", tree, cache)
-    assert "alice" not in capture(tree, cache, "*", "!alice").files
+
+
+class TestCredentials:
+    @pytest.mark.parametrize("kind", ["", "OPENSSH ", "RSA ", "ENCRYPTED "])
+    @pytest.mark.parametrize("before", [0, 5_000, CHUNK - 20, 3 * CHUNK])
+    def test_private_keys_are_found_wherever_they_are_in_a_file(self, tree, cache, kind, before):
+        write(tree, "alice", "x" * before + f"\n-----BEGIN {kind}PRIVATE KEY-----\n")
+        message = refused("CAP-L206", tree, cache)
+        assert message.startswith("alice of the source tree holds a private key")
+        assert "alice" not in capture(tree, cache, "*", "!alice").files
+
+    def test_a_file_that_the_spec_names_itself_is_taken(self, tree, cache):
+        write(tree, "tests/key.pem", "-----BEGIN PRIVATE KEY-----\n")
+        assert "tests/key.pem" in capture(tree, cache, "*", "tests/key.pem").files
+        refused("CAP-L206", tree, cache, "*", "tests/*")
+
+    @pytest.mark.parametrize(
+        "name",
+        [".env", ".env.local", ".netrc", "sub/.npmrc", ".aws_credentials", ".aws/credentials"],
+    )
+    def test_files_of_credentials_are_refused_by_their_names(self, tree, cache, name):
+        write(tree, name, "nothing")
+        assert name in refused("CAP-L206", tree, cache)
+
+    @pytest.mark.parametrize(
+        "name", [".env.example", "credentials.py", "environment", ".ssh/a.pub"]
+    )
+    def test_names_that_only_resemble_them_are_taken(self, tree, cache, name):
+        write(tree, name, "nothing")
+        assert name in capture(tree, cache).files
+
+    @pytest.mark.parametrize(
+        ("kind", "token"),
+        [
+            ("AWS", "AKIA" + "A" * 16),
+            ("GitHub", "ghp_" + "a" * 36),
+            ("Hugging Face", "hf_" + "a" * 34),
+            ("Slack", "xoxb-" + "1" * 12 + "-" + "a" * 20),
+            ("Anthropic", "sk-ant-" + "a" * 40),
+        ],
+    )
+    def test_tokens_are_refused_by_their_form(self, tree, cache, kind, token):
+        write(tree, "config.py", f"TOKEN = '{token}'\n")
+        assert kind in refused("CAP-L206", tree, cache)
+
+    def test_what_a_deleted_file_held_is_not_in_the_diff(self, tree, cache):
+        write(tree, "old", "something that was deleted\n")
+        git(tree, "init", "-q")
+        git(tree, "add", ".")
+        git(tree, "commit", "-qm", "first")
+        (tree / "old").unlink()
+        found = capture(tree, cache)
+        diff = cache.path(found.git.diff).read_bytes()
+        assert b"deleted file mode" in diff
+        assert b"something that was deleted" not in diff
+
+    def test_a_token_that_was_removed_since_the_last_commit_is_not_published(self, tree, cache):
+        write(tree, "config.py", f"TOKEN = 'hf_{'a' * 34}'\n")
+        git(tree, "init", "-q")
+        git(tree, "add", ".")
+        git(tree, "commit", "-qm", "first")
+        write(tree, "config.py", "TOKEN = None\n")
+        message = refused("CAP-L206", tree, cache)
+        assert message.startswith("config.py of the source tree differs from its last commit")
+        git(tree, "commit", "-qam", "second")
+        assert capture(tree, cache).git.diff is None
 
 
 def test_sizes_and_counts_are_bounded(tree, cache, monkeypatch):
