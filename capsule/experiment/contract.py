@@ -45,6 +45,9 @@ WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's work
 STANDARD_OUTPUT = "stdout.txt"  # what it printed
 ENDED = "ended.json"  # Ended: the program ended well; from now on only its outputs are listed
 OUTPUTS = "outputs.json"  # Outputs: what it wrote, by digest
+ARRIVALS_FOLDER = "arrivals"  # folder: the arrivals that each process writes down, as they happen
+ARRIVALS = "arrivals.json"  # capsule.experiment.arrival_log (capsule.training.arrivals)
+ARRIVALS_REPLAY = "arrivals.replay"  # the same, to be followed; written by the host
 
 # What the host reads from a run directory, or writes there, when the run has ended.
 READ_FILES = frozenset(
@@ -60,6 +63,7 @@ READ_FILES = frozenset(
             STANDARD_OUTPUT,
             ENDED,
             OUTPUTS,
+            ARRIVALS,
         ),
     }
 )

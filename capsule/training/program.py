@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +30,12 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
+from capsule.training.arrival_files import (
+    arrivals_failed,
+    begin_arrivals,
+    check_arrivals,
+    collect_arrivals,
+)
 from capsule.training.job import (
     Interrupted,
     append_event,
@@ -85,7 +91,9 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         command = shlex.join(_command(spec, trainer))
         _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
         watch = Watch(directory, job.tree, trainer)
+        begin_arrivals(directory, resumed=resumed)
         _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
+    collect_arrivals(directory)
 
 
 def _check_flags(directory: Path, spec: Spec) -> None:
@@ -144,11 +152,14 @@ def _execute(
     path = directory / contract.STANDARD_OUTPUT
     with process.stdout as stream, ThreadPoolExecutor(1, "output") as pool:
         copying = pool.submit(_copy_output, stream, path, append=resumed)
-        status = _await(process, copying, stop, watch)
+        status = _await(
+            process, copying, stop, lambda: watch.exceeded() or arrivals_failed(directory)
+        )
         _end_leftovers()
         _finished(copying, path)
     if watch.error is not None:
         raise watch.error
+    check_arrivals(directory)
     if stop.is_set():
         raise Interrupted
     if status:
@@ -200,15 +211,18 @@ def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
 
 
 def _await(
-    process: subprocess.Popen[bytes], copying: Future[None], stop: Flag, watch: Watch
+    process: subprocess.Popen[bytes],
+    copying: Future[None],
+    stop: Flag,
+    has_failed: Callable[[], bool],
 ) -> int:
-    """Wait for the program; pass on an order to stop; end it if its output cannot be kept."""
+    """Wait for the program; pass on an order to stop; end it if its run cannot succeed."""
     terminated = False
     while True:
         try:
             return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            if (copying.done() and copying.exception()) or watch.exceeded():
+            if (copying.done() and copying.exception()) or has_failed():
                 process.kill()
             elif stop.is_set() and not terminated:
                 process.terminate()

@@ -279,10 +279,19 @@ void capsule_path_stream(char out[CAPSULE_PATH_SIZE], const char *thread, const 
     join(out, thread, "@", label);
 }
 
-void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n) {
+static void join_number(char out[CAPSULE_PATH_SIZE], const char *parent, const char *mark,
+                        uint32_t n) {
     struct text text = {0};
     append(&text, parent);
-    append(&text, "-");
+    append(&text, mark);
     append_number(&text, n);
     finish(out, &text);
+}
+
+void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n) {
+    join_number(out, parent, "-", n);
+}
+
+void capsule_path_work(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n) {
+    join_number(out, parent, "~", n);
 }

@@ -69,13 +69,15 @@ bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text);
  *   child:  "<parent>.<n>", or "<parent>.<thread>:<n>" when another thread than the main one forks
  *   exec:   "<path>x"
  *   thread: "<parent>-<n>"
+ *   work:   "<parent>~<n>", a piece of work of a thread's that any thread may do (scopes.c)
  *   unnumbered: "<path>?", of what was started by other means
  *   stream: "<thread>@<label>", of the supervisor's streams
- * n counts from one, in the forking or creating thread. */
+ * n counts from one, in the forking, creating or submitting thread. */
 void capsule_path_child(char out[CAPSULE_PATH_SIZE], const char *parent, const char *thread,
                         uint32_t n);
 void capsule_path_exec(char out[CAPSULE_PATH_SIZE], const char *path);
 void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n);
+void capsule_path_work(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n);
 void capsule_path_unnumbered(char out[CAPSULE_PATH_SIZE], const char *path);
 void capsule_path_stream(char out[CAPSULE_PATH_SIZE], const char *thread, const char *label);
 

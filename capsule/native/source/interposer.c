@@ -119,14 +119,18 @@ struct thread *this_thread(void) {
     return &thread;
 }
 
+void describe_thread(struct thread *described, const char *process, const char *path) {
+    memset(described, 0, sizeof *described);
+    strcpy(described->process, process);
+    strcpy(described->path, path);
+    described->ready = true;
+}
+
 void become(const char *process, const char *path) {
     char process_copy[CAPSULE_PATH_SIZE], path_copy[CAPSULE_PATH_SIZE];
     strcpy(process_copy, process); /* either may lie in `thread` */
     strcpy(path_copy, path);
-    memset(&thread, 0, sizeof thread);
-    strcpy(thread.process, process_copy);
-    strcpy(thread.path, path_copy);
-    thread.ready = true;
+    describe_thread(&thread, process_copy, path_copy);
 }
 
 /* ---- writing down ---- */

@@ -6,6 +6,7 @@
  *   sources.c     the functions that give randomness
  *   devices.c     /dev/urandom and /dev/random as files
  *   lineage.c     processes and threads get their paths; children get the environment
+ *   scopes.c      pieces of work with paths of their own, whichever thread does them
  *   clock.c       the calendar clock
  */
 #ifndef CAPSULE_INTERPOSER_H
@@ -63,7 +64,7 @@ struct thread {
     bool vforked; /* in the child of a vfork, in the parent's memory */
     char process[CAPSULE_PATH_SIZE];
     char path[CAPSULE_PATH_SIZE];
-    uint32_t forks, threads;
+    uint32_t forks, threads, works;
     uint64_t clock;
     /* From the first call for randomness on: */
     bool drawing;
@@ -118,6 +119,9 @@ void attach(void);
 
 /* The calling thread, with its paths known. */
 struct thread *this_thread(void);
+
+/* Describe a thread of these paths, which has asked for nothing yet. */
+void describe_thread(struct thread *thread, const char *process, const char *path);
 
 /* Make the calling thread the one of these paths, which has asked for nothing yet. */
 void become(const char *process, const char *path);

@@ -1,0 +1,114 @@
+"""The arrival log: in which order results and messages reached a program of the user's own.
+
+A program that uses ``capsule.training.arrivals`` leaves one; ``capsule verify`` follows it. It is
+canonical JSON (RFC 8785), so one order of arrival has one document and one digest.
+``docs/bundle-format.md`` specifies it.
+
+Nothing here needs torch or numpy: hosts read logs with it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model, NonNegativeInt
+
+MAX_LOG_BYTES = 64 << 20
+MAX_ARRIVALS = 1_000_000  # of a run; each is a value of the document
+MAX_NAME = 500  # characters of a wait's or a source's name
+NOTHING = -1  # in Messages.order
+
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+class Completions(Model):
+    """A wait for the results of tasks.
+
+    Attributes:
+        tasks: How many tasks were waited for; None where that is known only at the end.
+        order: The number of each task (from 0, as submitted) in the order of completion. A program
+            that stops waiting leaves the rest out.
+    """
+
+    kind: Literal["completions"] = "completions"
+    tasks: NonNegativeInt | None
+    order: tuple[NonNegativeInt, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Completions:
+        if len(set(self.order)) < len(self.order):
+            raise ValueError("a task completes twice")
+        if self.tasks is not None and max(self.order, default=-1) >= self.tasks:
+            raise ValueError(f"a task is not one of the {self.tasks}")
+        return self
+
+
+class Messages(Model):
+    """A wait for the messages of a queue.
+
+    Attributes:
+        sources: Who sent messages, in the order of their first arrival.
+        order: The place in ``sources`` of each message's sender, in the order of arrival; -1 where
+            the program stopped waiting because nothing had come. The messages of one source
+            arrive in the order in which it sent them.
+    """
+
+    kind: Literal["messages"] = "messages"
+    sources: tuple[_Name, ...]
+    order: tuple[Annotated[int, Field(ge=NOTHING)], ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Messages:
+        if len(set(self.sources)) < len(self.sources):
+            raise ValueError("a source is listed twice")
+        first = [place for place in dict.fromkeys(self.order) if place != NOTHING]
+        if first != list(range(len(self.sources))):
+            raise ValueError("the sources are not those of the messages, by their first arrival")
+        return self
+
+
+Wait = Annotated[Completions | Messages, Field(discriminator="kind")]
+
+
+class ArrivalLog(Model):
+    """The order of every arrival of a run."""
+
+    schema_id: Literal["capsule/arrivals/v1"] = Field("capsule/arrivals/v1", alias="schema")
+    waits: dict[_Name, Wait] = Field(min_length=1, description="By the name of the wait.")
+
+    @property
+    def arrivals(self) -> int:
+        """How many results and messages arrived."""
+        return sum(sum(place != NOTHING for place in wait.order) for wait in self.waits.values())
+
+    def document(self) -> bytes:
+        """Return the file."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the file."""
+        return sha256_hex(self.document())
+
+
+def parse_arrivals(data: bytes) -> ArrivalLog:
+    """Read a log, of which nothing is believed.
+
+    Raises:
+        CapsuleError: CAP-T386, it is too large, not canonical, or not of this form.
+    """
+    try:
+        if len(data) > MAX_LOG_BYTES:
+            raise ValueError(f"it has more than {MAX_LOG_BYTES} bytes")
+        parse_canonical_json(data)
+        return ArrivalLog.model_validate_json(data)
+    except ValueError as error:
+        raise CapsuleError(
+            "CAP-T386",
+            f"the arrival log is malformed: {str(error).splitlines()[0]}",
+            fix="Take the log from the bundle again; do not trust a bundle that holds such a log.",
+            exit_code=ExitCode.TAMPERED,
+        ) from error
