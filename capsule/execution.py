@@ -108,6 +108,7 @@ def execute(
     stop_after: int | None = None,
     replay: Path | None = None,
     schedule: Path | None = None,
+    arrivals: Path | None = None,
     learners: int = 1,
     limits: LimitsSpec | None = None,
     dense: contract.DenseWindow | None = None,
@@ -126,6 +127,7 @@ def execute(
         stop_after: Only this many steps (a prefix re-execution).
         replay: The recorded randomness to replay, for a run that recorded it.
         schedule: The schedule log to follow, for a run that recorded it.
+        arrivals: The arrival log to follow, for a program that recorded it.
         learners: Processes that share the gradient of a batch, of trainers that can.
         limits: What it may use, if not what the lock says.
         dense: Parameter updates to write a dense record of.
@@ -147,8 +149,9 @@ def execute(
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
     )
-    if schedule is not None:
-        write_atomic(run_directory / contract.SCHEDULE_REPLAY, schedule.read_bytes())
+    for log, name in ((schedule, contract.SCHEDULE_REPLAY), (arrivals, contract.ARRIVALS_REPLAY)):
+        if log is not None:
+            write_atomic(run_directory / name, log.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
@@ -262,7 +265,7 @@ def _outcome(
     if failure.exists():
         report = _checked(contract.Failure, failure)
         at = "" if report.step is None else f" (step {report.step})"
-        status = ExitCode.INCONCLUSIVE if ended.status == 4 else ExitCode.TRAINING_FAILED
+        status = _FAILED.get(ended.status, ExitCode.TRAINING_FAILED)
         raise CapsuleError(report.code, report.message + at, fix=report.fix, exit_code=status)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
@@ -304,6 +307,9 @@ def _malformed(path: Path, error: Exception) -> CapsuleError:
     )
 
 
+# What an exit status of the training side means for the host, if it is not a failed training: a
+# machine that cannot decide, and a program that does not repeat what was recorded of it.
+_FAILED = {status.value: status for status in (ExitCode.DIFFERS, ExitCode.INCONCLUSIVE)}
 _FIX = {
     "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",

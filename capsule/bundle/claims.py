@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 from pydantic import Field
 
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import (
     canonical_json,
@@ -101,6 +102,9 @@ class ProgramClaims(Claims):
     deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
     empty_folders: tuple[str, ...] = Field((), description="Folders that hold nothing.")
     standard_output: contract.Output | None = Field(description="Null if the spec says so.")
+    arrivals: Sha256 | None = Field(
+        None, description="SHA-256 of the arrival log; null unless the program recorded one."
+    )
 
     @property
     def nothing(self) -> bool:
@@ -211,6 +215,19 @@ def read_schedule(path: Path) -> ScheduleLog:
         raise _broken(path.name, "schedule log", error.strerror or str(error)) from error
 
 
+def read_arrivals(path: Path) -> ArrivalLog:
+    """Read an arrival log of a run directory or a bundle.
+
+    Raises:
+        CapsuleError: CAP-B090 missing; CAP-T385 not what it must be.
+    """
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
+    except OSError as error:
+        raise _broken(path.name, "arrival log", error.strerror or str(error)) from error
+
+
 def image_relaxations(lock: Lock, engine: str) -> tuple[str, ...]:
     """Name every relaxation of a run: those of its spec, and a missing container."""
     outside = ["engine=process"] if engine == "process" else []
@@ -258,12 +275,15 @@ def collect_program_claims(
 ) -> ProgramClaims:
     """Gather the claims of a program's finished run: :func:`collect_claims`."""
     outputs = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
+    log = run_directory / contract.ARRIVALS
+    arrivals = read_arrivals(log) if log.exists() else None
     return ProgramClaims(
         **dict(_common_claims(lock, image, engine, run_directory)),
         outputs=outputs.files,
         deleted=outputs.deleted,
         empty_folders=outputs.empty_folders,
         standard_output=outputs.standard_output,
+        arrivals=None if arrivals is None else arrivals.digest(),
     )
 
 

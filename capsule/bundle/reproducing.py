@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from capsule.bundle.claims import Claims
+from capsule.bundle.claims import Claims, ProgramClaims, TrainingClaims
 from capsule.entropy.launch import launch_arguments
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
@@ -45,7 +45,8 @@ _WITH_ARCHIVE = """
 Run it again with Docker alone:
 
     zstd -dc image/image.tar.zst | docker load
-    mkdir -p again/entropy && cp {copied} again/ && chmod -R a+rwX again
+    mkdir -p again/entropy
+{copied}    chmod -R a+rwX again
     docker run --rm --network none --read-only --cap-drop ALL \\
         --security-opt no-new-privileges --security-opt seccomp=image/seccomp.json \\
         --hostname capsule --tmpfs /tmp:mode=1777 {gpu}--volume "$PWD/again:/out" \\
@@ -113,6 +114,7 @@ def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedd
             config=image.config_digest,
             gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
             **_launch(spec),
+            copied=_copied(claims),
         )
         + (_COMPARE_PROGRAM if program else _COMPARE)
     )
@@ -131,8 +133,19 @@ def _launch(spec: Spec) -> dict[str, str]:
     return {
         "launcher": launcher,
         "arguments": " \\\n        ".join(_lines(words)),
-        "copied": "spec/job.json" + (" profiles/entropy.profile" if recorded else ""),
     }
+
+
+def _copied(claims: Claims) -> str:
+    """Return the commands that give the run its job, and what it is to repeat."""
+    given = {"spec/job.json": contract.JOB}
+    if claims.entropy_profile is not None:
+        given["profiles/entropy.profile"] = contract.ENTROPY_PROFILE
+    if isinstance(claims, TrainingClaims) and claims.schedule is not None:
+        given["profiles/schedule.log"] = contract.SCHEDULE_REPLAY
+    if isinstance(claims, ProgramClaims) and claims.arrivals is not None:
+        given["profiles/arrivals.json"] = contract.ARRIVALS_REPLAY
+    return "".join(f"    cp {member} again/{name}\n" for member, name in given.items())
 
 
 def _lines(words: list[str]) -> list[str]:

@@ -58,6 +58,7 @@ ENTROPY_REPORT = "profiles/entropy.json"
 ENTROPY_PROFILE = "profiles/entropy.profile"
 LEDGER = "profiles/ledger.json"
 SCHEDULE = "profiles/schedule.log"
+ARRIVALS = "profiles/arrivals.json"
 POPULATION = "run/population.json"
 SECCOMP = "image/seccomp.json"
 PROJECT_DIFF = "spec/project.diff"
@@ -266,6 +267,8 @@ def _state_files(run: FinishedRun, scratch: Path) -> dict[str, Content]:
 def _program_files(directory: Path, claims: ProgramClaims) -> dict[str, Content]:
     """Take every claimed output; a symbolic link is in the listing only."""
     members = {RUN + contract.OUTPUTS: _json(directory / contract.OUTPUTS, "run")}
+    if claims.arrivals is not None:
+        members[ARRIVALS] = _json(directory / contract.ARRIVALS, "profile")
     if claims.standard_output is not None:
         printed = directory / contract.STANDARD_OUTPUT
         members[STANDARD_OUTPUT] = Content(printed, "run", "text/plain")

@@ -125,7 +125,10 @@ def diagnose(
         reporter.note(f"run {number} of 2, under instruments")
         # The second run is the one that is traced: it must give the same bits all the same.
         strace = number == 2 and engine.name == "process" and shutil.which("strace") is not None
-        profile = directories[0] / contract.ENTROPY_PROFILE  # made by the first run, if recorded
+        # What the first run recorded, the second one repeats.
+        profile, arrivals = (
+            directories[0] / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)
+        )
         try:
             execution.execute(
                 lock,
@@ -133,6 +136,7 @@ def diagnose(
                 run_directory,
                 stop_after=prefix,
                 replay=profile if number == 2 and profile.exists() else None,
+                arrivals=arrivals if number == 2 and arrivals.exists() else None,
                 reporter=reporter,
             )
         except CapsuleError as error:

@@ -18,9 +18,11 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model, NonNegativeInt
 
 MAX_LOG_BYTES = 64 << 20
-MAX_ARRIVALS = 1_000_000  # of a run; each is a value of the document
+MAX_ENTRIES = 1_900_000  # of a log; canonical documents have at most 2,000,000 values
+ENTRIES_OF_WAIT = 5  # besides its arrivals, which are one each
 MAX_NAME = 500  # characters of a wait's or a source's name
 NOTHING = -1  # in Messages.order
+LINES = "*.jsonl"  # what processes append their arrivals to, in contract.ARRIVALS_FOLDER
 
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
@@ -98,7 +100,7 @@ def parse_arrivals(data: bytes) -> ArrivalLog:
     """Read a log, of which nothing is believed.
 
     Raises:
-        CapsuleError: CAP-T386, it is too large, not canonical, or not of this form.
+        CapsuleError: CAP-T385, it is too large, not canonical, or not of this form.
     """
     try:
         if len(data) > MAX_LOG_BYTES:
@@ -107,7 +109,7 @@ def parse_arrivals(data: bytes) -> ArrivalLog:
         return ArrivalLog.model_validate_json(data)
     except ValueError as error:
         raise CapsuleError(
-            "CAP-T386",
+            "CAP-T385",
             f"the arrival log is malformed: {str(error).splitlines()[0]}",
             fix="Take the log from the bundle again; do not trust a bundle that holds such a log.",
             exit_code=ExitCode.TAMPERED,

@@ -485,6 +485,8 @@ def _hashes(subject: Subject) -> Iterator[Markup]:
         rows += [("schedule", claims.schedule)] if claims.schedule else []
     if claims.entropy_profile:
         rows.append(("recorded randomness", claims.entropy_profile))
+    if isinstance(claims, ProgramClaims) and claims.arrivals:
+        rows.append(("recorded order of arrival", claims.arrivals))
     yield _bounded("SHA-256", ("of", "digest"), [(name, _code(value)) for name, value in rows])
     if isinstance(claims, TrainingClaims):
         checkpoints = [(f"step {each.step:,}", _code(each.digest)) for each in claims.checkpoints]

@@ -1,6 +1,6 @@
 """The inside of the image: streams, environments, replay, trainers, trace, checkpoints.
 
-A program of your own may use one name of it: ``from capsule.training import run``.
+A program of the user's own may use two names: ``from capsule.training import arrivals, run``.
 """
 
 from __future__ import annotations

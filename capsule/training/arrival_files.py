@@ -10,7 +10,9 @@ from typing import Any
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import (
-    MAX_ARRIVALS,
+    ENTRIES_OF_WAIT,
+    LINES,
+    MAX_ENTRIES,
     NOTHING,
     ArrivalLog,
     Completions,
@@ -18,7 +20,6 @@ from capsule.experiment.arrival_log import (
     Wait,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.arrival_waits import LINES
 from capsule.training.job import write_file
 
 
@@ -26,13 +27,13 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
     """Remove what an interrupted attempt left, as the program starts over.
 
     Raises:
-        CapsuleError: CAP-T385, the program resumes instead. A run that is repeated is not
+        CapsuleError: CAP-T384, the program resumes instead. A run that is repeated is not
             interrupted, so it does not wait where the program waited after its interruption.
     """
     folder = directory / contract.ARRIVALS_FOLDER
     if resumed and folder.exists():
         raise CapsuleError(
-            "CAP-T385",
+            "CAP-T384",
             "the run records the order of arrival and was interrupted; such a run cannot be "
             "resumed",
             fix="Start it anew, or set trainer.resumable: false.",
@@ -51,7 +52,7 @@ def check_arrivals(directory: Path) -> None:
     """Check that no process of the program left an error.
 
     Raises:
-        CapsuleError: That error: CAP-T381 to CAP-T384.
+        CapsuleError: That error: CAP-T381 to CAP-T383.
     """
     if not arrivals_failed(directory):
         return
@@ -64,11 +65,22 @@ def _failure(directory: Path) -> Path:
     return directory / contract.ARRIVALS_FOLDER / contract.FAILURE
 
 
+def too_many() -> CapsuleError:
+    """Return the error of a program with more arrivals than a log holds."""
+    return CapsuleError(
+        "CAP-T383",
+        f"the program has more arrivals than a log holds: {MAX_ENTRIES:,}, where a wait counts as "
+        f"{ENTRIES_OF_WAIT} more",
+        fix="Let each result or message carry more work.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
 def collect_arrivals(directory: Path) -> None:
     """Write the arrival log of a program that has ended; none if it did not wait for anything.
 
     Raises:
-        CapsuleError: CAP-T384, there are more arrivals than a log holds.
+        CapsuleError: CAP-T383, there are more arrivals than a log holds.
     """
     files = sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))
     begun: dict[str, tuple[str, int | None]] = {}
@@ -78,13 +90,8 @@ def collect_arrivals(directory: Path) -> None:
             taken.setdefault(name, []).extend(facts)
         else:
             begun[name] = (facts[0], facts[1])
-    if sum(map(len, taken.values())) > MAX_ARRIVALS:
-        raise CapsuleError(
-            "CAP-T384",
-            f"the program has more than {MAX_ARRIVALS:,} arrivals",
-            fix="Let each result or message carry more work.",
-            exit_code=ExitCode.TRAINING_FAILED,
-        )
+    if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
+        raise too_many()
     if begun:
         waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
         write_file(directory / contract.ARRIVALS, ArrivalLog(waits=waits).document())

@@ -25,13 +25,13 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from capsule.experiment import contract
-from capsule.experiment.arrival_log import MAX_ARRIVALS, NOTHING
+from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
 from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.arrival_files import too_many
 from capsule.training.scopes import Place, next_place
 
 NAMES = "names"  # folder with an empty file for each name that a process took
-LINES = "*.jsonl"  # the files of the processes
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
 _END = object()  # after the last recorded arrival
@@ -88,7 +88,7 @@ class Wait(Generic[Item]):
         if recorded is not None:
             self._follow(recorded.get(name), kind, tasks)
         _claim(directory, name)
-        _lines(directory).append([name, kind, tasks])
+        _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
 
     def due(self) -> bool:
         """Tell whether the next arrival can be taken."""
@@ -113,7 +113,7 @@ class Wait(Generic[Item]):
         Raises:
             NothingCameError: The recorded run stopped waiting here.
             CapsuleError: CAP-T382, two threads, processes or asyncio tasks take from this wait;
-                CAP-T384, the run has too many arrivals.
+                CAP-T383, there are more arrivals than a log holds.
         """
         reader = os.getpid(), threading.get_ident(), _current_task()
         self._reader = self._reader or reader
@@ -140,14 +140,14 @@ class Wait(Generic[Item]):
 
     def differs(self, how: str) -> NoReturn:
         """Refuse to repeat a run that does something else than the recorded one."""
-        refuse(
-            self._directory,
+        error = CapsuleError(
             "CAP-T381",
             f"the program does not repeat the recorded run: its wait {self._name!r} {how}",
-            "Let what the program does depend only on its inputs, its randomness and the order of "
-            "arrivals; 'capsule diagnose' looks for other causes.",
-            ExitCode.DIFFERS,
+            fix="Let what the program does depend only on its inputs, its randomness and the order "
+            "of arrivals; 'capsule diagnose' looks for other causes.",
+            exit_code=ExitCode.DIFFERS,
         )
+        _refuse(self._directory, error)
 
     def misused(self, how: str) -> NoReturn:
         """Refuse a use whose order of arrival would not be well defined."""
@@ -168,7 +168,7 @@ class Wait(Generic[Item]):
     def _write(self, label: Hashable) -> None:
         self._taken += 1
         label = label[0] if isinstance(label, tuple) else label
-        _lines(self._directory).append([self._name, label], arrivals=1)
+        _lines(self._directory).append([self._name, label], 1)
 
 
 def wait_name(directory: Path, name: str | None, place: Place | None = None) -> str:
@@ -209,24 +209,24 @@ def submitted(directory: Path) -> Place | None:
     return place
 
 
-def refuse(directory: Path, code: str, message: str, fix: str, status: ExitCode) -> NoReturn:
+def _refuse(directory: Path, error: CapsuleError) -> NoReturn:
     """Leave an error for Capsule's own process, which ends the program, and raise it."""
-    failure = contract.Failure(code=code, message=message, fix=fix)
+    failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
     path = directory / contract.ARRIVALS_FOLDER / contract.FAILURE
     if not path.exists():  # of several errors, the first one counts
         write_atomic(path, canonical_json(failure.model_dump(mode="json", by_alias=True)))
-    raise CapsuleError(code, message, fix=fix, exit_code=status)
+    raise error
 
 
 def _misnamed(directory: Path, what: str) -> NoReturn:
-    refuse(
-        directory,
+    error = CapsuleError(
         "CAP-T382",
         what,
-        "Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
-        "'-', let one thread or asyncio task read it, and start coroutines with arrivals.scoped().",
-        ExitCode.TRAINING_FAILED,
+        fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
+        "'-'; let one thread or asyncio task read it; start coroutines with arrivals.scoped().",
+        exit_code=ExitCode.TRAINING_FAILED,
     )
+    _refuse(directory, error)
 
 
 class _Lines:
@@ -234,24 +234,18 @@ class _Lines:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._arrivals = 0
+        self._entries = 0
         folder = directory / contract.ARRIVALS_FOLDER
         folder.mkdir(exist_ok=True)
         paths = (folder / LINES.replace("*", f"{os.getpid()}-{number}") for number in count())
         path = next(path for path in paths if _created(path))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    def append(self, line: list[Any], *, arrivals: int = 0) -> None:
+    def append(self, line: list[Any], entries: int) -> None:
         """Write a line at once: the process can be killed at any moment."""
-        self._arrivals += arrivals
-        if self._arrivals > MAX_ARRIVALS:
-            refuse(
-                self._directory,
-                "CAP-T384",
-                f"the program has more than {MAX_ARRIVALS:,} arrivals",
-                "Let each result or message carry more work.",
-                ExitCode.TRAINING_FAILED,
-            )
+        self._entries += entries
+        if self._entries > MAX_ENTRIES:
+            _refuse(self._directory, too_many())
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 

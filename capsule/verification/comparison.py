@@ -35,6 +35,7 @@ _ORDER = (
     "libraries",
     "streams",
     "schedule",
+    "arrivals",
     "trace",
     "checkpoints",
     "parameters",

@@ -23,6 +23,7 @@ from capsule.bundle.crate import CRATE, described, parts_of
 from capsule.bundle.sbom_checks import MAX_BYTES, sbom_matches_lock, validate_sbom
 from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trace import read_trace, trace_head
@@ -55,6 +56,7 @@ def check_consistency(parts: Contents) -> None:
         check(parts)
     if isinstance(parts.claims, ProgramClaims):
         _outputs(parts.bundle, parts.claims)
+        _arrivals(parts.bundle, parts.claims)
     elif isinstance(parts.claims, TrainingClaims):
         _training(parts, parts.claims)
     _crate(parts)
@@ -150,6 +152,15 @@ def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
     if claims.standard_output is not None:
         printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
         _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+
+
+def _arrivals(bundle: OpenedBundle, claims: ProgramClaims) -> None:
+    """Check that the arrival log is there if it is claimed, and is the claimed one."""
+    carried = run_bundle.ARRIVALS in bundle.files
+    _equal("manifest.json", "whether arrivals were recorded", claims.arrivals is not None, carried)
+    if carried:
+        found = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES)).digest()
+        _equal(run_bundle.ARRIVALS, "its digest", claims.arrivals, found)
 
 
 def _check_output_name(path: str) -> None:

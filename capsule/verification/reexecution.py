@@ -68,6 +68,7 @@ class Reexecution:
         stop_after: int | None,
         schedule: Path | None,
         replay: Path | None = None,
+        arrivals: Path | None = None,
         segment: bool = False,
     ) -> contract.Result | contract.ProgramResult:
         """Execute a lock like the bundle's; see :func:`capsule.execution.execute`."""
@@ -78,6 +79,7 @@ class Reexecution:
             stop_after=stop_after,
             replay=replay,
             schedule=schedule,
+            arrivals=arrivals,
             segment=segment,
             limits=self.limits,
             reporter=self.reporter,
@@ -97,12 +99,14 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
     member, claims = parts.bundle.member, parts.claims
     with reexecution_folder(run.reporter.note) as directory:
         follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
+        repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
         result = run.execute(
             parts.lock,
             directory,
             stop_after=run.mode.steps,
             replay=member(run_bundle.ENTROPY_PROFILE) if claims.entropy_profile else None,
             schedule=member(run_bundle.SCHEDULE) if follows else None,
+            arrivals=member(run_bundle.ARRIVALS) if repeats else None,
         )
         if isinstance(claims, ProgramClaims):
             _compare_program(run, claims, directory, facts)
