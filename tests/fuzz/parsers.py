@@ -31,6 +31,7 @@ from capsule.bundle.manifest import ENVELOPE, MANIFEST, Manifest, parse_document
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.entropy import profile
 from capsule.experiment import contract, trace
+from capsule.experiment.arrival_log import parse_arrivals
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
@@ -160,6 +161,10 @@ def _schedule(data: bytes) -> None:
     _same(parse_schedule(log.document()), log)
 
 
+def _arrivals(data: bytes) -> None:
+    _same(parse_arrivals(data).document(), data)
+
+
 def _tensors(data: bytes) -> None:
     digests = digests_of(io.BytesIO(data), len(data), "tensors")
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -251,6 +256,7 @@ PARSERS: Mapping[str, Parser] = {
     "sbom": Parser(validate_sbom, lambda: _file(run_bundle.IMAGE_SBOM)),
     "trace": Parser(_trace, _traces),
     "schedule": Parser(_schedule, _schedules),
+    "arrivals": Parser(_arrivals, lambda: _file(run_bundle.ARRIVALS, run=genuine.program)),
     "profile": Parser(
         _profile, lambda: [_file(run_bundle.ENTROPY_PROFILE, run=genuine.program)[0][:-32]]
     ),

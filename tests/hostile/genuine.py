@@ -29,6 +29,7 @@ from capsule.entropy.journal import Call, Source
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract, trace
+from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Completions, Messages
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
@@ -353,6 +354,11 @@ def _program_files(run: Path, _lock: Lock) -> None:
     threads = (profile.ThreadProfile("0", "0", (call,)),)
     document = profile.serialize(profile.Profile(profile.X86_64, threads))
     (run / contract.ENTROPY_PROFILE).write_bytes(document)
+    waits = {
+        "0.1x/0~1": Completions(tasks=3, order=(1, 0, 2)),
+        "mail~1": Messages(sources=("a", "b"), order=(0, NOTHING, 1)),
+    }
+    (run / contract.ARRIVALS).write_bytes(ArrivalLog(waits=waits).document())
 
 
 def _output(data: bytes) -> contract.Output:

@@ -198,11 +198,52 @@ TRACES = {
     "trace-cut-off": b'{"step":9}',
 }
 
+ARRIVALS = {
+    "arrivals-of-a-task-that-is-not-there": [3, 0, 1],
+    "arrivals-of-a-task-that-ends-twice": [0, 0, 1],
+    "arrivals-before-the-first-task": [-1, 0, 1],
+}
+
+
+def arrived(order: list[int]) -> Change:
+    """Change the arrival log, and let the claims agree with it."""
+
+    def change(files: Files) -> None:
+        edit_json(
+            files, run_bundle.ARRIVALS, lambda log: log["waits"]["0.1x/0~1"].update(order=order)
+        )
+        digest = sha256_hex(files[run_bundle.ARRIVALS])
+        edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(arrivals=digest))
+
+    return change
+
+
 CASES = [
     *(changed(number, name, "CAP-V040", change) for name, (number, change) in IMAGES.items()),
     *(changed(38, name, "CAP-V044", output(path), program) for name, path in OUTPUTS.items()),
     *(changed(38, name, code, change) for name, (code, change) in TENSORS.items()),
     *(changed(38, name, "CAP-T141", traced(line)) for name, line in TRACES.items()),
+    *(changed(38, name, "CAP-T385", arrived(order), program) for name, order in ARRIVALS.items()),
+    changed(
+        38,
+        "arrivals-of-another-order-than-claimed",
+        "CAP-V010",
+        lambda files: edit_json(
+            files,
+            run_bundle.ARRIVALS,
+            lambda log: log["waits"]["0.1x/0~1"].update(order=[2, 1, 0]),
+        ),
+        program,
+    ),
+    changed(
+        38,
+        "arrivals-that-nothing-claims",
+        "CAP-V010",
+        lambda files: edit_json(
+            files, run_bundle.CLAIMS, lambda claims: claims.update(arrivals=None)
+        ),
+        program,
+    ),
     changed(
         38,
         "profile-that-is-none",

@@ -71,8 +71,8 @@ if __name__ == "__main__":
         print(list(opened()))
 """
 INBOX = """
-mail = arrivals.Inbox(CONTEXT.Queue(), name="mail")
-gates = [CONTEXT.Event() for _ in ORDER]
+mail = arrivals.Inbox(Queue(), name="mail")
+gates = [Event() for _ in ORDER]
 def send(number):
     gates[number].wait()
     for part in range(2):
@@ -133,14 +133,13 @@ async def main():
 
 asyncio.run(main())
 """
-CONTEXT = "CONTEXT, Sender = {}\n".format
+THREADED = "from threading import Event, Thread as Sender\nfrom queue import Queue\n"
+PROCESSED = "from multiprocessing import Event, Process as Sender, Queue\n"
 PROGRAMS = {
     "a pool of threads": THREADS + POOL,
     "a pool of processes": THREADS + PROCESSES,
-    "a queue of threads": "queue.Event = threading.Event\n"
-    + CONTEXT("queue, threading.Thread")
-    + INBOX,
-    "a queue of processes": CONTEXT("multiprocessing, multiprocessing.Process") + INBOX,
+    "a queue of threads": THREADED + INBOX,
+    "a queue of processes": PROCESSED + INBOX,
     "coroutines": COROUTINES,
 }
 
