@@ -253,6 +253,23 @@ def test_recorded_randomness_of_tasks_has_their_own_paths(run):
     assert paths == {"0~1", "0~3"}
 
 
+def test_work_within_work_draws_its_own_bytes_however_long_its_path_is(run):
+    code = """
+from capsule.training.scopes import Scope, next_place
+def descend(depth):
+    with Scope(next_place()):
+        yield os.urandom(4).hex()
+        if depth:
+            yield from descend(depth - 1)
+    yield os.urandom(4).hex()
+print(list(descend(120)))
+"""
+    first, second = run(code), run(code)
+    drawn = json.loads(first.output.replace("'", '"'))
+    assert len(set(drawn)) == len(drawn) == 242
+    assert first.output == second.output
+
+
 TWO = """
 with ThreadPoolExecutor(2) as pool:
     futures = [pool.submit(pow, 2, number) for number in range(TASKS)]

@@ -221,3 +221,15 @@ def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
     assert status == 0, errors
     assert outputs_of(directory).files["runs"].sha256 == sha256(b"1")
     assert outputs_of(directory).standard_output.sha256 == sha256(b"once\n")
+
+
+def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program):
+    directory, variables = program(
+        "import threading\n"
+        "from capsule.training import arrivals\n"
+        "threading.Thread(target=arrivals.as_completed, args=([],), kwargs={'name': '1'}).start()\n"
+        "threading.Event().wait()\n"
+    )
+    status, errors = finish_run(directory, environment=variables)
+    assert status == 6, errors
+    assert read(directory, contract.FAILURE)["code"] == "CAP-T382"
