@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "capsule-launch": (
         (
             *("launch.c", "filter.c", "supervisor.c", "tasks.c", "program.c", "proc.c"),
-            *("account.c", "channel.c", "recording.c", "journal.c", "entropy.c"),
+            *("account.c", "channel.c", "recording.c", "journal.c", "entropy.c", "numbers.c"),
         ),
         STATIC,
     ),

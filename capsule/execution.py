@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeVar
 from pydantic import ValidationError
 
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
-from capsule.engine.supervise import RESERVE_BYTES, spoilt
+from capsule.engine.supervise import RESERVE_BYTES, spoilt, unattended_seconds
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
@@ -154,13 +154,16 @@ def execute(
             write_atomic(run_directory / name, log.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
+    limits = limits or lock.spec.limits
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
-    launcher = attempt.arguments(native=NATIVE, run_directory=RUN_DIRECTORY)
+    launcher = attempt.arguments(
+        native=NATIVE, run_directory=RUN_DIRECTORY, seconds=unattended_seconds(limits)
+    )
     task = Task(
         arguments=(*launcher, *PROGRAM),
         run_directory=run_directory,
         environment=environment_variables(lock.spec),
-        limits=limits or lock.spec.limits,
+        limits=limits,
         gpu=_gpu_index(lock.spec.accelerator),
     )
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)

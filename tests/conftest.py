@@ -1,5 +1,7 @@
 """For all tests."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,16 @@ def deterministic(one_thread):
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def busy():
+    """Have two processes that always want to run, beside the test."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
 
 
 @pytest.fixture

@@ -188,6 +188,7 @@ class ContainerEngine:
             "hostname": "capsule",
             "working_dir": "/tmp",  # noqa: S108 - the container's own
             "network_mode": "none",
+            "init": task.cluster is not None,
             "ipc_mode": "private",
             "read_only": True,
             "cap_drop": ["ALL"],
@@ -231,16 +232,19 @@ class ContainerEngine:
         return any("rootless" in option for option in self._info.get("SecurityOptions") or [])
 
     def _start(self, settings: dict[str, Any], *, gpu: bool) -> Container:
-        """Start a container; under an init, which reaps and forwards, if the engine has one."""
+        """Start a container. Its first process, the launcher, adopts orphans and passes signals on.
+
+        Those of a cluster start under an init instead, if the engine has one: Ray does neither.
+        """
         from docker.errors import APIError
 
         try:
             try:
-                return self._start_once({**settings, "init": True})
+                return self._start_once(settings)
             except APIError as error:
                 if not any(name in str(error) for name in _NO_INIT):
                     raise
-                return self._start_once(settings)
+                return self._start_once({**settings, "init": False})
         except APIError as error:
             if gpu and about_gpu(str(error)):
                 raise no_gpu(f"{self.name} says: {error.explanation}") from error

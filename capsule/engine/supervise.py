@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from capsule.engine.interface import Exit, Task
 from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import LimitsSpec
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
@@ -138,6 +140,11 @@ def supervise(
     if status != 0 and running.was_out_of_memory():
         return Exit(status, "out-of-memory")
     return Exit(status, "disk-full" if _disk_exceeded(task) else "exited")
+
+
+def unattended_seconds(limits: LimitsSpec) -> int:
+    """Return when a task has to end by itself: later than :func:`supervise` ever ends one."""
+    return math.ceil(limits.minutes * MINUTE + 2 * GRACE_SECONDS)
 
 
 def _disk_exceeded(task: Task) -> bool:

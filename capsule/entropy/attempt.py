@@ -60,10 +60,15 @@ class Attempt:
             parse(self._replay)
             (run_directory / _REPLAYED).write_bytes(self._replay)
 
-    def arguments(self, *, native: str, run_directory: str) -> list[str]:
+    def arguments(self, *, native: str, run_directory: str, seconds: int) -> list[str]:
         """Return the words before the program's own, with both folders as the program sees them.
 
         There are none once the program has ended: what only lists its outputs is no part of it.
+
+        Args:
+            native: Folder of the native parts.
+            run_directory: The run directory.
+            seconds: When the launcher is to end the run, should nobody else have done so.
         """
         if self._ended:
             return []
@@ -72,6 +77,7 @@ class Attempt:
             native=native,
             directory=f"{run_directory}/{self._name}",
             replay=None if self._replay is None else f"{run_directory}/{_REPLAYED}",
+            seconds=seconds,
         )
 
     def check(self) -> None:

@@ -18,7 +18,9 @@ def root_key(seed: int) -> bytes:
     return hashlib.sha256(canonical_json([_KEY_DOMAIN, seed])).digest()
 
 
-def launch_arguments(spec: Spec, *, native: str, directory: str, replay: str | None) -> list[str]:
+def launch_arguments(
+    spec: Spec, *, native: str, directory: str, replay: str | None, seconds: int | None = None
+) -> list[str]:
     """Return the words that go before a program's own to start it as its spec says.
 
     Args:
@@ -28,6 +30,8 @@ def launch_arguments(spec: Spec, *, native: str, directory: str, replay: str | N
             exist, and belong to this start alone.
         replay: Path of the profile to replay, as the program will see it; None to record one. Only
             for ``entropy.mode: recorded``.
+        seconds: When the launcher is to end the run, should nobody else have done so; None to
+            leave it running.
 
     Raises:
         ValueError: A profile was given for another mode.
@@ -43,6 +47,8 @@ def launch_arguments(spec: Spec, *, native: str, directory: str, replay: str | N
     if replay is not None:
         words += ["--profile", replay, "--on-exhaustion", entropy.on_exhaustion]
     words += ["--clock", entropy.clock]
+    if seconds is not None:
+        words += ["--time-limit", str(seconds)]
     if not entropy.supervised:
         words.append("--no-supervisor")
     if entropy.address_randomization:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from capsule.entropy.journal import FILE_NAME, read_journal
 from capsule.experiment.canonical import open_regular
+from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model, NonNegativeInt
 
@@ -101,6 +102,8 @@ class _Launch(Model):
     clock: Literal["system", "fixed", "virtual"]
     supervised: bool
     fixed_addresses: bool
+    own_numbers: bool
+    first_process: NonNegativeInt
     status: NonNegativeInt
     processes: NonNegativeInt
     outlived: NonNegativeInt
@@ -121,6 +124,9 @@ class EntropyReport(Model):
         clock: Likewise, with the calendar clock.
         supervised: Whether system calls were watched.
         address_randomization: Whether programs were loaded at random addresses.
+        own_numbers: Whether the launcher found itself and its ancestors alone in its process id
+            namespace, so that only the run takes process and thread numbers there.
+        first_process: Process id of the first process.
         status: Exit status of the run.
         processes: How many there were; only counted when supervised.
         outlived: How many were killed because the program had ended without them.
@@ -134,12 +140,19 @@ class EntropyReport(Model):
     clock: Literal["system", "fixed", "virtual"]
     supervised: bool
     address_randomization: bool
+    own_numbers: bool
+    first_process: NonNegativeInt
     status: NonNegativeInt
     processes: NonNegativeInt
     outlived: NonNegativeInt
     programs: tuple[ProgramReport, ...]
     uses: tuple[LibraryUse, ...]
     coverage: tuple[Coverage, ...]
+
+    @property
+    def numbers_pinned(self) -> bool:
+        """Whether process and thread numbers were a function of what the run started."""
+        return self.own_numbers and self.first_process == FIRST_PROCESS
 
     @property
     def calls(self) -> int:
@@ -179,6 +192,8 @@ def collect(directory: Path) -> EntropyReport:
         clock=launch.clock,
         supervised=launch.supervised,
         address_randomization=not launch.fixed_addresses,
+        own_numbers=launch.own_numbers,
+        first_process=launch.first_process,
         status=launch.status,
         processes=launch.processes,
         outlived=launch.outlived,
@@ -388,6 +403,10 @@ _FIXES: dict[str, tuple[str, ExitCode]] = {
     "CAP-R111": ("Give the profile that the recorded run made.", ExitCode.TAMPERED),
     "CAP-R112": (
         "Raise the limit on file size, or use entropy.mode: virtual.",
+        ExitCode.TRAINING_FAILED,
+    ),
+    "CAP-R114": (
+        "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
         ExitCode.TRAINING_FAILED,
     ),
 }

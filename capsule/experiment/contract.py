@@ -79,6 +79,13 @@ SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
 RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
 PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
 
+# How the first process has the launcher prepare the number that the program gets, and both numbers;
+# the same as in capsule/native/source/entropy.h.
+LAUNCHER_VARIABLE = "CAPSULE_LAUNCHER_PID"
+NUMBERS_SIGNAL = 40
+FIRST_PROCESS = 500
+PROGRAM_PROCESS = 1000
+
 # Of the training side: the Ray cluster that actors play on, and in how many processes; the latter
 # may be left to the number of its free processors. No cluster, no variable.
 CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
@@ -321,6 +328,7 @@ class Ended(Model):
     """A program ended well; what it wrote may not have been listed yet."""
 
     schema_id: Literal["capsule/ended/v1"] = Field("capsule/ended/v1", alias="schema")
+    process: PositiveInt = Field(description="Process id of the program. Observed.")
     seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 
@@ -331,6 +339,7 @@ class ProgramResult(Model):
         "capsule/program-result/v1", alias="schema"
     )
     outputs: Sha256 = Field(description="Digest of outputs.json.")
+    process: PositiveInt = Field(description="Process id of the program. Observed.")
     seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 

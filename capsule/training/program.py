@@ -73,17 +73,19 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     drop_partial_line(events)
     if not ended.exists():
         started = time.monotonic()
-        _run_to_its_end(directory, job, trainer)
-        write_document(ended, Ended(seconds=time.monotonic() - started))
+        process = _run_to_its_end(directory, job, trainer)
+        write_document(ended, Ended(process=process, seconds=time.monotonic() - started))
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
     _tell(events, "finish", f"{len(outputs.files)} files written")
     digest = sha256_hex(canonical_json(outputs.model_dump(mode="json", by_alias=True)))
-    seconds = Ended.model_validate_json(ended.read_bytes()).seconds
-    write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
+    end = Ended.model_validate_json(ended.read_bytes())
+    result = ProgramResult(outputs=digest, process=end.process, seconds=end.seconds)
+    write_document(directory / contract.RESULT, result)
 
 
-def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
+def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> int:
+    """Run the program; return its process id."""
     spec = job.spec
     with stop_signals() as stop:
         _check_flags(directory, spec)
@@ -92,8 +94,9 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
         watch = Watch(directory, job.tree, trainer)
         begin_arrivals(directory, resumed=resumed)
-        _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
+        process = _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
     collect_arrivals(directory)
+    return process
 
 
 def _check_flags(directory: Path, spec: Spec) -> None:
@@ -143,15 +146,17 @@ def _execute(
     resumed: bool,
     stop: Flag,
     watch: Watch,
-) -> None:
-    """Run the command until it and all that it started have ended."""
+) -> int:
+    """Run the command until it and all that it started have ended; return its process id."""
     _adopt_orphans()
-    process = _start(directory, spec, trainer, resumed=resumed)
-    if process.stdout is None:
-        raise ValueError("output is not a pipe")
     path = directory / contract.STANDARD_OUTPUT
-    with process.stdout as stream, ThreadPoolExecutor(1, "output") as pool:
-        copying = pool.submit(_copy_output, stream, path, append=resumed)
+    reading, writing = os.pipe()
+    reader, writer = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
+    with reader, ThreadPoolExecutor(1, "output") as pool:
+        # Every thread of this process starts before the program, which gets the next number.
+        copying = pool.submit(_copy_output, reader, path, append=resumed)
+        with writer:
+            process = _start(directory, spec, trainer, writer, resumed=resumed)
         status = _await(
             process, copying, stop, lambda: watch.exceeded() or arrivals_failed(directory)
         )
@@ -170,10 +175,11 @@ def _execute(
             fix="See output.log in the run directory, and correct the program.",
             exit_code=ExitCode.TRAINING_FAILED,
         )
+    return process.pid
 
 
 def _start(
-    directory: Path, spec: Spec, trainer: CommandTrainer, *, resumed: bool
+    directory: Path, spec: Spec, trainer: CommandTrainer, output: IO[bytes], *, resumed: bool
 ) -> subprocess.Popen[bytes]:
     workspace = directory / contract.WORKSPACE
     own = {
@@ -184,13 +190,14 @@ def _start(
         contract.RUN_VARIABLE: str(directory),
     }
     command = _command(spec, trainer)
+    _await_number()
     try:
         return subprocess.Popen(
             command,
             cwd=workspace,
             env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
         )
     except OSError as error:
         raise CapsuleError(
@@ -199,6 +206,22 @@ def _start(
             fix="Name a program of the image, or an executable file of the source tree as ./FILE.",
             exit_code=ExitCode.TRAINING_FAILED,
         ) from error
+
+
+def _await_number() -> None:
+    """Have the launcher bring the counter of process numbers to where the program starts.
+
+    Afterwards the next task that this process starts has the number
+    :data:`contract.PROGRAM_PROCESS`, if the launcher has a process id namespace of its own.
+    """
+    launcher = os.environ.get(contract.LAUNCHER_VARIABLE)
+    if launcher is None:
+        return
+    answer = {contract.NUMBERS_SIGNAL}
+    signal.pthread_sigmask(signal.SIG_BLOCK, answer)
+    os.kill(int(launcher), contract.NUMBERS_SIGNAL)
+    signal.sigwait(answer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, answer)
 
 
 def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from capsule.entropy.launch import launch_arguments, root_key
 from capsule.entropy.report import collect, launch_failure
+from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec
 from capsule.native import native_part
@@ -80,6 +81,9 @@ def test_a_spec_becomes_options():
         *("--preload", "/n/libcapsule-entropy.so", "--"),
     ]
     assert "--preload" not in words(mode="system")
+    assert "--time-limit" not in words()
+    limited = launch_arguments(spec(), native="/n", directory="/d", replay=None, seconds=90)
+    assert limited[limited.index("--time-limit") + 1] == "90"
 
 
 def test_portable_numerics_preload_the_maths_before_the_interposer():
@@ -106,6 +110,8 @@ def test_a_recorded_run_records_and_its_repetition_replays():
         ("--key", "xyz", "--", "true"),
         ("--entropy", "other", "--", "true"),
         ("--clock", "sundial", "--", "true"),
+        ("--time-limit", "0", "--", "true"),
+        ("--time-limit", "5m", "--", "true"),
         ("--entropy", "replay", "--", "true"),
         (),
     ],
@@ -207,6 +213,85 @@ def test_programs_are_told_what_they_need(directory):
     assert found["CAPSULE_ENTROPY_DIRECTORY"] == str(directory)
     assert len(found["CAPSULE_LAUNCHER_PID"]) == 10
     assert found["OPENSSL_ia32cap"] == "~0x4000000000000000:~0x40000"
+
+
+def in_own_namespace(directory, *words):
+    """Launch a program as the first process of a process id namespace, without privileges."""
+    namespace = ["unshare", "--map-user=1000", "--map-group=1000"]
+    namespace += ["--pid", "--fork", "--mount-proc"]
+    command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY]
+    command += ["--directory", directory, "--", *words]
+    return subprocess.run([*namespace, *command], capture_output=True, text=True, timeout=60)
+
+
+def test_numbers_are_the_same_in_a_namespace_of_ones_own(tmp_path, busy):
+    """The numbers of threads and grandchildren follow from those of the program."""
+    code = (
+        "import os, subprocess, sys, threading\n"
+        "print(os.getpid(), os.getppid(), os.getsid(0), os.getpgrp())\n"
+        "threads = [threading.Thread(target=lambda: print(threading.get_native_id()))\n"
+        "           for _ in range(3)]\n"
+        "for each in threads: each.start(); each.join()\n"
+        "subprocess.run(['sh', '-c', 'sh -c \"echo \\$\\$\"; echo $$'])\n"
+    )
+    found = set()
+    for number in range(5):
+        folder = tmp_path / f"start-{number}"
+        folder.mkdir()
+        ended = in_own_namespace(folder, sys.executable, "-c", code)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        found.add(ended.stdout)
+        report = collect(folder)
+        assert (report.own_numbers, report.first_process) == (True, FIRST_PROCESS)
+        assert report.numbers_pinned
+        assert report.processes == 3  # tasks that only took numbers are not counted
+    first = FIRST_PROCESS
+    numbers = (first, 1, first, first, *(first + n for n in (1, 2, 3, 5, 4)))
+    assert {tuple(map(int, each.split())) for each in found} == {numbers}
+
+
+def test_numbers_are_not_said_to_be_pinned_where_others_take_some(directory):
+    assert launch(directory, "--", "true").returncode == 0
+    report = collect(directory)
+    assert not report.own_numbers
+    assert not report.numbers_pinned
+
+
+def test_the_number_of_a_program_is_prepared_when_the_first_process_asks(directory):
+    code = (
+        "import os, signal, subprocess\n"
+        "def prepared():\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {40})\n"
+        "    os.kill(int(os.environ['CAPSULE_LAUNCHER_PID']), 40)\n"
+        "    signal.sigwait({40})\n"
+        "subprocess.run(['true'])\n"
+        "prepared()\n"
+        "print(subprocess.Popen(['true']).pid)\n"
+        "print(subprocess.Popen(['true']).pid)\n"
+    )
+    ended = in_own_namespace(directory, sys.executable, "-c", code)
+    assert ended.stdout.split() == [str(PROGRAM_PROCESS), str(PROGRAM_PROCESS + 1)]
+
+
+def test_a_run_that_nobody_ends_is_ended_when_its_time_is_up(directory):
+    script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; sleep 60' & sleep 60"
+    ended = launch(directory, "--time-limit", "1", "--", "sh", "-c", script)
+    assert ended.returncode == 87
+    assert launch_failure(directory).code == "CAP-R114"
+    assert not Path(f"/proc/{int(ended.stdout)}").exists()
+
+
+def test_a_program_cannot_stop_the_launcher_that_limits_it(directory):
+    """Nor look into its memory, where the time limit is."""
+    code = (
+        "import os\n"
+        "for kill in (0, 9):\n"
+        "    os.kill(1, kill)\n"
+        "try: open('/proc/1/mem', 'rb+')\n"
+        "except PermissionError: print('refused')\n"
+    )
+    ended = in_own_namespace(directory, sys.executable, "-c", code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "refused\n", "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from capsule.entropy.ledger import SOURCES, Ledger, compute_ledger
 from capsule.entropy.report import EntropyReport, ProgramReport, Tally
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.contract import Runtime, StreamProfile, StreamProfiles
+from capsule.experiment.contract import FIRST_PROCESS, Runtime, StreamProfile, StreamProfiles
 from capsule.experiment.spec_file import parse_spec
 
 CPU = {"kind": "cpu", "numerics": "portable-v3"}
@@ -53,6 +53,8 @@ def make_report(*, program=(), **facts):
         "clock": "system",
         "supervised": True,
         "address_randomization": False,
+        "own_numbers": True,
+        "first_process": FIRST_PROCESS,
         "programs": (ProgramReport.model_construct(**{**one, **dict(program)}),),
         "coverage": (),
     }

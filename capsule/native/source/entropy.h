@@ -33,6 +33,13 @@
 #define CAPSULE_MISMATCH_STATUS 86
 #define CAPSULE_MISMATCH_SIGNAL SIGUSR2
 
+/* Numbers of the run's first process and of the user's program that this one starts, where the
+ * launcher has a process id namespace of its own; and the signal with which the first process asks
+ * for the second number, and gets it back when it is next. capsule/entropy/launch.py has them. */
+#define CAPSULE_FIRST_PROCESS 500
+#define CAPSULE_PROGRAM_PROCESS 1000
+#define CAPSULE_NUMBERS_SIGNAL 40 /* real-time, and not used by any C library */
+
 struct capsule_stream {
     uint32_t key[8];
     uint64_t position;                 /* of the next byte */

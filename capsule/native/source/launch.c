@@ -25,12 +25,14 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "account.h"
 #include "channel.h"
 #include "filter.h"
+#include "numbers.h"
 #include "program.h"
 #include "supervisor.h"
 #include "tasks.h"
@@ -38,11 +40,13 @@
 #define REPORT_NAME "launch-report.json"
 #define FAILURE_NAME "launch-failure.json"
 #define READ_PERSONALITY 0xffffffff
+#define MAX_TIME_LIMIT 1000000000000ll /* seconds */
 
 static struct options options = {.supervised = true, .fixed_addresses = true};
 static pid_t root;        /* the program; 0 before it is started */
 static int start_channel; /* what the program's process says until it executes it; then -1 */
 static int events;        /* epoll */
+static bool own_numbers;  /* only descendants take process numbers */
 
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1};
 
@@ -99,11 +103,11 @@ static void write_report(int status, int outlived) {
     if (file == NULL) fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
     fprintf(file,
             "{\"schema\":\"capsule/launch/v1\",\"mode\":\"%s\",\"clock\":\"%s\",\"supervised\":%s,"
-            "\"fixed_addresses\":%s,\"status\":%d,\"processes\":%" PRIu64 ",\"outlived\":%d,"
-            "\"programs\":",
+            "\"fixed_addresses\":%s,\"own_numbers\":%s,\"first_process\":%d,\"status\":%d,"
+            "\"processes\":%" PRIu64 ",\"outlived\":%d,\"programs\":",
             options.mode_name, options.clock, options.supervised ? "true" : "false",
-            options.fixed_addresses ? "true" : "false", status,
-            account_processes(), outlived);
+            options.fixed_addresses ? "true" : "false", own_numbers ? "true" : "false", root,
+            status, account_processes(), outlived);
     account_write(file);
     fputs("}\n", file);
     if (ferror(file) | fclose(file))
@@ -127,6 +131,7 @@ static const struct option long_options[] = {
     {"directory", required_argument, NULL, 'd'},
     {"on-exhaustion", required_argument, NULL, 'x'},
     {"clock", required_argument, NULL, 'c'},
+    {"time-limit", required_argument, NULL, 't'},
     {"preload", required_argument, NULL, 'l'},
     {"no-supervisor", no_argument, NULL, 's'},
     {"keep-address-randomization", no_argument, NULL, 'a'},
@@ -162,6 +167,14 @@ static const char *absolute(const char *path) {
     return resolved ? resolved : path;
 }
 
+static int64_t parse_seconds(const char *text) {
+    char *end;
+    long long seconds = strtoll(text, &end, 10);
+    if (end == text || *end || seconds < 1 || seconds > MAX_TIME_LIMIT)
+        fail("CAP-R101", "--time-limit cannot be '%s'", text);
+    return seconds;
+}
+
 static void set_option(int option) {
     static const char *const modes[] = {"virtual", "record", "replay", "system", NULL};
     static const char *const exhaustions[] = {"fail", "virtual", NULL};
@@ -177,6 +190,7 @@ static void set_option(int option) {
     case 'p': options.profile = absolute(optarg); return;
     case 'd': return; /* was read first, so that every failure can be written there */
     case 'l': add_preload(optarg); return;
+    case 't': options.time_limit = parse_seconds(optarg); return;
     case 's': options.supervised = false; return;
     case 'a': options.fixed_addresses = false; return;
     default: fail("CAP-R101", "unknown option, or one without its value");
@@ -329,9 +343,11 @@ static void install_filter(void) {
 }
 
 static _Noreturn void become_program(const sigset_t *signals, pid_t launcher) {
+    prctl(PR_SET_DUMPABLE, 1); /* it was the launcher's */
     /* The kernel ends the program with the launcher, however that ends. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(FAILURE_STATUS);
+    if (own_numbers) setsid(); /* programs see the numbers of their session and group, too */
     sigprocmask(SIG_SETMASK, signals, NULL);
     if (options.supervised) install_filter();
     execvp(options.program[0], options.program);
@@ -373,6 +389,8 @@ static void start_program(const sigset_t *signals) {
     pid_t launcher = getpid();
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         fail("CAP-R110", "no channel to the program's process: %s", strerror(errno));
+    own_numbers = numbers_are_own();
+    if (own_numbers) numbers_advance(CAPSULE_FIRST_PROCESS);
     root = fork();
     if (root < 0) fail("CAP-R110", "no process for the program: %s", strerror(errno));
     start_channel = ends[root == 0];
@@ -405,11 +423,21 @@ static void reap(void) {
     }
 }
 
+/* The first process is about to start the user's program, and has no other task to start. */
+static void prepare_numbers(void) {
+    static bool prepared;
+    if (prepared) return;
+    prepared = true;
+    if (own_numbers) numbers_advance(CAPSULE_PROGRAM_PROCESS);
+    kill(root, CAPSULE_NUMBERS_SIGNAL);
+}
+
 static void signal_ready(struct watch *watch, uint32_t ready) {
     struct signalfd_siginfo signal;
     (void)watch, (void)ready;
     if (read(signal_descriptor, &signal, sizeof signal) != sizeof signal) return;
     if (signal.ssi_signo == SIGCHLD) reap();
+    else if (signal.ssi_signo == CAPSULE_NUMBERS_SIGNAL) prepare_numbers();
     else if (signal.ssi_signo == CAPSULE_MISMATCH_SIGNAL) end_run(CAPSULE_MISMATCH_STATUS);
     else kill(root, (int)signal.ssi_signo);
 }
@@ -423,12 +451,28 @@ static void take_signals(sigset_t *before) {
         sigaddset(&taken, forwarded[i]);
     sigaddset(&taken, SIGCHLD);
     sigaddset(&taken, CAPSULE_MISMATCH_SIGNAL);
+    sigaddset(&taken, CAPSULE_NUMBERS_SIGNAL);
     sigset_t blocked = taken;
     sigaddset(&blocked, SIGPIPE); /* a device's pipe may lose its reader while it is filled */
     sigprocmask(SIG_BLOCK, &blocked, before);
     signal_descriptor = signalfd(-1, &taken, SFD_CLOEXEC);
     if (signal_descriptor < 0) fail("CAP-R110", "no signal descriptor: %s", strerror(errno));
     watch_descriptor(signal_descriptor, EPOLLIN, &watch);
+}
+
+static void time_is_up(struct watch *watch, uint32_t ready) {
+    (void)watch, (void)ready;
+    fail("CAP-R114", "the run went on for more than %" PRId64 " seconds", options.time_limit);
+}
+
+/* Capsule ends a run earlier. This is for a run whose Capsule was killed. */
+static void limit_time(void) {
+    static struct watch watch = {time_is_up};
+    struct itimerspec limit = {.it_value.tv_sec = options.time_limit};
+    int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+    if (timer < 0 || timerfd_settime(timer, 0, &limit, NULL) != 0)
+        fail("CAP-R110", "the time cannot be limited: %s", strerror(errno));
+    watch_descriptor(timer, EPOLLIN, &watch);
 }
 
 static _Noreturn void serve(void) {
@@ -453,6 +497,8 @@ int main(int count, char **words) {
     if (events < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
         fail("CAP-R110", "this kernel lacks epoll or subreapers: %s", strerror(errno));
     take_signals(&signals);
+    prctl(PR_SET_DUMPABLE, 0); /* the program cannot stop or change the process that limits it */
     start_program(&signals);
+    if (options.time_limit) limit_time();
     serve();
 }

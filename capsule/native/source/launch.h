@@ -18,6 +18,7 @@ struct options {
     const char *preloads[MAX_PRELOADS]; /* as the kernel names them: absolute, without links */
     int preload_count;
     bool supervised, fixed_addresses;
+    int64_t time_limit; /* seconds; 0 for none */
     char **program;
 };
 
