@@ -49,6 +49,7 @@ from capsule.training.outputs import Watch, collect_outputs, make_workspace
 
 LEFTOVER_SECONDS = 5.0  # for helper processes to notice that the program has ended
 
+_ANSWER = {contract.NUMBERS_SIGNAL}  # of the launcher, when it has prepared a process number
 _HELPER_FOLDER = "outputs"
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
@@ -151,6 +152,8 @@ def _execute(
     _adopt_orphans()
     path = directory / contract.STANDARD_OUTPUT
     reading, writing = os.pipe()
+    # Threads inherit the mask: the launcher's answer would end one that does not block it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWER)
     reader, writer = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
     with reader, ThreadPoolExecutor(1, "output") as pool:
         # Every thread of this process starts before the program, which gets the next number.
@@ -215,13 +218,10 @@ def _await_number() -> None:
     :data:`contract.PROGRAM_PROCESS`, if the launcher has a process id namespace of its own.
     """
     launcher = os.environ.get(contract.LAUNCHER_VARIABLE)
-    if launcher is None:
-        return
-    answer = {contract.NUMBERS_SIGNAL}
-    signal.pthread_sigmask(signal.SIG_BLOCK, answer)
-    os.kill(int(launcher), contract.NUMBERS_SIGNAL)
-    signal.sigwait(answer)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, answer)
+    if launcher is not None:
+        os.kill(int(launcher), contract.NUMBERS_SIGNAL)
+        signal.sigwait(_ANSWER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ANSWER)  # the program inherits the mask
 
 
 def _copy_output(stream: IO[bytes], path: Path, *, append: bool) -> None:
