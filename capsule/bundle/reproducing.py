@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from capsule.bundle.claims import Claims, ProgramClaims, TrainingClaims
-from capsule.entropy.launch import launch_arguments
+from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
@@ -127,7 +127,7 @@ def _launch(spec: Spec) -> dict[str, str]:
         spec,
         native=f"/{SITE}/capsule/native/lib",
         directory="/out/entropy",
-        replay=f"/out/{contract.ENTROPY_PROFILE}" if recorded else None,
+        replay=recorded,
     )
     words = [*options, INTERPRETER, "-P", "-m", "capsule.training", "/out"]
     return {
@@ -140,7 +140,7 @@ def _copied(claims: Claims) -> str:
     """Return the commands that give the run its job, and what it is to repeat."""
     given = {"spec/job.json": contract.JOB}
     if claims.entropy_profile is not None:
-        given["profiles/entropy.profile"] = contract.ENTROPY_PROFILE
+        given["profiles/entropy.profile"] = f"entropy/{REPLAYED}"
     if isinstance(claims, TrainingClaims) and claims.schedule is not None:
         given["profiles/schedule.log"] = contract.SCHEDULE_REPLAY
     if isinstance(claims, ProgramClaims) and claims.arrivals is not None:

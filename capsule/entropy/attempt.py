@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capsule.entropy.launch import launch_arguments
+from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import EntropyReport, collect, launch_failure
 from capsule.experiment import contract
@@ -17,8 +17,6 @@ from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
-
-_REPLAYED = f"{contract.ENTROPY_STARTS}/replayed.profile"
 
 
 class Attempt:
@@ -51,14 +49,15 @@ class Attempt:
                 fix="Start it anew, or use entropy.mode: virtual.",
                 exit_code=ExitCode.USAGE,
             )
-        self._name = f"{contract.ENTROPY_STARTS}/start-{number}"
+        # Always as long: the name is in the environment, whose size moves the stack.
+        self._name = f"{contract.ENTROPY_STARTS}/start-{number:04}"
         self._folder = run_directory / self._name
         self._folder.mkdir(parents=True, exist_ok=ended)
         self._ended = ended
         self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
             parse(self._replay)
-            (run_directory / _REPLAYED).write_bytes(self._replay)
+            (self._folder / REPLAYED).write_bytes(self._replay)
 
     def arguments(self, *, native: str, run_directory: str, seconds: int) -> list[str]:
         """Return the words before the program's own, with both folders as the program sees them.
@@ -76,7 +75,7 @@ class Attempt:
             self._spec,
             native=native,
             directory=f"{run_directory}/{self._name}",
-            replay=None if self._replay is None else f"{run_directory}/{_REPLAYED}",
+            replay=self._replay is not None,
             seconds=seconds,
         )
 

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 FILE_NAME = "journal"
 MAGIC = b"CAPSJRNL"
-VERSION = 2
+VERSION = 3
 
 _HEADER = struct.Struct("<8s2I2Q2I24x")
 _RECORD = struct.Struct("<3I4x")
@@ -28,6 +28,7 @@ _THREAD = struct.Struct("<16x4Q192s192s")
 _COUNTER = struct.Struct("<16x4QI4x64s")
 _CALL = struct.Struct("<16x2Q")
 _MISMATCH = struct.Struct("<16x3I4x4Q192s192s")
+_TOLD = struct.Struct("<16x4Q3I4x192s")
 
 _MAX_BYTES = 1 << 30  # what a process makes the file
 _KEPT_SIZE = 32  # bytes at most that are kept of a call
@@ -43,12 +44,17 @@ class Source(IntEnum):
     SYSCALL = 4
     DEVICE = 5
     RANDOM_DEVICE = 6
+    NAME = 7
 
     @property
     def label(self) -> str:
         """What it is called in reports."""
         return _LABELS[self]
 
+
+Clock = Literal["system", "fixed", "virtual"]
+_CLOCKS: tuple[Clock, ...] = ("system", "fixed", "virtual")
+_MAX_CORES = 1024
 
 _LABELS = {
     Source.GETRANDOM: "getrandom",
@@ -57,6 +63,7 @@ _LABELS = {
     Source.SYSCALL: "syscall(SYS_getrandom)",
     Source.DEVICE: "/dev/urandom",
     Source.RANDOM_DEVICE: "std::random_device",
+    Source.NAME: "names of temporary files",
 }
 
 
@@ -160,6 +167,31 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a process was told in place of what the machine would have said.
+
+    Attributes:
+        process: Process path.
+        clock: Its calendar clock.
+        readings: How often it read that clock.
+        waits: How many of its sleeps and time-outs advanced it.
+        sorted: Whether it was given the names in folders in order.
+        listings: How many folders it listed.
+        cores: The number of processors it was told; None for the machine's.
+        core_questions: How often it asked.
+    """
+
+    process: str
+    clock: Clock
+    readings: int
+    waits: int
+    sorted: bool
+    listings: int
+    cores: int | None
+    core_questions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Journal:
     """A journal that has been read.
 
@@ -167,6 +199,8 @@ class Journal:
         machine: Architecture, as ELF numbers it (62 is x86-64).
         threads: Every thread that asked, by process path and thread path.
         uses: Calls and bytes by thread, source and calling library, in the same order.
+        told: Every process that asked for the time, a listing or the number of processors where
+            it is not the machine that answers, by process path.
         mismatch: The call at which a replay stopped, if one did.
         full: Whether the run stopped because the journal had no more room.
     """
@@ -174,6 +208,7 @@ class Journal:
     machine: int
     threads: tuple[Thread, ...]
     uses: tuple[Use, ...]
+    told: tuple[Told, ...]
     mismatch: Mismatch | None
     full: bool
 
@@ -246,11 +281,13 @@ class _Reader:
         self._threads: dict[int, Thread] = {}
         self._counters: dict[int, tuple[int, Use]] = {}
         self._recorded: dict[int, list[Call]] = {}
+        self._told: list[Told] = []
         self._mismatch: Mismatch | None = None
 
     def journal(self, *, full: bool) -> Journal:
         """Read all records; those that a killed process left unfinished do not count."""
-        read = {1: self._thread, 2: self._counter, 3: self._call, 4: self._mismatched}
+        read = {1: self._thread, 2: self._counter, 3: self._call}
+        read |= {4: self._mismatched, 5: self._was_told}
         offset = _HEADER.size
         while offset < len(self._data):
             length, kind, ready = self._unpack(_RECORD, offset)
@@ -269,6 +306,7 @@ class _Reader:
             machine=self._machine,
             threads=tuple(sorted(threads, key=lambda thread: (thread.process, thread.thread))),
             uses=totals(use for _, use in self._counters.values()),
+            told=tuple(sorted(self._told, key=lambda told: told.process)),
             mismatch=self._mismatch,
             full=full,
         )
@@ -316,6 +354,19 @@ class _Reader:
         owner, use = self._counters[counter]
         call = Call(use.source, use.caller, size, self._data[start:end])
         self._recorded.setdefault(owner, []).append(call)
+
+    def _was_told(self, offset: int) -> None:
+        readings, waits, listings, questions, clock, is_sorted, cores, process = self._unpack(
+            _TOLD, offset
+        )
+        if clock >= len(_CLOCKS) or is_sorted > 1 or cores > _MAX_CORES:
+            _contradiction(self._path, f"has an impossible setting at {offset}")
+        self._told.append(
+            Told(
+                *(self._text(process), _CLOCKS[clock], readings, waits),
+                *(bool(is_sorted), listings, cores or None, questions),
+            )
+        )
 
     def _mismatched(self, offset: int) -> None:
         fields = self._unpack(_MISMATCH, offset)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.spec import CpuAccelerator, Spec
+from capsule.experiment.spec import CpuAccelerator, Spec, calendar_clock
+
+REPLAYED = "replayed.profile"
+"""Name of a profile that is replayed, in the folder of the start."""
 
 _KEY_DOMAIN = "capsule/entropy/v1"
 
@@ -19,7 +22,7 @@ def root_key(seed: int) -> bytes:
 
 
 def launch_arguments(
-    spec: Spec, *, native: str, directory: str, replay: str | None, seconds: int | None = None
+    spec: Spec, *, native: str, directory: str, replay: bool, seconds: int | None = None
 ) -> list[str]:
     """Return the words that go before a program's own to start it as its spec says.
 
@@ -28,25 +31,29 @@ def launch_arguments(
         native: Folder of the native parts, as the program will see it.
         directory: Folder for the journal and the reports, as the program will see it. It must
             exist, and belong to this start alone.
-        replay: Path of the profile to replay, as the program will see it; None to record one. Only
-            for ``entropy.mode: recorded``.
+        replay: Whether to replay the profile that lies in ``directory`` as :data:`REPLAYED`. Only
+            for ``entropy.mode: recorded``, which otherwise records one.
         seconds: When the launcher is to end the run, should nobody else have done so; None to
             leave it running.
 
     Raises:
-        ValueError: A profile was given for another mode.
+        ValueError: Another mode is to replay a profile.
     """
     entropy = spec.entropy
-    if replay is not None and entropy.mode != "recorded":
+    if replay and entropy.mode != "recorded":
         raise ValueError(f"entropy.mode {entropy.mode!r} replays no profile")
-    mode = {"recorded": "record" if replay is None else "replay"}.get(entropy.mode, entropy.mode)
+    mode = {"recorded": "replay" if replay else "record"}.get(entropy.mode, entropy.mode)
     words = [f"{native}/capsule-launch", "--entropy", mode, "--directory", directory]
     if mode != "system":
         seed = spec.seeds.root if entropy.seed is None else entropy.seed
         words += ["--key", root_key(seed).hex()]
-    if replay is not None:
-        words += ["--profile", replay, "--on-exhaustion", entropy.on_exhaustion]
-    words += ["--clock", entropy.clock]
+    if replay:
+        words += ["--on-exhaustion", entropy.on_exhaustion]
+    words += ["--clock", calendar_clock(spec)]
+    if spec.determinism.sorted_listings:
+        words.append("--sort-listings")
+    if spec.determinism.cores is not None:
+        words += ["--cores", str(spec.determinism.cores)]
     if seconds is not None:
         words += ["--time-limit", str(seconds)]
     if not entropy.supervised:
@@ -63,6 +70,8 @@ def _preloads(spec: Spec) -> list[str]:
     libraries = []
     if isinstance(accelerator, CpuAccelerator) and accelerator.numerics.startswith("portable"):
         libraries.append("libcapsule-math.so")
-    if (spec.entropy.mode, spec.entropy.clock) != ("system", "system"):
+    entropy, layers = spec.entropy.mode, spec.determinism
+    left_alone = (entropy, calendar_clock(spec), layers.cores) == ("system", "system", None)
+    if not left_alone or layers.sorted_listings:
         libraries.append("libcapsule-entropy.so")
     return libraries

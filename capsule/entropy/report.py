@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.entropy.journal import FILE_NAME, Clock, Journal, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -49,7 +50,7 @@ class ProgramReport(Model):
         start_bytes_derived: Whether AT_RANDOM was replaced before the program could read it.
         getrandom: System calls that were answered.
         inside_libc: Those of them that the C library makes inside itself: a key of its allocator,
-            once a program, and names of temporary files.
+            once a program, and names of semaphores.
         devices: Random devices that were opened, and what was read from them.
         unanswered: Opens of other random files, which went to the kernel.
     """
@@ -74,6 +75,30 @@ class LibraryUse(Model):
     caller: str
     calls: NonNegativeInt
     bytes: NonNegativeInt
+
+
+class ToldReport(Model):
+    """What one process was told in place of what the machine would have said.
+
+    Attributes:
+        process: Its path.
+        clock: Its calendar clock.
+        readings: How often it read that clock.
+        waits: How many of its sleeps and time-outs advanced it.
+        sorted: Whether it was given the names in folders in order.
+        listings: How many folders it listed in order.
+        cores: The number of processors it was told; None for the machine's.
+        core_questions: How often it was told that.
+    """
+
+    process: str
+    clock: Clock
+    readings: NonNegativeInt
+    waits: NonNegativeInt
+    sorted: bool
+    listings: NonNegativeInt
+    cores: NonNegativeInt | None
+    core_questions: NonNegativeInt
 
 
 class Coverage(Model):
@@ -132,6 +157,8 @@ class EntropyReport(Model):
         outlived: How many were killed because the program had ended without them.
         programs: Every program that was executed, by process path.
         uses: Requests through the preloaded library.
+        told: Every process that the preloaded library told a time, a listing or a number of
+            processors.
         coverage: The statement, one row a source.
     """
 
@@ -147,6 +174,7 @@ class EntropyReport(Model):
     outlived: NonNegativeInt
     programs: tuple[ProgramReport, ...]
     uses: tuple[LibraryUse, ...]
+    told: tuple[ToldReport, ...]
     coverage: tuple[Coverage, ...]
 
     @property
@@ -183,7 +211,8 @@ def collect(directory: Path) -> EntropyReport:
     if failure := launch_failure(directory):
         raise failure
     launch = _read(directory / REPORT, _Launch)
-    uses = () if launch.mode == "system" else _uses(directory)
+    journal = _journal(directory)
+    uses = () if launch.mode == "system" or journal is None else _uses(journal)
     programs = tuple(
         _without_folder(program) for program in sorted(launch.programs, key=lambda p: p.process)
     )
@@ -199,6 +228,7 @@ def collect(directory: Path) -> EntropyReport:
         outlived=launch.outlived,
         programs=programs,
         uses=uses,
+        told=() if journal is None else _told(journal),
         coverage=tuple(_coverage(launch, uses)),
     )
 
@@ -227,11 +257,18 @@ def launch_failure(directory: Path) -> CapsuleError | None:
     return CapsuleError(failure.code, failure.message, fix=fix, exit_code=exit_code)
 
 
-def _uses(directory: Path) -> tuple[LibraryUse, ...]:
-    if not (directory / FILE_NAME).exists():
-        return ()  # neither supervised nor preloaded: nobody wrote anything down
+def _journal(directory: Path) -> Journal | None:
+    """Read the journal; None if there is none: the run was neither supervised nor preloaded."""
+    return read_journal(directory) if (directory / FILE_NAME).exists() else None
+
+
+def _told(journal: Journal) -> tuple[ToldReport, ...]:
+    return tuple(ToldReport(**asdict(told)) for told in journal.told)
+
+
+def _uses(journal: Journal) -> tuple[LibraryUse, ...]:
     sums: dict[tuple[str, str, str], Tally] = {}
-    for use in read_journal(directory).uses:
+    for use in journal.uses:
         key = (use.process, use.source.label, use.caller)
         if use.caller != _KERNEL:
             sums[key] = _sum((sums.get(key, Tally()), Tally(calls=use.calls, bytes=use.bytes)))
@@ -281,7 +318,7 @@ def _system_calls(programs: tuple[ProgramReport, ...]) -> Iterator[Coverage]:
         (
             "getrandom inside the C library",
             [program.inside_libc for program in programs],
-            "the allocator's key and names of temporary files, which no library can intercept",
+            "the allocator's key and names of semaphores, which no library can intercept",
         ),
         (
             "random devices, opened by system call",

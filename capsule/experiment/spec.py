@@ -124,6 +124,12 @@ class DeterminismSpec(Model):
     fill_uninitialized_memory: bool = True
     cudnn_benchmark: bool = False
     tf32: bool = False
+    cores: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        4, description="Processors that programs are told of; null: as many as the machine has."
+    )
+    sorted_listings: bool = Field(
+        True, description="List folders in the order of names; off: as the file system has them."
+    )
     cublas_workspace: Literal[":4096:8", ":16:8"] | None = Field(
         ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, as cuBLAS likes it."
     )
@@ -156,10 +162,11 @@ class EntropySpec(Model):
     address_randomization: bool = Field(
         False, description="Load programs at random addresses, which id() and set order show."
     )
-    clock: Literal["system", "fixed", "virtual"] = Field(
-        "system",
-        description="'fixed' stops the calendar clock; 'virtual' advances it by each call. For "
-        "programs that seed from the time.",
+    clock: Literal["system", "fixed", "virtual"] | None = Field(
+        None,
+        description="The calendar clock. 'virtual' starts it at a fixed date and advances it by "
+        "what the program does; 'fixed' stops it there; 'system' is the machine's. Default: "
+        "'virtual' for a program of your own, 'system' for Capsule's trainers.",
     )
 
 
@@ -591,7 +598,7 @@ def _check_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> 
 
 
 # Fields of DeterminismSpec of which every value but null is as strict as the default.
-_EQUALLY_STRICT = {"hash_seed", "threads", "cublas_workspace"}
+_EQUALLY_STRICT = {"hash_seed", "threads", "cores", "cublas_workspace"}
 
 
 def relaxations(spec: Spec) -> list[str]:
@@ -603,7 +610,20 @@ def relaxations(spec: Spec) -> list[str]:
         if value is None or (name not in _EQUALLY_STRICT and value != getattr(strict, name))
     }
     layers = [f"determinism.{name}={value}" for name, value in sorted(weaker.items())]
-    return layers + _left_random(spec.entropy) + _unclaimed(spec.trainer)
+    clock = ["entropy.clock=system"] if _clock_is_left(spec) else []
+    return layers + clock + _left_random(spec.entropy) + _unclaimed(spec.trainer)
+
+
+def calendar_clock(spec: Spec) -> Literal["system", "fixed", "virtual"]:
+    """Return the calendar clock of a run: as the spec says, or the default for its trainer."""
+    if spec.entropy.clock is not None:
+        return spec.entropy.clock
+    return "virtual" if isinstance(spec.trainer, CommandTrainer) else "system"
+
+
+def _clock_is_left(spec: Spec) -> bool:
+    """Tell whether a program reads the machine's clock. Capsule's trainers have no use for it."""
+    return isinstance(spec.trainer, CommandTrainer) and calendar_clock(spec) == "system"
 
 
 def _left_random(entropy: EntropySpec) -> list[str]:

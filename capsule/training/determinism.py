@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.contract import Runtime
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _SUITE_PACKAGES = {"atari": "ale_py", "gymnasium": "gymnasium", "minatar": "minatar"}
+_STATUS = Path("/proc/thread-self/status")
 _CUBLAS_VERSION_PARTS = (0, 1, 2)  # libraryPropertyType: MAJOR, MINOR, PATCH
 
 
@@ -83,8 +85,14 @@ def device_of(spec: Spec) -> torch.device:
     return torch.device("cuda", 0) if spec.accelerator.kind == "cuda" else torch.device("cpu")
 
 
+def usable_cores(status: Path = _STATUS) -> int:
+    """Return how many processors this process may use, whatever number libraries are told."""
+    (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", status.read_text(), re.MULTILINE)
+    return int(allowed.replace(",", ""), 16).bit_count()
+
+
 def _cpu_device() -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     name = numerics.cpu_facts().get("model name", "unknown")
     return {"kind": "cpu", "name": name, "cores": cores}
 

@@ -6,7 +6,6 @@ rewritten with the same bytes or appears by atomic rename.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +86,7 @@ def run(directory: Path) -> None:
             return
         record_runtime(directory, determinism.apply(job.spec))
         with stop_signals() as stop:
-            attempt = Attempt(directory, job, stop, workers=len(os.sched_getaffinity(0)))
+            attempt = Attempt(directory, job, stop, workers=determinism.usable_cores())
             attempt.run()
     except CapsuleError as error:
         step = None if attempt is None else attempt.learner.step

@@ -27,11 +27,13 @@ class Place:
         process: Path of the process that submitted it.
         thread: Path of the thread, or of the work that the thread was doing.
         number: From 1.
+        clock: What that thread's calendar clock had gone on by, in nanoseconds.
     """
 
     process: str
     thread: str
     number: int
+    clock: int
 
     def __str__(self) -> str:
         return f"{self.process}/{self.thread}~{self.number}"
@@ -43,8 +45,9 @@ def next_place() -> Place | None:
     if library is None:
         return None
     process, thread = (ctypes.create_string_buffer(_PATH_SIZE) for _ in range(2))
-    number = library.capsule_scope_next(process, thread)
-    return Place(process.value.decode(), thread.value.decode(), number)
+    clock = ctypes.c_int64()
+    number = library.capsule_scope_next(process, thread, ctypes.byref(clock))
+    return Place(process.value.decode(), thread.value.decode(), number, clock.value)
 
 
 class Scope:
@@ -68,6 +71,7 @@ class Scope:
             place.thread.encode(),
             place.number,
             0 if item is None else item + 1,
+            place.clock,
         )
         if self._state is None:
             raise MemoryError
@@ -99,9 +103,10 @@ def _library() -> ctypes.PyDLL | None:
     if not hasattr(library, "capsule_scope_next"):
         return None
     text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
+    time = ctypes.c_int64
     for name, result, arguments in (
-        ("next", number, (text, text)),
-        ("open", pointer, (text, text, number, number)),
+        ("next", number, (text, text, ctypes.POINTER(time))),
+        ("open", pointer, (text, text, number, number, time)),
         ("switch", None, (pointer,)),
         ("close", None, (pointer,)),
     ):

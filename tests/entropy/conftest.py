@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from capsule.entropy.launch import REPLAYED
 from capsule.entropy.profile import merge
 from capsule.native import native_part
 
@@ -56,12 +57,13 @@ class Interposed:
         self.temporary = temporary
 
     def __call__(self, *command, mode="virtual", check=True, timeout=300, cwd=None, **settings):
+        """Run a command; without a mode it is not interposed."""
         directory = Path(tempfile.mkdtemp(dir=self.folder))
         process = subprocess.run(
             [str(part) for part in command],
             capture_output=True,
             text=True,
-            env=self.environment(directory, mode, **settings),
+            env=self.environment(directory, mode, **settings) if mode else None,
             start_new_session=True,
             timeout=timeout,
             cwd=cwd,
@@ -82,9 +84,7 @@ class Interposed:
             "CAPSULE_ENTROPY_DIRECTORY": str(directory),
         }
         if profile is not None:
-            path = Path(f"{directory}.profile")
-            path.write_bytes(profile)
-            values["CAPSULE_ENTROPY_PROFILE"] = str(path)
+            (directory / REPLAYED).write_bytes(profile)
         return values | {f"CAPSULE_{name.upper()}": value for name, value in settings.items()}
 
     def python(self, code, *arguments, **options):

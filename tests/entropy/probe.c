@@ -160,6 +160,20 @@ static void streams(void) {
     for (int i = 0; i < 200; i++) fclose(fopen("/dev/urandom", "r"));
 }
 
+static void names(void) {
+    char file[] = "/tmp/XXXXXX.end", folder[] = "/tmp/XXXXXX", unused[] = "/tmp/XXXXXX";
+    struct stat status;
+    int fd = mkstemps(file, 4);
+    if (fd < 0 || fstat(fd, &status) != 0 || (status.st_mode & 0777) != 0600) abort();
+    if (unlink(file) != 0) abort();
+    show("mkstemps", file + 3);
+    if (!mkdtemp(folder) || rmdir(folder) != 0) abort();
+    show("mkdtemp", folder + 3);
+    if (!mktemp(unused) || !*unused || access(unused, F_OK) == 0) abort();
+    show("mktemp", unused + 3);
+    if (mkstemp(unused) != -1 || mkdtemp(strcpy(file, "/no/XXXXXX"))) abort();
+}
+
 static void refusals(void) {
     uint8_t bytes[300];
     if (getrandom(bytes, 1, 0x100) != -1) abort();
@@ -267,6 +281,7 @@ int main(int count, char **arguments) {
     functions();
     descriptors();
     streams();
+    names();
     refusals();
     processes();
     threads();

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -382,32 +381,9 @@ def test_settings_that_cannot_be_right_stop_the_program(interposed, asked, tmp_p
     assert "cannot be opened" in refused(
         interposed, mode="record", entropy_directory=str(tmp_path / "none")
     )
-    assert "CAPSULE_ENTROPY_PROFILE is not set" in refused(interposed, mode="replay")
+    assert "replayed.profile is not an intact profile" in refused(interposed, mode="replay")
+    assert "CAPSULE_CORES is '-4'" in refused(interposed, cores="-4")
+    assert "CAPSULE_CLOCK_PASSED is '1s'" in refused(interposed, clock_passed="1s")
     for damaged in (asked[:-1], asked[:-40] + b"x" + asked[-39:], b"x" + asked[1:], b""):
         said = refused(interposed, mode="replay", profile=damaged)
         assert "not an intact profile" in said
-
-
-# ---- the clock ----
-
-CLOCK = (
-    "import datetime, threading, time\n"
-    "print([time.time_ns() for _ in range(3)], time.localtime().tm_year)\n"
-    "thread = threading.Thread(target=lambda: print(time.time_ns())); thread.start()\n"
-    "thread.join()\n"
-    "assert time.monotonic_ns() < time.monotonic_ns() + 1 and time.sleep(0.01) is None\n"
-)
-START = 946_684_800_000_000_000
-
-
-def test_a_fixed_clock_stands_still(interposed):
-    finished = interposed.python(CLOCK, clock="fixed")
-    assert finished.lines == [f"{[START] * 3} 2000", f"{START}"]
-
-
-def test_a_virtual_clock_advances_by_each_reading(interposed):
-    first, second = (interposed.python(CLOCK, clock="virtual") for _ in range(2))
-    assert first.lines == second.lines
-    readings = [int(number) for number in first.lines[0].strip("[").split("]")[0].split(",")]
-    assert [b - a for a, b in pairwise(readings)] == [1000, 1000]
-    assert 0 < readings[0] - START < 10**9

@@ -13,20 +13,21 @@ from capsule.entropy.launch import launch_arguments, root_key
 from capsule.entropy.report import collect, launch_failure
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec import Spec
+from capsule.experiment.spec import Spec, relaxations
 from capsule.native import native_part
 
 SOURCES = Path(__file__).parents[2] / "capsule" / "native" / "source"
 KEY = "ab" * 32
 
 
-def spec(numerics="native", **entropy):
+def spec(numerics="native", determinism=None, **entropy):
     return Spec.model_validate_json(
         json.dumps(
             {
                 "schema": "capsule/spec/v1",
                 "name": "test",
                 "accelerator": {"kind": "cpu", "numerics": numerics},
+                "determinism": determinism or {},
                 "entropy": entropy,
                 "seeds": {"root": 7},
                 "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
@@ -58,7 +59,7 @@ def failure(directory, *words, **settings):
 
 
 def words(*arguments, **settings):
-    return launch_arguments(spec(*arguments, **settings), native="/n", directory="/d", replay=None)
+    return launch_arguments(spec(*arguments, **settings), native="/n", directory="/d", replay=False)
 
 
 def test_the_root_key_is_the_documented_digest():
@@ -71,19 +72,42 @@ def test_the_root_key_is_the_documented_digest():
 def test_a_spec_becomes_options():
     assert words() == [
         *("/n/capsule-launch", "--entropy", "virtual", "--directory", "/d"),
-        *("--key", root_key(7).hex(), "--clock", "system"),
+        *("--key", root_key(7).hex(), "--clock", "system", "--sort-listings", "--cores", "4"),
         *("--preload", "/n/libcapsule-entropy.so", "--"),
     ]
-    weaker = words(mode="system", supervised=False, address_randomization=True, clock="fixed")
+    relaxed = {"cores": None, "sorted_listings": False}
+    randomized = {"supervised": False, "address_randomization": True, "clock": "fixed"}
+    weaker = words(mode="system", **randomized, determinism=relaxed)
     assert weaker == [
         *("/n/capsule-launch", "--entropy", "system", "--directory", "/d", "--clock", "fixed"),
         *("--no-supervisor", "--keep-address-randomization"),
         *("--preload", "/n/libcapsule-entropy.so", "--"),
     ]
-    assert "--preload" not in words(mode="system")
+    assert "--preload" not in words(mode="system", determinism=relaxed)
+    assert "--preload" in words(mode="system", determinism=relaxed | {"cores": 1})
     assert "--time-limit" not in words()
-    limited = launch_arguments(spec(), native="/n", directory="/d", replay=None, seconds=90)
+    limited = launch_arguments(spec(), native="/n", directory="/d", replay=False, seconds=90)
     assert limited[limited.index("--time-limit") + 1] == "90"
+
+
+@pytest.mark.parametrize(
+    ("given", "trainer", "clock"),
+    [
+        (None, {"command": ["true"]}, "virtual"),
+        (None, {"algorithm": "dqn", "network": "mlp"}, "system"),
+        ("fixed", {"command": ["true"]}, "fixed"),
+        ("virtual", {"algorithm": "dqn", "network": "mlp"}, "virtual"),
+    ],
+)
+def test_programs_read_a_virtual_clock_unless_the_spec_says_otherwise(given, trainer, clock):
+    document = {"schema": "capsule/spec/v1", "name": "test", "trainer": trainer}
+    document["entropy"] = {"clock": given}
+    if "algorithm" in trainer:
+        document["environment"] = {"suite": "gymnasium", "id": "CartPole-v1"}
+    made = Spec.model_validate_json(json.dumps(document))
+    arguments = launch_arguments(made, native="/n", directory="/d", replay=False)
+    assert arguments[arguments.index("--clock") + 1] == clock
+    assert "entropy.clock=system" not in relaxations(made)
 
 
 def test_portable_numerics_preload_the_maths_before_the_interposer():
@@ -94,13 +118,13 @@ def test_portable_numerics_preload_the_maths_before_the_interposer():
 def test_a_recorded_run_records_and_its_repetition_replays():
     recorded = spec(mode="recorded", on_exhaustion="virtual")
     arguments = {"native": "/n", "directory": "/d"}
-    first = launch_arguments(recorded, **arguments, replay=None)
+    first = launch_arguments(recorded, **arguments, replay=False)
     assert first[1:3] == ["--entropy", "record"]
-    again = launch_arguments(recorded, **arguments, replay="/p")
+    again = launch_arguments(recorded, **arguments, replay=True)
     assert again[1:3] == ["--entropy", "replay"]
-    assert again[7:11] == ["--profile", "/p", "--on-exhaustion", "virtual"]
+    assert again[7:9] == ["--on-exhaustion", "virtual"]
     with pytest.raises(ValueError, match="replays no profile"):
-        launch_arguments(spec(), **arguments, replay="/p")
+        launch_arguments(spec(), **arguments, replay=True)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +136,8 @@ def test_a_recorded_run_records_and_its_repetition_replays():
         ("--clock", "sundial", "--", "true"),
         ("--time-limit", "0", "--", "true"),
         ("--time-limit", "5m", "--", "true"),
-        ("--entropy", "replay", "--", "true"),
+        ("--cores", "0", "--", "true"),
+        ("--cores", "four", "--", "true"),
         (),
     ],
 )

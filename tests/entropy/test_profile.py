@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.entropy.journal import FILE_NAME, read_journal
+from capsule.entropy.journal import FILE_NAME, Told, read_journal
 from capsule.entropy.profile import (
     Call,
     Profile,
@@ -184,7 +184,11 @@ THREAD, COUNTER = 64, 64 + len(thread_record())
 CALL = COUNTER + len(counter_record(THREAD))
 
 
-def write_journal(directory, *records, failed=0, version=2, used=None, magic=b"CAPSJRNL"):
+def told_record(process=b"0x", clock=2, is_sorted=1, cores=4):
+    return record(5, struct.pack("<4Q3I4x192s", 10, 2, 3, 1, clock, is_sorted, cores, process))
+
+
+def write_journal(directory, *records, failed=0, version=3, used=None, magic=b"CAPSJRNL"):
     body = b"".join(records)
     used = 64 + len(body) if used is None else used
     header = struct.pack("<8s2I2Q2I24x", magic, version, 62, 1 << 20, used, failed, 0)
@@ -230,9 +234,19 @@ def test_a_run_that_wrote_nothing_down_is_named_so(tmp_path):
     assert code_of(merge, recorded_run(tmp_path, version=1)) == "CAP-R201"
 
 
+def test_what_processes_were_told_is_read(tmp_path):
+    write_journal(tmp_path, told_record(), told_record(process=b"0", clock=0, cores=0))
+    first, second = read_journal(tmp_path).told
+    assert first == Told("0", "system", 10, 2, True, 3, None, 1)
+    assert second == Told("0x", "virtual", 10, 2, True, 3, 4, 1)
+
+
 @pytest.mark.parametrize(
     "records",
     [
+        (told_record(clock=3),),
+        (told_record(is_sorted=2),),
+        (told_record(cores=1025),),
         (counter_record(THREAD),),
         (thread_record(), call_record(THREAD)),
         (thread_record(process=b""),),

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from capsule.entropy.journal import read_journal
+from capsule.entropy.launch import REPLAYED
 from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import MISMATCH_STATUS, collect
 from capsule.experiment.errors import CapsuleError
@@ -46,10 +47,21 @@ class Launched:
 def launch(tmp_path):
     """Return a function that runs a program under the launcher, each time in a new folder."""
 
-    def run(*command, mode="virtual", key=KEY, options=(), wrapper=(), check=True, within=tmp_path):
+    def run(
+        *command,
+        mode="virtual",
+        key=KEY,
+        profile=None,
+        options=(),
+        wrapper=(),
+        check=True,
+        within=tmp_path,
+    ):
         directory = within / f"run-{len(list(within.glob('run-*')))}"
         directory.mkdir()
         directory.chmod(0o777)
+        if profile is not None:
+            (directory / REPLAYED).write_bytes(profile)
         words = [*wrapper, native_part("capsule-launch"), "--entropy", mode, "--key", key.hex()]
         words += ["--directory", directory, *options, "--", *command]
         process = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -100,15 +112,14 @@ def test_threads_that_race_get_their_keys_by_the_order_of_their_making(launch, a
 
 
 @pytest.mark.parametrize("way", WAYS[:-1])
-def test_a_recording_replays(launch, asks, tmp_path, way):
+def test_a_recording_replays(launch, asks, way):
     recorded, other = (launch(asks, way, mode="record") for _ in range(2))
     assert recorded.output != other.output
-    profile = tmp_path / "profile"
-    profile.write_bytes(merge(recorded.directory))
+    profile = merge(recorded.directory)
     for _ in range(2):
-        replayed = launch(asks, way, mode="replay", options=("--profile", profile))
+        replayed = launch(asks, way, mode="replay", profile=profile)
         assert replayed.output == recorded.output
-        assert check_consumed(replayed.directory, parse(profile.read_bytes())) == ()
+        assert check_consumed(replayed.directory, parse(profile)) == ()
 
 
 @pytest.mark.parametrize(
@@ -121,33 +132,27 @@ def test_a_recording_replays(launch, asks, tmp_path, way):
         ("getrandom", "large", "recorded there: 8 bytes"),
     ],
 )
-def test_a_replay_that_asks_for_more_ends_the_run(
-    launch, asks, tmp_path, recorded, replayed, reason
-):
-    profile = tmp_path / "profile"
-    profile.write_bytes(merge(launch(asks, recorded, mode="record").directory))
-    ended = launch(asks, replayed, mode="replay", options=("--profile", profile), check=False)
+def test_a_replay_that_asks_for_more_ends_the_run(launch, asks, recorded, replayed, reason):
+    profile = merge(launch(asks, recorded, mode="record").directory)
+    ended = launch(asks, replayed, mode="replay", profile=profile, check=False)
     assert ended.status == MISMATCH_STATUS
     with pytest.raises(CapsuleError, match=reason) as error:
-        check_consumed(ended.directory, parse(profile.read_bytes()))
+        check_consumed(ended.directory, parse(profile))
     assert error.value.code == "CAP-R221"
 
 
-def test_a_device_that_is_read_further_than_recorded_ends_the_run(launch, tmp_path):
-    profile = tmp_path / "profile"
+def test_a_device_that_is_read_further_than_recorded_ends_the_run(launch):
     read = ("od", "-v", "-t", "x1", "/dev/urandom", "-N")
     recorded = launch(*read, "5000", mode="record")
-    profile.write_bytes(merge(recorded.directory))
-    options = ("--profile", profile)
-    assert launch(*read, "5000", mode="replay", options=options).output == recorded.output
-    more = launch(*read, "5001", mode="replay", options=options, check=False)
+    options = {"mode": "replay", "profile": merge(recorded.directory)}
+    assert launch(*read, "5000", **options).output == recorded.output
+    more = launch(*read, "5001", **options, check=False)
     assert more.status == MISMATCH_STATUS
     told = "for 905 bytes .* at offset 4096; recorded there: 904 bytes from /dev/urandom"
     with pytest.raises(CapsuleError, match=told):
-        check_consumed(more.directory, parse(profile.read_bytes()))
-    options += ("--on-exhaustion", "virtual")
-    allowed = launch(*read, "5001", mode="replay", options=options)
-    (thread,) = check_consumed(allowed.directory, parse(profile.read_bytes()))
+        check_consumed(more.directory, parse(options["profile"]))
+    allowed = launch(*read, "5001", **options, options=("--on-exhaustion", "virtual"))
+    (thread,) = check_consumed(allowed.directory, parse(options["profile"]))
     assert thread.thread == "0@kernel:device:1"
 
 
@@ -155,11 +160,10 @@ def test_a_device_that_is_read_further_than_recorded_ends_the_run(launch, tmp_pa
 def test_a_device_that_is_not_read_as_far_as_recorded_is_told(launch, asks, size):
     """How far a device is read ahead of need belongs to what a program draws."""
     command = (asks, "read-device")
-    profile = Path(launch(*command, "5000", mode="record").directory, "profile")
-    profile.write_bytes(merge(profile.parent))
-    replayed = launch(*command, size, mode="replay", options=("--profile", profile))
+    profile = merge(launch(*command, "5000", mode="record").directory)
+    replayed = launch(*command, size, mode="replay", profile=profile)
     with pytest.raises(CapsuleError, match=f"was given {size} of 5000 bytes") as error:
-        check_consumed(replayed.directory, parse(profile.read_bytes()))
+        check_consumed(replayed.directory, parse(profile))
     assert error.value.code == "CAP-R222"
 
 
@@ -211,14 +215,13 @@ def test_a_launcher_that_is_stopped_and_continued_goes_on(launch, asks):
     assert launch("bash", "-c", script).output == "well\n"
 
 
-def test_a_profile_may_be_named_from_the_current_directory(launch, asks, tmp_path, monkeypatch):
+def test_a_program_that_changes_its_folder_is_replayed(launch):
     script = ("sh", "-c", "cd /; exec head -c 8 /dev/urandom | od -x")
     options = ("--preload", native_part("libcapsule-entropy.so"))
     recorded = launch(*script, mode="record", options=options)
-    (tmp_path / "a.profile").write_bytes(merge(recorded.directory))
-    monkeypatch.chdir(tmp_path)
-    options += ("--profile", "a.profile")
-    assert launch(*script, mode="replay", options=options).output == recorded.output
+    profile = merge(recorded.directory)
+    replayed = launch(*script, mode="replay", profile=profile, options=options)
+    assert replayed.output == recorded.output
 
 
 def test_programs_may_together_open_more_devices_than_one_program_may_files(launch):
@@ -237,12 +240,10 @@ def test_programs_may_together_open_more_devices_than_one_program_may_files(laun
     launch(sys.executable, "-c", script, wrapper=limited)
 
 
-def test_a_damaged_profile_is_refused(launch, asks, tmp_path):
-    profile = tmp_path / "profile"
+def test_a_damaged_profile_is_refused(launch, asks):
     data = bytearray(merge(launch(asks, "getrandom", mode="record").directory))
     data[20] ^= 1
-    profile.write_bytes(data)
-    ended = launch(asks, "getrandom", mode="replay", options=("--profile", profile), check=False)
+    ended = launch(asks, "getrandom", mode="replay", profile=data, check=False)
     assert "CAP-R111" in ended.errors
     assert ended.output == ""
 

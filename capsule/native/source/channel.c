@@ -18,9 +18,9 @@ void channels_begin(const struct options *given) {
     journal = journal_open(options->directory);
     if (journal == NULL)
         fail("CAP-R103", "no journal can be kept in %s: %s", options->directory, strerror(errno));
-    if (options->mode == MODE_REPLAY && !recording_open(&recording, options->profile))
-        fail("CAP-R111", "%s is not an intact profile of this version and architecture",
-             options->profile);
+    if (options->mode == MODE_REPLAY && !recording_open(&recording, options->directory))
+        fail("CAP-R111", "%s/%s is not an intact profile of this version and architecture",
+             options->directory, RECORDING_NAME);
 }
 
 static void *claim(enum journal_type type, size_t size) {

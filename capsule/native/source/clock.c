@@ -1,37 +1,78 @@
-/* The calendar clock, for programs that take their seed from it. Fixed, it stands at the start of
- * the year 2000 (UTC). Virtual, it starts there in every thread and goes on by a microsecond each
- * time that the thread reads it. The monotonic clocks, by which programs wait, are left alone. */
+/* The calendar clock, for programs whose results depend on the time of day.
+ *
+ * Fixed, it stands at START. Virtual, every thread has a clock of its own, which is a function of what
+ * the thread does: each reading advances it by STEP, each sleep by its duration, and each wait that
+ * runs to its time-out by that (waits.c). A new thread, process or program begins with the clock of
+ * its creator, so that what it reads comes after what the creator had read. Within a step each
+ * thread has a phase of its own, made from its paths: threads that read equally often do not read
+ * the same time. The monotonic clocks, by which programs wait, are left alone. */
+#include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
 #include "interposer.h"
 
-#define START INT64_C(946684800)
-#define MICROSECONDS INT64_C(1000000)
+#define NANOSECONDS INT64_C(1000000000)
+#define START (INT64_C(1767225600) * NANOSECONDS) /* 2026-01-01T00:00:00Z */
+#define STEP INT64_C(1000000)
 
-static int64_t microseconds_since_start(void) {
-    if (settings.clock == CLOCK_FIXED) return 0;
-    return (int64_t)++this_thread()->clock;
+static int64_t phase_of(const struct thread *thread) {
+    struct capsule_blake2s hash;
+    uint8_t digest[CAPSULE_KEY_SIZE];
+    uint32_t number;
+    capsule_blake2s_begin(&hash, NULL);
+    capsule_blake2s_add(&hash, thread->process, strlen(thread->process) + 1);
+    capsule_blake2s_add(&hash, thread->path, strlen(thread->path));
+    capsule_blake2s_end(&hash, digest);
+    memcpy(&number, digest, sizeof number);
+    return number % STEP;
 }
 
-static struct timespec calendar(void) {
-    int64_t passed = microseconds_since_start();
-    return (struct timespec){START + passed / MICROSECONDS, passed % MICROSECONDS * 1000};
+int64_t shown_date(void) {
+    if (settings.clock == CLOCK_FIXED) return START;
+    struct thread *self = this_thread();
+    if (self->phase < 0) self->phase = phase_of(self);
+    return START + self->passed + self->phase;
+}
+
+void advance_clock(int64_t nanoseconds) {
+    struct thread *self = this_thread();
+    if (settings.clock != CLOCK_VIRTUAL || nanoseconds <= 0) return;
+    if (__builtin_add_overflow(self->passed, nanoseconds, &self->passed)) self->passed = INT64_MAX / 2;
+    COUNT(waits);
+}
+
+void advance_clock_to(int64_t date) { advance_clock(date - shown_date()); }
+
+static struct timespec read_calendar(void) {
+    COUNT(readings);
+    if (settings.clock == CLOCK_VIRTUAL) this_thread()->passed += STEP;
+    int64_t date = shown_date();
+    return (struct timespec){date / NANOSECONDS, date % NANOSECONDS};
 }
 
 static bool is_calendar(clockid_t clock) {
-    return clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
+    return clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE || clock == CLOCK_TAI ||
+           clock == CLOCK_REALTIME_ALARM;
+}
+
+static int read_real(clockid_t clock, struct timespec *now) {
+    return real.clock_gettime ? real.clock_gettime(clock, now)
+                              : (int)checked(system_call(SYS_clock_gettime, clock, (long)now, 0, 0,
+                                                         0, 0));
 }
 
 EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
     attach();
     if (settings.clock != CLOCK_SYSTEM && is_calendar(clock)) {
-        *now = calendar();
+        *now = read_calendar();
         return 0;
     }
-    return real.clock_gettime ? real.clock_gettime(clock, now)
-                              : (int)checked(system_call(SYS_clock_gettime, clock, (long)now, 0, 0,
-                                                         0, 0));
+    int result = read_real(clock, now);
+    if (settings.clock == CLOCK_VIRTUAL && clock == CLOCK_MONOTONIC && result == 0)
+        this_thread()->monotonic = now->tv_sec * NANOSECONDS + now->tv_nsec;
+    return result;
 }
 
 EXPORT int gettimeofday(struct timeval *restrict now, void *restrict zone) {

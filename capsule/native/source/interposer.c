@@ -41,18 +41,24 @@ static _Noreturn void fail(enum journal_failure failure) {
 
 /* ---- settings ---- */
 
+/* The launcher pads what differs between a run and its replay to one length. */
+static bool matches(const char *value, const char *word) {
+    size_t length = strlen(word);
+    return strncmp(value, word, length) == 0 && value[length + strspn(value + length, " ")] == '\0';
+}
+
 static int choice(const char *name, int otherwise, const char *const *words) {
     const char *value = getenv(name);
     if (!value) return otherwise;
     for (int i = 0; words[i]; i++)
-        if (strcmp(value, words[i]) == 0) return i;
+        if (matches(value, words[i])) return i;
     refuse("%s is '%s', which is none of its values", name, value);
 }
 
 static void open_journal(void) {
     const char *directory = getenv("CAPSULE_ENTROPY_DIRECTORY");
     bool needed = settings.mode == MODE_RECORD || settings.mode == MODE_REPLAY;
-    if (directory && settings.mode != MODE_SYSTEM) settings.journal = journal_open(directory);
+    if (directory) settings.journal = journal_open(directory);
     if (!settings.journal && needed)
         refuse("the journal in %s cannot be opened: %s",
                directory ? directory : "CAPSULE_ENTROPY_DIRECTORY (not set)",
@@ -61,20 +67,35 @@ static void open_journal(void) {
 }
 
 static void open_recording(void) {
-    const char *path = getenv("CAPSULE_ENTROPY_PROFILE");
-    if (!path) refuse("CAPSULE_ENTROPY_PROFILE is not set");
-    if (!recording_open(&recording, path))
-        refuse("%s is not an intact profile of this version and architecture", path);
+    const char *directory = getenv("CAPSULE_ENTROPY_DIRECTORY");
+    if (!recording_open(&recording, directory))
+        refuse("%s/%s is not an intact profile of this version and architecture", directory,
+               RECORDING_NAME);
+}
+
+/* A number of at most `most`; 0 when the variable is not set. */
+static int64_t number(const char *name, int64_t most) {
+    const char *value = getenv(name);
+    if (!value) return 0;
+    char *end;
+    errno = 0;
+    long long read = strtoll(value, &end, 10);
+    if (*end || errno || read < 0 || read > most) refuse("%s is '%s', which is no number for it", name, value);
+    return read;
 }
 
 static void read_settings(void) {
     static const char *const modes[] = {"system", "virtual", "record", "replay", NULL};
     static const char *const clocks[] = {"system", "fixed", "virtual", NULL};
+    static const char *const listings[] = {"system", "sorted", NULL};
     static const char *const exhaustions[] = {"fail", "virtual", NULL};
     const char *launcher = getenv("CAPSULE_LAUNCHER_PID");
     settings.launcher = launcher ? (pid_t)strtol(launcher, NULL, 10) : 0;
     settings.mode = (enum mode)choice("CAPSULE_ENTROPY", MODE_SYSTEM, modes);
     settings.clock = (enum clock)choice("CAPSULE_CLOCK", CLOCK_SYSTEM, clocks);
+    settings.clock_passed = number("CAPSULE_CLOCK_PASSED", INT64_MAX);
+    settings.listings = (enum listings)choice("CAPSULE_LISTINGS", LISTINGS_SYSTEM, listings);
+    settings.cores = (unsigned)number("CAPSULE_CORES", CPU_SETSIZE);
     settings.derive_when_exhausted = choice("CAPSULE_ENTROPY_EXHAUSTION", 0, exhaustions) == 1;
     const char *key = getenv("CAPSULE_ENTROPY_KEY");
     bool derives = settings.mode == MODE_VIRTUAL ||
@@ -85,6 +106,17 @@ static void read_settings(void) {
     if (settings.mode == MODE_REPLAY) open_recording();
 }
 
+/* In the place of what this C library lacks. */
+static long lacking(void) {
+    errno = ENOSYS;
+    return -1;
+}
+
+static void *resolve(const char *name) {
+    void *function = dlsym(RTLD_NEXT, name);
+    return function ? function : (void *)lacking;
+}
+
 void attach(void) {
     if (settings.attached) return;
     settings.attached = true; /* now: what follows may call wrappers */
@@ -92,8 +124,9 @@ void attach(void) {
     const char *process = getenv("CAPSULE_ENTROPY_PATH");
     if (!process) process = CAPSULE_ROOT_PATH;
     if (strlen(process) >= CAPSULE_PATH_SIZE) refuse("CAPSULE_ENTROPY_PATH is too long");
+    thread.passed = settings.clock_passed;
     become_process(process);
-#define RESOLVE(type, name, arguments) real.name = (type(*) arguments)dlsym(RTLD_NEXT, #name);
+#define RESOLVE(type, name, arguments) real.name = (type(*) arguments)resolve(#name);
     REAL_FUNCTIONS(RESOLVE)
 #undef RESOLVE
     keep_environment();
@@ -109,7 +142,10 @@ struct thread *this_thread(void) {
     if (!thread.ready) {
         attach();
         /* Started around pthread_create (by the C library itself): it has no number. */
-        if (!thread.ready) become(settings.process, "?");
+        if (!thread.ready) {
+            thread.passed = settings.clock_passed;
+            become(settings.process, "?");
+        }
     }
     if (was_forked_unseen()) {
         char process[CAPSULE_PATH_SIZE];
@@ -123,14 +159,17 @@ void describe_thread(struct thread *described, const char *process, const char *
     memset(described, 0, sizeof *described);
     strcpy(described->process, process);
     strcpy(described->path, path);
+    described->phase = -1;
     described->ready = true;
 }
 
 void become(const char *process, const char *path) {
-    char process_copy[CAPSULE_PATH_SIZE], path_copy[CAPSULE_PATH_SIZE];
-    strcpy(process_copy, process); /* either may lie in `thread` */
-    strcpy(path_copy, path);
-    describe_thread(&thread, process_copy, path_copy);
+    struct thread made;
+    describe_thread(&made, process, path); /* either path may lie in `thread` */
+    made.passed = thread.passed;
+    made.monotonic = thread.monotonic;
+    made.affinity = thread.affinity;
+    thread = made;
 }
 
 /* ---- writing down ---- */
@@ -139,7 +178,8 @@ static void *record(enum journal_type type, size_t size) {
     if (!settings.journal) return NULL;
     void *claimed = journal_claim(settings.journal, type, size);
     /* Counts may stop at a full journal; a recording with holes would be worthless. */
-    if (!claimed && settings.mode != MODE_VIRTUAL) fail(JOURNAL_IS_FULL);
+    if (!claimed && (settings.mode == MODE_RECORD || settings.mode == MODE_REPLAY))
+        fail(JOURNAL_IS_FULL);
     return claimed;
 }
 
@@ -155,6 +195,29 @@ static void begin_drawing(struct thread *self) {
     journal_publish(&entry->record);
     self->record = entry;
 }
+
+static struct journal_told *_Atomic told;
+
+/* Two threads may make one at the same time; the second stays empty. */
+static struct journal_told *begin_telling(void) {
+    struct journal_told *made = journal_claim(settings.journal, JOURNAL_TOLD, sizeof *made);
+    struct journal_told *none = NULL;
+    if (!made) return NULL;
+    made->clock = settings.clock;
+    made->sorted = settings.listings == LISTINGS_SORTED;
+    made->core_count = settings.cores;
+    strcpy(made->process, settings.process);
+    journal_publish(&made->record);
+    return atomic_compare_exchange_strong(&told, &none, made) ? made : none;
+}
+
+void tell_once_more(size_t count) {
+    struct journal_told *record = atomic_load_explicit(&told, memory_order_relaxed);
+    if (!record && settings.journal) record = begin_telling();
+    if (record) atomic_fetch_add((_Atomic uint64_t *)((char *)record + count), 1);
+}
+
+void stop_telling(void) { atomic_store(&told, NULL); }
 
 static const char *library_of(const void *address) {
     Dl_info info;

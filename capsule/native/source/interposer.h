@@ -8,22 +8,24 @@
  *   lineage.c     processes and threads get their paths; children get the environment
  *   scopes.c      pieces of work with paths of their own, whichever thread does them
  *   clock.c       the calendar clock
+ *   waits.c       waits until a date, and what waiting does to that clock
+ *   names.c       names of temporary files
+ *   listings.c    folders are listed in order
+ *   cores.c       the number of processors
  */
 #ifndef CAPSULE_INTERPOSER_H
 #define CAPSULE_INTERPOSER_H
 
 #include <errno.h>
-#include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <sys/types.h>
-#include <sys/uio.h>
-#include <time.h>
 
 #include "entropy.h"
 #include "journal.h"
+#include "real.h"
 #include "recording.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -34,6 +36,7 @@
 
 enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
 enum clock { CLOCK_SYSTEM, CLOCK_FIXED, CLOCK_VIRTUAL };
+enum listings { LISTINGS_SYSTEM, LISTINGS_SORTED };
 
 /* How randomness was asked for; the numbers are in the journal and in profiles. */
 enum source {
@@ -43,6 +46,7 @@ enum source {
     SOURCE_SYSCALL,
     SOURCE_DEVICE,
     SOURCE_RANDOM_DEVICE,
+    SOURCE_NAME,
 };
 
 /* Of the process; set once, before it can have a second thread, but for `process` after a fork. */
@@ -50,6 +54,9 @@ struct settings {
     bool attached;
     enum mode mode;
     enum clock clock;
+    int64_t clock_passed; /* on the calendar clock when the process began, ns */
+    enum listings listings;
+    unsigned cores; /* 0: as many as the machine has */
     bool derive_when_exhausted;
     pid_t launcher; /* 0 without one */
     uint8_t key[CAPSULE_KEY_SIZE];
@@ -65,7 +72,10 @@ struct thread {
     char process[CAPSULE_PATH_SIZE];
     char path[CAPSULE_PATH_SIZE];
     uint32_t forks, threads, works;
-    uint64_t clock;
+    int64_t passed;    /* on this thread's calendar clock, ns */
+    int64_t phase;     /* of that clock within a step, ns; -1 until it is needed */
+    int64_t monotonic; /* what it last read on the monotonic clock, ns */
+    cpu_set_t affinity; /* the processors that it chose; empty before it does */
     /* From the first call for randomness on: */
     bool drawing;
     bool exhausted; /* replay: from here on bytes are derived */
@@ -82,37 +92,7 @@ struct thread {
     } callers[CALLERS];
 };
 
-/* The functions of the C library that wrappers pass on to. One that may wait is here because a
- * thread can be cancelled in it, as it could not be in a system call. */
-#define REAL_FUNCTIONS(X)                                                                        \
-    X(int, openat, (int, const char *, int, ...))                                                \
-    X(ssize_t, read, (int, void *, size_t))                                                      \
-    X(ssize_t, readv, (int, const struct iovec *, int))                                          \
-    X(ssize_t, pread, (int, void *, size_t, off_t))                                              \
-    X(FILE *, fopen, (const char *, const char *))                                               \
-    X(FILE *, fdopen, (int, const char *))                                                       \
-    X(int, fclose, (FILE *))                                                                     \
-    X(int, fileno, (FILE *))                                                                     \
-    X(void, closefrom, (int))                                                                    \
-    X(FILE *, popen, (const char *, const char *))                                               \
-    X(int, execvpe, (const char *, char *const[], char *const[]))                                \
-    X(int, posix_spawn, (pid_t *, const char *, const void *, const void *, char *const[],       \
-                         char *const[]))                                                         \
-    X(int, posix_spawnp, (pid_t *, const char *, const void *, const void *, char *const[],      \
-                          char *const[]))                                                        \
-    X(pid_t, _Fork, (void))                                                                      \
-    X(int, clone, (int (*)(void *), void *, int, void *, ...))                                   \
-    X(int, pthread_create, (pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))     \
-    X(int, clock_gettime, (clockid_t, struct timespec *))
-
-struct real_functions {
-#define MEMBER(type, name, arguments) type(*name) arguments;
-    REAL_FUNCTIONS(MEMBER)
-#undef MEMBER
-};
-
 extern struct settings settings;
-extern struct real_functions real;
 
 /* Read the settings; before any wrapper does anything, and once. */
 void attach(void);
@@ -134,6 +114,24 @@ _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 
 
 /* End the whole run, not only this process: a worker pool would start another worker. */
 _Noreturn void end_run(void);
+
+/* What this process was told in place of what the machine would have said: a record in the journal.
+ * `count` is the place of a number in it; nothing happens without a journal. */
+void tell_once_more(size_t count);
+void stop_telling(void); /* for a process that was forked: it has its own */
+#define COUNT(member) tell_once_more(offsetof(struct journal_told, member))
+
+/* clock.c: the calendar clock as the calling thread sees it, without reading it; the step that a
+ * reading is; and how it goes on. Times are nanoseconds since 1970. */
+int64_t shown_date(void);
+void advance_clock(int64_t nanoseconds);
+void advance_clock_to(int64_t date);
+
+/* waits.c: answer a futex system call, whose time-out may be a date. */
+long futex_by_number(const long arguments[6]);
+
+/* cores.c: answer the system calls of that name. */
+long affinity_by_number(long number, const long arguments[6]);
 
 /* lineage.c: keep what children need of the environment, and give every fork a number. */
 void keep_environment(void);

@@ -38,8 +38,8 @@ static uint64_t prepare_file(int fd) {
 static struct journal_header *map_file(int fd) {
     uint64_t capacity = prepare_file(fd);
     if (capacity == 0) return NULL;
-    struct journal_header *journal =
-        mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct journal_header *journal = mmap(JOURNAL_ADDRESS, capacity, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
     if (journal == MAP_FAILED) return NULL;
     if (atomic_load(&journal->used) == 0) {
         memcpy(journal->magic, JOURNAL_MAGIC, sizeof journal->magic);

@@ -21,10 +21,14 @@
 
 #define JOURNAL_NAME "journal"
 #define JOURNAL_MAGIC "CAPSJRNL"
-#define JOURNAL_VERSION 2
+#define JOURNAL_VERSION 3
 #define JOURNAL_CALLER_SIZE 64
 
-enum journal_type { JOURNAL_THREAD = 1, JOURNAL_COUNTER, JOURNAL_CALL, JOURNAL_MISMATCH };
+/* Where it is mapped, in every mode: far from everything that the kernel chooses an address for, so
+ * that no address of the program depends on the journal's size or presence. */
+#define JOURNAL_ADDRESS ((void *)0x200000000000)
+
+enum journal_type { JOURNAL_THREAD = 1, JOURNAL_COUNTER, JOURNAL_CALL, JOURNAL_MISMATCH, JOURNAL_TOLD };
 
 enum journal_failure { JOURNAL_HOLDS_MISMATCH = 1, JOURNAL_IS_FULL };
 
@@ -83,6 +87,20 @@ struct journal_mismatch {
     uint64_t requested_size, recorded_size;
     char process[CAPSULE_PATH_SIZE];
     char thread[CAPSULE_PATH_SIZE];
+};
+
+/* What a process was told in place of what the machine would have said, and how often. */
+struct journal_told {
+    struct journal_record record;
+    _Atomic uint64_t readings; /* of the calendar clock */
+    _Atomic uint64_t waits;    /* that advanced it */
+    _Atomic uint64_t listings; /* of folders, sorted */
+    _Atomic uint64_t cores;    /* questions for the number of processors */
+    uint32_t clock;            /* enum clock of interposer.h */
+    uint32_t sorted;           /* whether listings are */
+    uint32_t core_count;       /* 0: the machine's */
+    uint32_t reserved;
+    char process[CAPSULE_PATH_SIZE];
 };
 
 /* Map the journal in `directory`, making it when it is not there; NULL with errno set. */

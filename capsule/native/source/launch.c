@@ -127,12 +127,13 @@ void end_run(int status) {
 static const struct option long_options[] = {
     {"entropy", required_argument, NULL, 'e'},
     {"key", required_argument, NULL, 'k'},
-    {"profile", required_argument, NULL, 'p'},
     {"directory", required_argument, NULL, 'd'},
     {"on-exhaustion", required_argument, NULL, 'x'},
     {"clock", required_argument, NULL, 'c'},
     {"time-limit", required_argument, NULL, 't'},
     {"preload", required_argument, NULL, 'l'},
+    {"sort-listings", no_argument, NULL, 'o'},
+    {"cores", required_argument, NULL, 'n'},
     {"no-supervisor", no_argument, NULL, 's'},
     {"keep-address-randomization", no_argument, NULL, 'a'},
     {NULL, 0, NULL, 0},
@@ -161,10 +162,12 @@ static void add_preload(const char *path) {
     options.preloads[options.preload_count++] = resolved;
 }
 
-/* Programs look for it where they are; one that is not there is reported when it is read. */
-static const char *absolute(const char *path) {
-    const char *resolved = realpath(path, NULL);
-    return resolved ? resolved : path;
+/* A number of processors, as text: programs are told it. */
+static const char *number_of_cores(const char *text) {
+    char *end;
+    long number = strtol(text, &end, 10);
+    if (*end || number < 1 || number > MAX_CORES) fail("CAP-R101", "--cores cannot be '%s'", text);
+    return text;
 }
 
 static int64_t parse_seconds(const char *text) {
@@ -187,7 +190,8 @@ static void set_option(int option) {
     case 'x': choose("on-exhaustion", optarg, exhaustions); options.exhaustion = optarg; return;
     case 'c': choose("clock", optarg, clocks); options.clock = optarg; return;
     case 'k': options.key = optarg; return;
-    case 'p': options.profile = absolute(optarg); return;
+    case 'o': options.listings = "sorted"; return;
+    case 'n': options.cores = number_of_cores(optarg); return;
     case 'd': return; /* was read first, so that every failure can be written there */
     case 'l': add_preload(optarg); return;
     case 't': options.time_limit = parse_seconds(optarg); return;
@@ -227,7 +231,7 @@ static void open_directory(int count, char **words) {
 static void read_options(int count, char **words) {
     uint8_t key[CAPSULE_KEY_SIZE];
     open_directory(count, words);
-    options.mode_name = options.clock = "system";
+    options.mode_name = options.clock = options.listings = "system";
     options.mode = MODE_SYSTEM;
     options.exhaustion = "fail";
     optind = 0; /* begin again */
@@ -237,8 +241,6 @@ static void read_options(int count, char **words) {
                      (options.mode == MODE_REPLAY && strcmp(options.exhaustion, "virtual") == 0);
     if (needs_key && (options.key == NULL || !capsule_key_parse(key, options.key)))
         fail("CAP-R101", "--key is missing or not 64 lower-case hexadecimal digits");
-    if (options.mode == MODE_REPLAY && options.profile == NULL)
-        fail("CAP-R101", "--profile is missing");
     if (optind == count) fail("CAP-R101", "no program is named");
     options.program = words + optind;
     options.supervised = options.supervised && options.mode != MODE_SYSTEM;
@@ -268,16 +270,19 @@ static void mask_processor(void) {
 }
 
 static void prepare_environment(void) {
-    char launcher[16];
+    char launcher[16], mode[16];
     /* Always as long: the environment's size moves the stack. */
     snprintf(launcher, sizeof launcher, "%010d", getpid());
-    set_variable("CAPSULE_ENTROPY", options.mode_name);
+    snprintf(mode, sizeof mode, "%-7s", options.mode_name);
+    set_variable("CAPSULE_ENTROPY", mode);
     set_variable("CAPSULE_ENTROPY_KEY", options.key);
     set_variable("CAPSULE_ENTROPY_DIRECTORY", options.directory);
-    set_variable("CAPSULE_ENTROPY_PROFILE", options.profile);
     set_variable("CAPSULE_ENTROPY_EXHAUSTION", options.exhaustion);
     set_variable("CAPSULE_ENTROPY_PATH", CAPSULE_ROOT_PATH);
     set_variable("CAPSULE_CLOCK", options.clock);
+    set_variable("CAPSULE_CLOCK_PASSED", "0000000000000000000"); /* as long as any */
+    set_variable("CAPSULE_LISTINGS", options.listings);
+    set_variable("CAPSULE_CORES", options.cores);
     set_variable("CAPSULE_LAUNCHER_PID", launcher);
     set_preloads();
     if (options.mode != MODE_SYSTEM) mask_processor();

@@ -9,12 +9,13 @@
 
 #define FAILURE_STATUS 87 /* of a launcher that could not do what it was asked */
 #define MAX_PRELOADS 8
+#define MAX_CORES 1024 /* processors in the C library's sets of them */
 
 enum mode { MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY, MODE_SYSTEM };
 
 struct options {
     enum mode mode;
-    const char *mode_name, *key, *profile, *directory, *exhaustion, *clock;
+    const char *mode_name, *key, *directory, *exhaustion, *clock, *listings, *cores;
     const char *preloads[MAX_PRELOADS]; /* as the kernel names them: absolute, without links */
     int preload_count;
     bool supervised, fixed_addresses;

@@ -7,6 +7,7 @@
  * must not be taken for its parent.
  */
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
@@ -24,17 +25,21 @@
 extern char **environ;
 
 #define PATH_NAME "CAPSULE_ENTROPY_PATH="
+#define CLOCK_NAME "CAPSULE_CLOCK_PASSED="
+#define CLOCK_DIGITS 19 /* of any 63-bit number */
 #define PRELOAD_NAME "LD_PRELOAD="
+#define BLOCK (1 << 16)
 #define KEPT 64 /* settings of ours in an environment, at most */
 
 /* ---- the environment of children ---- */
 
 static struct {
     size_t count;
-    char *entries[KEPT]; /* CAPSULE_…=…, but for the path */
+    char *entries[KEPT]; /* CAPSULE_…=…, but for the path and the clock */
     char *preload;       /* LD_PRELOAD=…, or NULL */
     /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
     char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
+    char clock[sizeof CLOCK_NAME + CLOCK_DIGITS]; /* likewise: its creator's clock */
 } kept;
 
 static bool starts_with(const char *text, const char *start) {
@@ -46,15 +51,42 @@ static bool same_name(const char *a, const char *b) {
     return strncmp(a, b, length) == 0;
 }
 
+/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how long
+ * our settings are. */
+static char *block(size_t size) {
+    void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) refuse("no memory for the settings: %s", strerror(errno));
+    return made;
+}
+
+static bool is_ours(const char *entry) {
+    return starts_with(entry, PRELOAD_NAME) ||
+           (starts_with(entry, "CAPSULE_") && strchr(entry, '=') &&
+            !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
+}
+
 /* Copies: programs write over the memory that their environment came in. */
 void keep_environment(void) {
+    size_t size = 0;
+    for (char **entry = environ; entry && *entry; entry++)
+        if (is_ours(*entry)) size += strlen(*entry) + 1;
+    char *copy = block(size + 1);
     for (char **entry = environ; entry && *entry; entry++) {
-        bool ours = starts_with(*entry, "CAPSULE_") && strchr(*entry, '=');
-        if (starts_with(*entry, PRELOAD_NAME)) kept.preload = strdup(*entry);
-        else if (ours && !starts_with(*entry, PATH_NAME) && kept.count < KEPT)
-            kept.entries[kept.count++] = strdup(*entry);
+        if (!is_ours(*entry) || kept.count == KEPT) continue;
+        strcpy(copy, *entry);
+        if (starts_with(copy, PRELOAD_NAME)) kept.preload = copy;
+        else kept.entries[kept.count++] = copy;
+        copy += strlen(copy) + 1;
     }
     putenv(kept.marked);
+    putenv(kept.clock);
+}
+
+static char *clock_entry(char entry[sizeof kept.clock]) {
+    snprintf(entry, sizeof kept.clock, CLOCK_NAME "%0*" PRId64, CLOCK_DIGITS,
+             this_thread()->passed);
+    return entry;
 }
 
 static size_t count_strings(char *const strings[]) {
@@ -71,7 +103,7 @@ static const char *find_entry(char *const given[], const char *name) {
 
 static size_t text_size(char *const given[]) {
     const char *preload = find_entry(given, PRELOAD_NAME);
-    return sizeof PATH_NAME + CAPSULE_PATH_SIZE + (kept.preload ? strlen(kept.preload) + 1 : 0) +
+    return sizeof PATH_NAME + CAPSULE_PATH_SIZE + sizeof kept.clock + (kept.preload ? strlen(kept.preload) + 1 : 0) +
            (preload ? strlen(preload) : 0) + 1;
 }
 
@@ -90,21 +122,22 @@ static char *merge_preload(char *text, const char *given) {
 static void make_environment(char *made[], char *text, char *const given[], const char *path) {
     size_t count = 0;
     for (size_t i = 0; given && given[i]; i++) {
-        bool replaced = starts_with(given[i], PATH_NAME) ||
+        bool replaced = starts_with(given[i], PATH_NAME) || starts_with(given[i], CLOCK_NAME) ||
                         (kept.preload && starts_with(given[i], PRELOAD_NAME));
         if (!replaced) made[count++] = given[i];
     }
     for (size_t i = 0; i < kept.count; i++)
         if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
-    made[count++] = strcat(strcpy(text, PATH_NAME), path);
-    if (kept.preload)
-        made[count++] = merge_preload(text + strlen(text) + 1, find_entry(given, PRELOAD_NAME));
+    made[count++] = clock_entry(text);
+    made[count++] = strcat(strcpy(text + sizeof kept.clock, PATH_NAME), path);
+    text += sizeof kept.clock + strlen(path) + sizeof PATH_NAME;
+    if (kept.preload) made[count++] = merge_preload(text, find_entry(given, PRELOAD_NAME));
     made[count] = NULL;
 }
 
 /* Declare `name`, the environment for a program of process path `path`. */
 #define ENVIRONMENT(name, given, path)                         \
-    char *name[count_strings(given) + KEPT + 3];               \
+    char *name[count_strings(given) + KEPT + 4];               \
     char name##_text[text_size(given)];                        \
     make_environment(name, name##_text, given, path)
 
@@ -200,6 +233,7 @@ void number_child(char child[CAPSULE_PATH_SIZE]) {
 static void mark_environment(void) {
     strcpy(kept.marked, PATH_NAME);
     capsule_path_unnumbered(kept.marked + strlen(PATH_NAME), settings.process);
+    clock_entry(kept.clock);
 }
 
 /* A page that the kernel wipes in the child of a fork, however that was made. */
@@ -208,12 +242,14 @@ static volatile bool *seen;
 bool was_forked_unseen(void) { return seen && !*seen; }
 
 void become_process(const char *process) {
+    if (seen) *seen = true;
     strcpy(settings.process, process);
-    mark_environment();
     become(process, CAPSULE_ROOT_PATH);
+    settings.clock_passed = this_thread()->passed;
+    mark_environment();
+    stop_telling();
     pthread_mutex_init(&shells.lock, NULL); /* of a thread that only the parent has */
     shells.calls = 0;
-    if (seen) *seen = true;
 }
 
 static __thread char forked[CAPSULE_PATH_SIZE];
@@ -398,6 +434,7 @@ EXPORT FILE *popen(const char *command, const char *mode) {
     number_program(path);
     pthread_mutex_lock(&lock);
     strcpy(kept.marked + strlen(PATH_NAME), path);
+    clock_entry(kept.clock);
     FILE *file = real.popen(command, mode);
     int error = errno;
     mark_environment();
@@ -411,6 +448,8 @@ EXPORT FILE *popen(const char *command, const char *mode) {
 struct started {
     void *(*function)(void *);
     void *argument;
+    int64_t passed;
+    cpu_set_t affinity;
     char process[CAPSULE_PATH_SIZE];
     char path[CAPSULE_PATH_SIZE];
 };
@@ -419,6 +458,8 @@ static void *begin_thread(void *argument) {
     struct started started = *(struct started *)argument;
     free(argument);
     become(started.process, started.path);
+    this_thread()->passed = started.passed;
+    this_thread()->affinity = started.affinity;
     return started.function(started.argument);
 }
 
@@ -429,6 +470,8 @@ EXPORT int pthread_create(pthread_t *restrict made, const pthread_attr_t *restri
     if (!started) return EAGAIN;
     started->function = function;
     started->argument = argument;
+    started->passed = self->passed;
+    started->affinity = self->affinity;
     strcpy(started->process, self->process);
     capsule_path_thread(started->path, self->path, ++self->threads);
     int error = real.pthread_create(made, attributes, begin_thread, started);

@@ -1,6 +1,7 @@
 #include "recording.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,12 +22,15 @@ static bool is_intact(const uint8_t *data, size_t size) {
     return memcmp(digest, data + size - sizeof digest, sizeof digest) == 0;
 }
 
-bool recording_open(struct recording *recording, const char *path) {
+bool recording_open(struct recording *recording, const char *directory) {
     struct stat facts;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    char path[4096];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, RECORDING_NAME);
+    int file = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return false;
     size_t size = fstat(file, &facts) == 0 ? (size_t)facts.st_size : 0;
-    const uint8_t *data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, file, 0);
+    const uint8_t *data = mmap(RECORDING_ADDRESS, size, PROT_READ,
+                               MAP_PRIVATE | MAP_FIXED_NOREPLACE, file, 0);
     close(file);
     if (data == MAP_FAILED || !is_intact(data, size)) return false;
     *recording = (struct recording){data, data + size - CAPSULE_KEY_SIZE};

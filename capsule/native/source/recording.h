@@ -7,6 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define RECORDING_NAME "replayed.profile" /* in the folder of the journal */
+
+/* Where it is mapped: far from everything that the kernel chooses an address for, so that a replay
+ * has the addresses of the recorded run, which mapped nothing. */
+#define RECORDING_ADDRESS ((void *)0x210000000000)
+
 struct recording {
     const uint8_t *data, *end; /* mapped, without its checksum; past `end` everything reads as zero */
 };
@@ -23,8 +29,9 @@ struct recorded_call {
     const uint8_t *kept; /* for capsule_expand */
 };
 
-/* False when the file cannot be read or is not an intact profile of this version and machine. */
-bool recording_open(struct recording *recording, const char *path);
+/* Open the recording in `directory`. False when the file cannot be read or is not an intact profile of
+ * this version and machine. */
+bool recording_open(struct recording *recording, const char *directory);
 
 /* False when nothing was recorded for the thread. */
 bool recording_find(const struct recording *recording, const char *process, const char *thread,

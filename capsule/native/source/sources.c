@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 
 #include "interposer.h"
 
@@ -89,6 +90,12 @@ EXPORT long syscall(long number, ...) {
     va_end(arguments);
     if (number == SYS_getrandom)
         return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2], CALLER);
+    if (number == SYS_clock_gettime) return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
+    if (number == SYS_gettimeofday) return gettimeofday((struct timeval *)a[0], (void *)a[1]);
+    if (number == SYS_time) return time((time_t *)a[0]);
+    if (number == SYS_futex) return futex_by_number(a);
+    if (number == SYS_sched_getaffinity || number == SYS_sched_setaffinity)
+        return checked(affinity_by_number(number, a));
     if (is_fork(number, a)) return fork_by_number(number, a);
     return checked(system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]));
 }

@@ -1,0 +1,118 @@
+/* The number of processors that programs are told, whichever of them this machine has and lets them
+ * use. Threads may choose among these numbers, which then read back, and changes nothing else. */
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "interposer.h"
+
+/* ---- how many there are ---- */
+
+static int told(void) {
+    COUNT(cores);
+    return (int)settings.cores;
+}
+
+EXPORT long sysconf(int name) {
+    attach();
+    bool counts = name == _SC_NPROCESSORS_ONLN || name == _SC_NPROCESSORS_CONF;
+    return settings.cores && counts ? told() : real.sysconf(name);
+}
+
+EXPORT int get_nprocs(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+EXPORT int get_nprocs_conf(void) { return (int)sysconf(_SC_NPROCESSORS_CONF); }
+
+/* ---- which of them a thread may use ---- */
+
+/* A size in bytes of a set for all of them: whole words, as the kernel has it. */
+static size_t set_size(void) { return (settings.cores + 63) / 64 * sizeof(uint64_t); }
+
+static bool is_own(pid_t id) {
+    return id == 0 || id == getpid() || id == system_call(SYS_gettid, 0, 0, 0, 0, 0, 0);
+}
+
+static void all_cores(cpu_set_t *set) {
+    CPU_ZERO(set);
+    for (unsigned i = 0; i < settings.cores; i++) CPU_SET(i, set);
+}
+
+/* Give what the calling thread chose; what others chose is not known. */
+static long give(bool own, size_t size, void *out) {
+    cpu_set_t set = this_thread()->affinity;
+    if (!own || CPU_COUNT(&set) == 0) all_cores(&set);
+    if (size < set_size() || size % sizeof(uint64_t)) return -EINVAL;
+    memcpy(out, &set, set_size());
+    told();
+    return (long)set_size();
+}
+
+static long get_affinity(pid_t id, size_t size, void *out) {
+    cpu_set_t set;
+    long known = system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
+    return known < 0 ? known : give(is_own(id), size, out);
+}
+
+static long set_affinity(pid_t id, size_t size, const void *wanted) {
+    cpu_set_t set, all;
+    CPU_ZERO(&set);
+    memcpy(&set, wanted, size < sizeof set ? size : sizeof set);
+    all_cores(&all);
+    CPU_AND(&set, &set, &all);
+    if (CPU_COUNT(&set) == 0) return -EINVAL;
+    if (is_own(id)) this_thread()->affinity = set;
+    return 0;
+}
+
+long affinity_by_number(long number, const long a[6]) {
+    attach();
+    if (!settings.cores) return system_call(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    return number == SYS_sched_getaffinity ? get_affinity((pid_t)a[0], (size_t)a[1], (void *)a[2])
+                                           : set_affinity((pid_t)a[0], (size_t)a[1], (void *)a[2]);
+}
+
+static long by_number(long number, pid_t id, size_t size, const void *set) {
+    return affinity_by_number(number, (long[]){id, (long)size, (long)set, 0, 0, 0});
+}
+
+/* What the kernel does not write of a set is empty in the C library's. */
+static long emptied(long filled, size_t size, cpu_set_t *set) {
+    if (filled >= 0) memset((char *)set + filled, 0, size - (size_t)filled);
+    return filled < 0 ? filled : 0;
+}
+
+EXPORT int sched_getaffinity(pid_t id, size_t size, cpu_set_t *set) {
+    return (int)checked(emptied(by_number(SYS_sched_getaffinity, id, size, set), size, set));
+}
+
+EXPORT int sched_setaffinity(pid_t id, size_t size, const cpu_set_t *set) {
+    return (int)checked(by_number(SYS_sched_setaffinity, id, size, set));
+}
+
+EXPORT int pthread_getaffinity_np(pthread_t thread, size_t size, cpu_set_t *set) {
+    attach();
+    if (!settings.cores) return real.pthread_getaffinity_np(thread, size, set);
+    return (int)-emptied(give(pthread_equal(thread, pthread_self()), size, set), size, set);
+}
+
+EXPORT int pthread_setaffinity_np(pthread_t thread, size_t size, const cpu_set_t *set) {
+    attach();
+    if (!settings.cores) return real.pthread_setaffinity_np(thread, size, set);
+    bool own = pthread_equal(thread, pthread_self());
+    return own ? (int)-by_number(SYS_sched_setaffinity, 0, size, set) : 0;
+}
+
+/* A processor that this machine lacks would be an error when the thread is made. */
+EXPORT int pthread_attr_setaffinity_np(pthread_attr_t *attributes, size_t size,
+                                       const cpu_set_t *set) {
+    attach();
+    return settings.cores ? 0 : real.pthread_attr_setaffinity_np(attributes, size, set);
+}
+
+/* ---- where a thread runs ---- */
+
+EXPORT int sched_getcpu(void) {
+    attach();
+    return settings.cores ? 0 : real.sched_getcpu();
+}
