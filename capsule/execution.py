@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.supervise import RESERVE_BYTES, spoilt, unattended_seconds
 from capsule.entropy.attempt import Attempt
+from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
@@ -26,6 +27,7 @@ from capsule.experiment.canonical import canonical_json, open_regular, write_ato
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import (
     CpuAccelerator,
     CudaAccelerator,
@@ -172,7 +174,7 @@ def execute(
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
     report = attempt.finish(prefix=stop_after is not None)
-    _write_ledger(lock.spec, run_directory, report, engine)
+    _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
     return result
 
 
@@ -198,14 +200,25 @@ def check_run_directory(run_directory: Path) -> None:
             raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
 
 
-def _write_ledger(spec: Spec, run_directory: Path, report: EntropyReport, engine: Engine) -> None:
-    runtime = _checked(contract.Runtime, run_directory / contract.RUNTIME)
+def _write_ledger(
+    spec: Spec,
+    run_directory: Path,
+    report: EntropyReport,
+    engine: Mapping[str, str],
+    image: str | None,
+) -> None:
     streams = None
     if not isinstance(spec.trainer, CommandTrainer):
         streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
-    cluster = engine.describe().get("cluster")
-    ledger = compute_ledger(spec, runtime, report, streams, engine.name, cluster)
-    write_atomic(run_directory / contract.LEDGER, ledger.document())
+    evidence = Evidence(
+        runtime=_checked(contract.Runtime, run_directory / contract.RUNTIME),
+        mechanisms=_checked(Mechanisms, run_directory / contract.MECHANISMS),
+        report=report,
+        streams=streams,
+        engine=engine,
+        image=image,
+    )
+    write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
 
 
 def _gpu_index(accelerator: CpuAccelerator | CudaAccelerator) -> int | None:

@@ -212,7 +212,7 @@ def output_members(paths: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def _run_files(directory: Path, claims: Claims) -> dict[str, Content]:
     """Take the run directory's documents, and what came out."""
-    names = (contract.RUNTIME, contract.RESULT)
+    names = (contract.RUNTIME, contract.MECHANISMS, contract.RESULT)
     members = {RUN + name: _json(directory / name, "run") for name in names}
     members[RUN + contract.EVENTS] = Content(
         directory / contract.EVENTS, "run", "application/jsonl"

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image as EngineImage
 
-MOUNT = "/out"  # where a task sees its run directory
+MOUNT = contract.RUN_FOLDER  # where a task sees its run directory
 
 PODMAN_PROCESSES = 32_768
 
@@ -123,10 +124,12 @@ class ContainerEngine:
             with in_cluster(task.cluster, plain, self._client, self._start_worker) as settings:
                 container = self._start(settings, gpu=task.gpu is not None)
                 try:
-                    running = _RunningContainer(container)
-                    return supervise(
+                    container.reload()
+                    running, image = _RunningContainer(container), str(container.attrs["Image"])
+                    ended = supervise(
                         running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
                     )
+                    return replace(ended, image=image)
                 finally:
                     _collect(container, task.run_directory)
 

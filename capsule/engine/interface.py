@@ -78,10 +78,13 @@ class Exit:
     Attributes:
         status: Exit status; 128 + n after signal n.
         reason: ``exited`` unless the engine stopped the task or the kernel did for its memory.
+        image: Identity of the image that its container had, as the engine reported it after the
+            start; None without a container.
     """
 
     status: int
     reason: Literal["exited", "out-of-memory", "timed-out", "disk-full", "interrupted"]
+    image: str | None = None
 
 
 class Engine(Protocol):

@@ -40,8 +40,8 @@ class Attempt:
         self._run_directory = run_directory
         self._spec = spec
         starts = run_directory / contract.ENTROPY_STARTS
-        number = sum(1 for _ in starts.glob("start-*")) + (not ended)
-        if number > 1 and not ended and spec.entropy.mode == "recorded":
+        self._number = sum(1 for _ in starts.glob("start-*")) + (not ended)
+        if self._number > 1 and not ended and spec.entropy.mode == "recorded":
             raise CapsuleError(
                 "CAP-R301",
                 f"the run in {run_directory} records its randomness and was interrupted; such a "
@@ -50,7 +50,7 @@ class Attempt:
                 exit_code=ExitCode.USAGE,
             )
         # Always as long: the name is in the environment, whose size moves the stack.
-        self._name = f"{contract.ENTROPY_STARTS}/start-{number:04}"
+        self._name = f"{contract.ENTROPY_STARTS}/start-{self._number:04}"
         self._folder = run_directory / self._name
         self._folder.mkdir(parents=True, exist_ok=ended)
         self._ended = ended
@@ -100,7 +100,7 @@ class Attempt:
         Raises:
             CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one.
         """
-        report = collect(self._folder)
+        report = collect(self._folder).model_copy(update={"starts": self._number})
         document = canonical_json(report.model_dump(mode="json", by_alias=True))
         write_atomic(self._run_directory / contract.ENTROPY_REPORT, document)
         profile = self._profile(prefix=prefix)

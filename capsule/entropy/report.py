@@ -8,7 +8,7 @@ coverage statement: measured on the run, and saying also what neither of them ca
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,7 +19,7 @@ from capsule.entropy.journal import FILE_NAME, Clock, Journal, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.fields import Model, NonNegativeInt
+from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
@@ -65,6 +65,16 @@ class ProgramReport(Model):
     inside_libc: Tally
     devices: Tally
     unanswered: NonNegativeInt
+
+    @property
+    def is_python(self) -> bool:
+        """Whether its executable is named like a Python interpreter."""
+        return (self.executable or "").startswith("python")
+
+    @property
+    def requests(self) -> Tally:
+        """Everything that the supervisor answered."""
+        return _sum((self.getrandom, self.inside_libc, self.devices))
 
 
 class LibraryUse(Model):
@@ -160,6 +170,8 @@ class EntropyReport(Model):
         told: Every process that the preloaded library told a time, a listing or a number of
             processors.
         coverage: The statement, one row a source.
+        starts: How often the run was started, being resumed after each interruption; all but this
+            number is of the last start.
     """
 
     schema_id: Literal["capsule/entropy/v1"] = Field("capsule/entropy/v1", alias="schema")
@@ -176,21 +188,20 @@ class EntropyReport(Model):
     uses: tuple[LibraryUse, ...]
     told: tuple[ToldReport, ...]
     coverage: tuple[Coverage, ...]
+    starts: PositiveInt = 1
 
     @property
     def numbers_pinned(self) -> bool:
         """Whether process and thread numbers were a function of what the run started."""
         return self.own_numbers and self.first_process == FIRST_PROCESS
 
-    @property
-    def calls(self) -> int:
-        """All requests that were answered."""
-        return sum(row.by_preload.calls + row.by_supervisor.calls for row in self.coverage)
-
-    @property
-    def bytes(self) -> int:
-        """All bytes that were given."""
-        return sum(row.by_preload.bytes + row.by_supervisor.bytes for row in self.coverage)
+    def requests(self, of: Callable[[str], bool]) -> Tally:
+        """Return the requests that were answered of the processes whose paths ``of`` accepts."""
+        by_preload = (
+            Tally(calls=use.calls, bytes=use.bytes) for use in self.uses if of(use.process)
+        )
+        by_supervisor = (each.requests for each in self.programs if of(each.process))
+        return _sum((*by_preload, *by_supervisor))
 
     @property
     def bypassed(self) -> int:

@@ -20,6 +20,10 @@ from capsule.experiment.spec import Spec
 
 JOB = "job.json"  # Job; written by the host
 RUNTIME = "runtime.json"  # Runtime; flags read back, libraries really loaded
+MECHANISMS = "mechanisms.json"  # capsule.experiment.mechanisms: what the run really used
+INTERPRETERS = (
+    "interpreters.jsonl"  # what each Python process tells of its start (capsule.training)
+)
 EVENTS = "events.jsonl"  # one Event per line, append-only
 TRACE = "trace.jsonl"  # one trace record per line
 STREAMS = "streams.json"  # StreamProfiles
@@ -55,6 +59,7 @@ READ_FILES = frozenset(
         *(JOB, RUNTIME, EVENTS, TRACE, STREAMS, SCHEDULE, POPULATION, CHECKPOINT_INDEX, EVALUATION),
         *(
             RESULT,
+            MECHANISMS,
             FAILURE,
             ENTROPY_REPORT,
             ENTROPY_PROFILE,
@@ -70,6 +75,7 @@ READ_FILES = frozenset(
 READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS, SEGMENT_STATES})
 MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
+RUN_FOLDER = "/out"  # where a container has the run directory
 PROJECT_FOLDER = "/project"  # where an image holds the source tree
 # Variables of the program. The first five are its contract, the last is for Capsule's own use.
 OUTPUT_VARIABLE = "CAPSULE_OUTPUT"  # folder of its working folder that the helper writes into
@@ -142,6 +148,9 @@ class Runtime(Model):
     flags: dict[str, str] = Field(description="Determinism flags as read back. Claimed.")
     libraries: dict[str, str] = Field(description="Name to version as loaded. Claimed.")
     device: dict[str, Any] = Field(description="The GPU as torch sees it, or the CPU. Observed.")
+    earlier_devices: tuple[dict[str, Any], ...] = Field(
+        (), description="Other devices that the run was on before it was resumed. Observed."
+    )
 
 
 class Event(Model):

@@ -64,6 +64,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
+        *_ledger_differences(report),
     ]
     if report.reexecuted_steps is not None:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
@@ -113,9 +114,23 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
 
 def _open_sources(report: Report) -> str | None:
     """Name what the ledger does not call controlled; the whole of it is in the JSON report."""
-    rows = () if report.ledger is None else report.ledger.rows
+    ledger = report.ledger or report.recorded_ledger
+    rows = () if ledger is None else ledger.rows
     left = [row for row in rows if row.treatment in ("assumed", "unsupported")]
-    return ", ".join(f"{row.source} ({row.treatment})" for row in left) or None
+    named = ", ".join(f"{row.source} ({row.treatment})" for row in left)
+    if not named:
+        return None
+    return named if report.ledger is not None else f"{named}; as the signer recorded it"
+
+
+def _ledger_differences(report: Report) -> Iterator[tuple[str, str]]:
+    """Say what the recorded ledger says otherwise than that of the re-execution."""
+    for number, row in enumerate(report.ledger_differences[:MAX_DIFFERENCES]):
+        treatments = f"recorded {row.recorded or 'nowhere'}, here {row.here or 'no such row'}"
+        yield "ledger differs" if number == 0 else "", f"{row.source}: {treatments}"
+    more = len(report.ledger_differences) - MAX_DIFFERENCES
+    if more > 0:
+        yield "", f"… and {more} more sources, in the report"
 
 
 def place_of(first: TraceDifference | OutputDifference) -> str:

@@ -78,6 +78,12 @@ def apply(spec: Spec) -> Runtime:
     return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
 
 
+def is_portable(spec: Spec) -> bool:
+    """Tell whether a run promises the same bits on other processors."""
+    accelerator = spec.accelerator
+    return isinstance(accelerator, CpuAccelerator) and numerics.is_portable(accelerator.numerics)
+
+
 def device_of(spec: Spec) -> torch.device:
     """Return the device that ``spec`` trains on."""
     import torch

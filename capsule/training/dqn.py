@@ -37,6 +37,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer
 from capsule.training.environments import Environment, make_environment
@@ -364,6 +365,10 @@ class DeepQLearning(Tally):
     def stream_profiles(self) -> list[StreamProfile]:
         """Return nothing: every stream is the run's."""
         return []
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, and that its one actor took turns with the learner."""
+        return TrainerUse(device=str(self.online.flat.device), actors=1, schedule="serial")
 
     def artifacts(self) -> dict[str, bytes]:
         """Return nothing: there are no other files."""

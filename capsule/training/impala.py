@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.actor_rows import Inputs
 from capsule.training.checkpoint import array_document, document_array
@@ -297,6 +298,16 @@ class Impala(Tally):
             if snapshot is not None
         ]
         return list(chain.from_iterable(played))
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, and what decided the order of the actors' unrolls."""
+        source = self._executor.schedule
+        kept = source == "live" and self._recorder is not None
+        return TrainerUse(
+            device=str(self.online.flat.device),
+            actors=len(self._executor.snapshots),
+            schedule="recorded" if kept else source,
+        )
 
     def artifacts(self) -> dict[str, bytes]:
         """Return the schedule log, where there is one."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event as Flag
 from types import FrameType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -43,8 +44,14 @@ def read_job(directory: Path) -> Job:
         ) from error
 
 
-def record_runtime(directory: Path, runtime: Runtime) -> None:
+def record_runtime(directory: Path, runtime: Runtime, *, portable: bool) -> None:
     """Write what was read back; a resumed run must be where it was before.
+
+    Args:
+        directory: The run directory.
+        runtime: What was read back now.
+        portable: Whether the run promises the same bits on other processors. It may then be resumed
+            on one, and the devices that it was on before are kept.
 
     Raises:
         CapsuleError: CAP-T113, it is elsewhere; CAP-T131, the file cannot be written.
@@ -52,19 +59,32 @@ def record_runtime(directory: Path, runtime: Runtime) -> None:
     path = directory / contract.RUNTIME
     if path.exists():
         before = Runtime.model_validate_json(path.read_bytes())
-        for kind in ("flags", "libraries"):
-            old, new = getattr(before, kind), getattr(runtime, kind)
-            changed = [name for name in sorted(old | new) if old.get(name) != new.get(name)]
-            if changed:
-                name = changed[0]
-                raise CapsuleError(
-                    "CAP-T113",
-                    f"the run began with {name} {old.get(name)!r} and would go on with "
-                    f"{new.get(name)!r}",
-                    fix="Resume it in the image and on the kind of machine it began on.",
-                    exit_code=ExitCode.INCONCLUSIVE,
-                )
+        _require_same(before.flags, runtime.flags)
+        _require_same(before.libraries, runtime.libraries)
+        if not portable:
+            _require_same(_identity(before.device), _identity(runtime.device))
+        earlier = before.earlier_devices
+        if _identity(before.device) != _identity(runtime.device):
+            earlier += (before.device,)
+        runtime = runtime.model_copy(update={"earlier_devices": earlier})
     write_document(path, runtime)
+
+
+def _identity(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a device can reach results: the number of free cores cannot."""
+    return {f"device {name}": value for name, value in device.items() if name != "cores"}
+
+
+def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise CapsuleError(
+                "CAP-T113",
+                f"the run began with {name} {before.get(name)!r} and would go on with "
+                f"{now.get(name)!r}",
+                fix="Resume it in the image and on the kind of machine on which it began.",
+                exit_code=ExitCode.INCONCLUSIVE,
+            )
 
 
 def record_failure(directory: Path, error: CapsuleError, step: int | None = None) -> None:

@@ -33,6 +33,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.spec import SeedsSpec, TrainingSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
+from capsule.training.accounts import accounted, record_mechanisms
 from capsule.training.job import (
     Interrupted,
     append_event,
@@ -84,8 +85,9 @@ def run(directory: Path) -> None:
         if isinstance(job.spec.trainer, CommandTrainer):
             run_program(directory, job, job.spec.trainer)
             return
-        record_runtime(directory, determinism.apply(job.spec))
-        with stop_signals() as stop:
+        runtime = determinism.apply(job.spec)
+        record_runtime(directory, runtime, portable=determinism.is_portable(job.spec))
+        with accounted(directory, runtime.flags), stop_signals() as stop:
             attempt = Attempt(directory, job, stop, workers=determinism.usable_cores())
             attempt.run()
     except CapsuleError as error:
@@ -372,6 +374,7 @@ class Attempt:
         from capsule.training.checkpoint import collective_digest
 
         learner = self.learner
+        record_mechanisms(self._directory, learner.use())
         self._trace.close()
         self._events.write("finish")
         result = Result(

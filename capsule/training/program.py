@@ -30,6 +30,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
+from capsule.training.accounts import record_mechanisms
 from capsule.training.arrival_files import (
     arrivals_failed,
     begin_arrivals,
@@ -95,8 +96,11 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> int:
         _tell(directory / contract.EVENTS, "resume" if resumed else "start", command)
         watch = Watch(directory, job.tree, trainer)
         begin_arrivals(directory, resumed=resumed)
+        if not resumed:
+            (directory / contract.INTERPRETERS).unlink(missing_ok=True)
         process = _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
     collect_arrivals(directory)
+    record_mechanisms(directory, None)
     return process
 
 
@@ -116,7 +120,8 @@ def _check_flags(directory: Path, spec: Spec) -> None:
 def _flags_recorded(directory: Path, spec: Spec) -> int:
     """Write ``runtime.json``; return an exit status, whatever happens."""
     try:
-        record_runtime(directory, determinism.apply(spec))
+        runtime = determinism.apply(spec)
+        record_runtime(directory, runtime, portable=determinism.is_portable(spec))
     except CapsuleError as error:
         record_failure(directory, error)
         return error.exit_code

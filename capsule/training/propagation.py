@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "CAPSULE_DETERMINISM"
+RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
+INTERPRETERS = "interpreters.jsonl"  # likewise
 
 
 def install() -> None:
@@ -41,8 +43,10 @@ def install() -> None:
 
     Once is enough: a virtual environment's interpreter reads each ``.pth`` file twice.
     """
-    if any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
+    global _installed  # noqa: PLW0603
+    if _installed:
         return
+    _installed = True
     if VARIABLE in os.environ:
         sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
     elif (inherited := _environment_of_ancestors()) is not None:
@@ -51,6 +55,45 @@ def install() -> None:
             _restart(program, inherited)
         # Embedded in another program, which has begun and must not begin again.
         sys.meta_path.insert(0, _TorchFinder(inherited[VARIABLE], dict(os.environ)))
+    note_start()
+
+
+_installed = False
+
+
+def note_start() -> None:
+    """Write down the hash seed of this process, and whether torch's flags will be set in it."""
+    heeded = not sys.flags.ignore_environment
+    seed = (heeded and os.environ.get("PYTHONHASHSEED")) or "random"
+    if not sys.flags.hash_randomization:
+        seed = "0"
+    watched = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
+    _note(f'{{"hash_seed":"{seed}","watched":{str(watched).lower()}}}', os.environ)
+
+
+def note_torch(flags: Mapping[str, str]) -> None:
+    """Write down the flags of torch that were read back in this process."""
+    import json
+
+    _note(json.dumps({"torch": dict(flags)}), os.environ)
+
+
+def _note(line: str, environment: Mapping[str, str]) -> None:
+    """Append a line to the account of the run's Python processes.
+
+    A process that cannot do so is missing there, and counts as one that told nothing.
+    """
+    if RUN_VARIABLE not in environment:
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(f"{environment[RUN_VARIABLE]}/{INTERPRETERS}", flags, 0o644)
+    except OSError:
+        return
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
 
 
 def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> None:
@@ -136,7 +179,7 @@ def _set_flags(settings: Mapping[str, Any]) -> None:
     """Set what torch itself has switches for, and read it back."""
     from capsule.training import torch_flags
 
-    torch_flags.apply(torch_flags.TorchFlags.of(settings["determinism"]))
+    note_torch(torch_flags.apply(torch_flags.TorchFlags.of(settings["determinism"])))
     if settings["numerics"] is not None:
         from capsule.training import numerics
 
@@ -171,6 +214,7 @@ def _restart(program: str, inherited: Mapping[str, str]) -> None:
 
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read().split(b"\0")[:-1]
-    names = (VARIABLE, "LD_PRELOAD", *json.loads(inherited[VARIABLE])["environment"])
+    names = (VARIABLE, RUN_VARIABLE, "LD_PRELOAD", *json.loads(inherited[VARIABLE])["environment"])
     lost = {name: inherited[name] for name in names if name in inherited}
+    _note('{"restarted":true}', {**lost, **os.environ})
     os.execve(program, arguments, {**lost, **os.environ})  # noqa: S606

@@ -42,6 +42,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorsState, Experience, exploration_ladder, q_values
 from capsule.training.actor_rows import Inputs
@@ -418,6 +419,11 @@ class R2D2(Tally):
             for actor, profiles in enumerate(self._actors.profiles())
             for name, profile in sorted(profiles.items())
         ]
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, and how many actors stepped together."""
+        actors = len(self._actors.profiles())
+        return TrainerUse(device=str(self.online.flat.device), actors=actors, schedule="lockstep")
 
     def artifacts(self) -> dict[str, bytes]:
         """Return nothing: there are no other files."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from capsule.experiment.contract import StreamProfile
+    from capsule.experiment.mechanisms import TrainerUse
     from capsule.training.evaluation import Policy
     from capsule.training.networks import Parameters
     from capsule.training.streams import Stream
@@ -103,6 +104,9 @@ class Trainer(Protocol):
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return the profiles of streams that are the trainer's own."""
+
+    def use(self) -> TrainerUse:
+        """Say what was used, as found in the objects that did the work."""
 
     def artifacts(self) -> dict[str, bytes]:
         """Return files of the run directory that are the trainer's own, by name, at its end."""

@@ -20,6 +20,7 @@ from capsule.bundle.claims import (
     read_document,
 )
 from capsule.engine.interface import Engine
+from capsule.entropy.ledger import Ledger, compare_ledgers
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
@@ -108,6 +109,9 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
             schedule=member(run_bundle.SCHEDULE) if follows else None,
             arrivals=member(run_bundle.ARRIVALS) if repeats else None,
         )
+        ledger = read_document(directory / contract.LEDGER, Ledger)
+        facts["ledger"] = ledger
+        facts["ledger_differences"] = compare_ledgers(facts["recorded_ledger"], ledger)
         if isinstance(claims, ProgramClaims):
             _compare_program(run, claims, directory, facts)
         elif isinstance(claims, TrainingClaims) and isinstance(result, contract.Result):

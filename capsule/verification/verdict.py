@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.bundle.trust import Signer
-from capsule.entropy.ledger import Ledger
+from capsule.entropy.ledger import Ledger, LedgerDifference
 from capsule.experiment import contract
 from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
@@ -296,7 +296,15 @@ class Report(Model):
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
     relaxations: tuple[str, ...] = ()
-    ledger: Ledger | None = Field(None, description="Sources of nondeterminism, as recorded.")
+    recorded_ledger: Ledger | None = Field(
+        None, description="Sources of nondeterminism in the recorded run: the signer's word."
+    )
+    ledger: Ledger | None = Field(
+        None, description="Those in the re-execution; null where none was compared as a whole."
+    )
+    ledger_differences: tuple[LedgerDifference, ...] = Field(
+        (), description="Sources that the two ledgers treat differently."
+    )
     reexecuted_steps: int | None = None
     seconds: float | None = None
     error: dict[str, str] | None = Field(None, description="Coded error that ended the check.")

@@ -118,7 +118,7 @@ def _verify(
             "claim_id": claims.claim_id(),
             "manifest": sha256_hex(bundle.manifest.document),
             "relaxations": claims.relaxations,
-            "ledger": bundle.read(run_bundle.LEDGER, Ledger),
+            "recorded_ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
         _require_trust(bundle, request)
         request.expected.check(lock, claims)

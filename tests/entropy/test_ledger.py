@@ -1,279 +1,432 @@
-"""The ledger: computed from facts; whatever is turned off, or not read back, changes its row."""
+"""The ledger: each row rests on what the run left behind, and changes when that does."""
 
+import dataclasses
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from capsule.entropy.ledger import SOURCES, Ledger, compute_ledger
-from capsule.entropy.report import EntropyReport, ProgramReport, Tally
+from capsule.entropy.evidence import Evidence, is_own
+from capsule.entropy.ledger import SOURCES, Ledger, compare_ledgers, compute_ledger
+from capsule.entropy.report import Tally
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.contract import FIRST_PROCESS, Runtime, StreamProfile, StreamProfiles
-from capsule.experiment.spec_file import parse_spec
-
-CPU = {"kind": "cpu", "numerics": "portable-v3"}
-GPU = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580"}
-PROGRAM = {"command": ["python", "train.py"]}
-FLAGS = {
-    "environment.PYTHONHASHSEED": "0",
-    "environment.OMP_NUM_THREADS": "1",
-    "environment.CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "environment.CAPSULE_DETERMINISM": "{}",
-    "torch.deterministic_debug_mode": "2",
-    "torch.fill_uninitialized_memory": "True",
-    "torch.num_threads": "1",
-    "torch.cpu_capability": "AVX2",
-    "onednn.isa": "Intel AVX2",
-    "mkl.branch": "AVX2",
-    "torch.cudnn.benchmark": "False",
-    "torch.cudnn.allow_tf32": "False",
-    "torch.cuda.matmul.allow_tf32": "False",
-}
-
-
-def make_spec(**sections):
-    document = {
-        "name": "ledger",
-        "accelerator": CPU,
-        "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
-        "trainer": {"algorithm": "dqn", "network": "mlp"},
-        **sections,
-    }
-    if document["trainer"] is PROGRAM:
-        del document["environment"]
-    return parse_spec(json.dumps(document).encode(), "test")
-
-
-def make_report(*, program=(), **facts):
-    """Return a report with the parts that the ledger reads."""
-    one = {"start_bytes_derived": True, "getrandom": Tally(), "devices": Tally(), "unanswered": 0}
-    defaults = {
-        "mode": "virtual",
-        "clock": "system",
-        "supervised": True,
-        "address_randomization": False,
-        "own_numbers": True,
-        "first_process": FIRST_PROCESS,
-        "programs": (ProgramReport.model_construct(**{**one, **dict(program)}),),
-        "coverage": (),
-    }
-    return EntropyReport.model_construct(**{**defaults, **facts})
-
-
-STREAMS = StreamProfiles(
-    streams=(StreamProfile(name="no-op", seed=0, key="0" * 32, draws=1234, digest="0" * 64),)
+from capsule.experiment.contract import StreamProfiles
+from capsule.experiment.spec import Spec
+from tests.entropy.evidence import (
+    FLAGS,
+    PROGRAM,
+    RUNTIME,
+    SERIAL,
+    STREAMS,
+    SURROUNDINGS,
+    TORCH_FLAGS,
+    TRAINER,
+    executed,
+    make_interpreters,
+    make_mechanisms,
+    make_report,
 )
 
-
-def treatments(
-    *, spec=None, flags=None, report=None, streams=STREAMS, engine="docker", cluster=None
-):
-    ledger = compute_ledger(
-        spec or make_spec(),
-        Runtime(flags={**FLAGS, **(flags or {})}, libraries={"torch": "2.13.0"}, device={}),
-        make_report() if report is None else report or None,
-        streams,
-        engine,
-        cluster,
-    )
-    return {row.source: row.treatment for row in ledger.rows}
+CUDA = SERIAL.model_copy(update={"device": "cuda:0"})
 
 
-def test_the_default_run():
-    assert treatments() == {
+def judged(evidence):
+    return {row.source: row.treatment for row in compute_ledger(evidence).rows}
+
+
+def evidence_of(evidence, source):
+    return next(row.evidence for row in compute_ledger(evidence).rows if row.source == source)
+
+
+def test_a_trainer_on_a_cpu_in_a_container():
+    assert judged(TRAINER) == {
         "Interpreter hash seed": "eliminated",
         "Operating-system entropy": "seeded",
-        "Entropy by raw system calls": "seeded",
         "Processor randomness": "assumed",
         "Start bytes of programs": "seeded",
         "Memory addresses": "eliminated",
-        "Clocks": "assumed",
         "Random streams": "seeded",
+        "Clocks": "assumed",
         "Scheduling": "ordered",
         "Torch operators": "eliminated",
         "Uninitialised memory": "eliminated",
         "Maths threads": "ordered",
         "CPU instruction sets": "eliminated",
         "Compute device": "eliminated",
-        "cuDNN autotuning": "eliminated",
-        "cuBLAS workspace": "eliminated",
-        "Reduced GPU precision": "eliminated",
-        "Child processes": "eliminated",
-        "Batching of inference": "ordered",
-        "Seeds of requests": "seeded",
-        "Routing of requests": "ordered",
         "Software": "eliminated",
         "Network": "eliminated",
     }
 
 
-def determinism(**settings):
-    return {"spec": make_spec(determinism=settings)}
+def test_a_program_has_no_rows_of_what_only_trainers_have():
+    assert judged(PROGRAM) == {
+        "Interpreter hash seed": "eliminated",
+        "Operating-system entropy": "seeded",
+        "Processor randomness": "assumed",
+        "Start bytes of programs": "seeded",
+        "Memory addresses": "eliminated",
+        "Clocks": "assumed",
+        "Scheduling": "assumed",
+        "Torch operators": "eliminated",
+        "Uninitialised memory": "eliminated",
+        "Maths threads": "ordered",
+        "CPU instruction sets": "eliminated",
+        "Compute device": "eliminated",
+        "Child processes": "eliminated",
+        "Software": "eliminated",
+        "Network": "eliminated",
+    }
 
 
-# What is turned off: the facts that the run then shows, and what becomes of each row.
-TURNED_OFF = {
-    "hash_seed": (
-        {**determinism(hash_seed=None), "flags": {"environment.PYTHONHASHSEED": "random"}},
-        {"Interpreter hash seed": "seeded"},  # from the system's entropy, which is virtual
+def test_a_program_without_python_has_no_rows_of_python_and_torch():
+    shell = replace(
+        PROGRAM,
+        mechanisms=make_mechanisms(program=True, interpreters=make_interpreters(0)),
+        report=make_report(programs=(executed(), executed("0.2x", "dash")), uses=()),
+    )
+    found = judged(shell)
+    gone = {"Interpreter hash seed", "Torch operators", "Uninitialised memory", "Child processes"}
+    assert gone.isdisjoint(found)
+    assert found["Maths threads"] == found["CPU instruction sets"] == "assumed"
+
+
+def mechanisms(evidence=TRAINER, **changes):
+    return replace(evidence, mechanisms=evidence.mechanisms.model_copy(update=changes))
+
+
+def surroundings(evidence=TRAINER, **changes):
+    return mechanisms(evidence, surroundings=SURROUNDINGS.model_copy(update=changes))
+
+
+def report(evidence=TRAINER, **changes):
+    return replace(evidence, report=evidence.report.model_copy(update=changes))
+
+
+def interpreters(evidence=TRAINER, *arguments, **changes):
+    return mechanisms(evidence, interpreters=make_interpreters(*arguments, **changes))
+
+
+def torch(evidence=TRAINER, **flags):
+    """Change flags of torch; two underscores stand for a dot."""
+    changed = {f"torch.{name.replace('__', '.')}": value for name, value in flags.items()}
+    return interpreters(evidence, flags={**TORCH_FLAGS, **changed})
+
+
+def runtime(evidence=TRAINER, **changes):
+    return replace(evidence, runtime=RUNTIME.model_copy(update=changes))
+
+
+def flags(evidence=TRAINER, **changes):
+    """Change flags of the environment; None removes one."""
+    changed = {f"environment.{name}": value for name, value in changes.items()}
+    kept = {name: value for name, value in {**FLAGS, **changed}.items() if value is not None}
+    return runtime(evidence, flags=kept)
+
+
+ON_GPU = flags(mechanisms(trainer=CUDA), CUBLAS_WORKSPACE_CONFIG=":4096:8")
+
+# A run, the same with a mechanism broken or missing, and the rows that change; None: no such row.
+BROKEN = {
+    "hash(): another seed": (
+        TRAINER,
+        interpreters(hash_seeds={"7": 1}),
+        {"Interpreter hash seed": "seeded"},
     ),
-    "algorithms: warn": (
-        {**determinism(algorithms="warn"), "flags": {"torch.deterministic_debug_mode": "1"}},
-        {"Torch operators": "assumed"},
+    "hash(): drawn, from virtual entropy": (
+        TRAINER,
+        interpreters(hash_seeds={"random": 1}),
+        {"Interpreter hash seed": "seeded"},
     ),
-    "algorithms: off": (
+    "hash(): one of two processes ignores its environment, and entropy is the system's": (
+        report(mode="system"),
+        report(interpreters(TRAINER, 2, torch=1, hash_seeds={"0": 1, "random": 1}), mode="system"),
+        {"Interpreter hash seed": "unsupported", "Child processes": "eliminated"},
+    ),
+    "a Python process that tells nothing": (
+        PROGRAM,
+        report(PROGRAM, programs=(executed(), executed("0.2x"), executed("0.2x.1x"))),
         {
-            **determinism(algorithms="off"),
-            "flags": {
-                "torch.deterministic_debug_mode": "0",
-                "torch.fill_uninitialized_memory": "False",
-            },
+            "Interpreter hash seed": "assumed",
+            "Torch operators": "assumed",
+            "Uninitialised memory": "assumed",
+            "Maths threads": "assumed",
+            "Child processes": "assumed",
         },
-        {"Torch operators": "unsupported", "Uninitialised memory": "assumed"},
     ),
-    "fill_uninitialized_memory": (
+    "an account that the program spoilt": (
+        PROGRAM,
+        mechanisms(PROGRAM, interpreters=None),
         {
-            **determinism(fill_uninitialized_memory=False),
-            "flags": {"torch.fill_uninitialized_memory": "False"},
+            "Interpreter hash seed": "assumed",
+            "Torch operators": "assumed",
+            "Uninitialised memory": "assumed",
+            "Maths threads": "assumed",
+            "CPU instruction sets": "assumed",
+            "Child processes": "assumed",
         },
-        {"Uninitialised memory": "assumed"},
     ),
-    "threads": (determinism(threads=None), {"Maths threads": "unsupported"}),
-    "cudnn_benchmark": (
-        {**determinism(cudnn_benchmark=True), "flags": {"torch.cudnn.benchmark": "True"}},
-        {"cuDNN autotuning": "unsupported"},
+    "no launcher": (
+        TRAINER,
+        replace(TRAINER, report=None),
+        {
+            "Operating-system entropy": "assumed",
+            "Entropy by raw system calls": "assumed",
+            "Start bytes of programs": "assumed",
+            "Memory addresses": "assumed",
+        },
     ),
-    "cublas_workspace": (determinism(cublas_workspace=None), {"cuBLAS workspace": "unsupported"}),
-    "tf32": (
-        {**determinism(tf32=True), "flags": {"torch.cudnn.allow_tf32": "True"}},
-        {"Reduced GPU precision": "assumed"},
-    ),
-    "propagation": (determinism(propagation=False), {"Child processes": "assumed"}),
-    "batch_invariance": (
-        determinism(batch_invariance=False),
-        {"Batching of inference": "unsupported"},
-    ),
-    "request_seeds": (determinism(request_seeds=False), {"Seeds of requests": "unsupported"}),
-    "deterministic_routing": (
-        determinism(deterministic_routing=False),
-        {"Routing of requests": "unsupported"},
-    ),
-    "entropy.mode": (
-        {"spec": make_spec(entropy={"mode": "system"}), "report": make_report(mode="system")},
+    "entropy left alone": (
+        TRAINER,
+        report(mode="system"),
         {
             "Operating-system entropy": "unsupported",
             "Entropy by raw system calls": "unsupported",
             "Start bytes of programs": "assumed",
         },
     ),
-    "entropy.supervised": (
-        {
-            "spec": make_spec(entropy={"supervised": False}),
-            "report": make_report(supervised=False, program={"start_bytes_derived": False}),
-        },
+    "entropy recorded": (
+        TRAINER,
+        report(mode="record"),
+        {"Operating-system entropy": "recorded", "Start bytes of programs": "recorded"},
+    ),
+    "a program that calls the kernel itself": (
+        TRAINER,
+        report(programs=(executed(getrandom=Tally(calls=3, bytes=24)),)),
+        {"Entropy by raw system calls": "seeded"},
+    ),
+    "a program that opens a random file which nothing answers for": (
+        TRAINER,
+        report(programs=(executed(unanswered=1),)),
+        {"Entropy by raw system calls": "unsupported"},
+    ),
+    "no supervisor": (
+        TRAINER,
+        report(supervised=False, programs=()),
         {"Entropy by raw system calls": "assumed", "Start bytes of programs": "assumed"},
     ),
-    "entropy.address_randomization": (
-        {
-            "spec": make_spec(entropy={"address_randomization": True}),
-            "report": make_report(address_randomization=True),
-        },
+    "start bytes of one program from the kernel": (
+        PROGRAM,
+        report(PROGRAM, programs=(executed("0.2x", start_bytes_derived=False),)),
+        {"Start bytes of programs": "assumed"},
+    ),
+    "random addresses": (
+        TRAINER,
+        report(address_randomization=True),
         {"Memory addresses": "unsupported"},
     ),
-    "entropy.clock: fixed": (
-        {"spec": make_spec(entropy={"clock": "fixed"}), "report": make_report(clock="fixed")},
-        {"Clocks": "eliminated"},
+    "paths of this machine's own": (
+        TRAINER,
+        surroundings(fixed_paths=False),
+        {"Memory addresses": "assumed"},
     ),
-    "entropy.clock: virtual": (
-        {"spec": make_spec(entropy={"clock": "virtual"}), "report": make_report(clock="virtual")},
-        {"Clocks": "ordered"},
+    "no streams": (TRAINER, replace(TRAINER, streams=None), {"Random streams": None}),
+    "a fixed clock": (TRAINER, report(clock="fixed"), {"Clocks": "eliminated"}),
+    "a virtual clock": (TRAINER, report(clock="virtual"), {"Clocks": "ordered"}),
+    "a static program under a fixed clock": (
+        report(PROGRAM, clock="fixed"),
+        report(
+            PROGRAM,
+            clock="fixed",
+            programs=(executed(), executed("0.2x", preloaded=False, linkage="static")),
+        ),
+        {"Clocks": "assumed"},
     ),
-    "entropy.mode: recorded": (
-        {"spec": make_spec(entropy={"mode": "recorded"}), "report": make_report(mode="replay")},
+    "unrolls in the order of arrival, written down": (
+        TRAINER,
+        mechanisms(trainer=SERIAL.model_copy(update={"schedule": "recorded", "actors": 4})),
+        {"Scheduling": "recorded"},
+    ),
+    "unrolls in the order of arrival": (
+        TRAINER,
+        mechanisms(trainer=SERIAL.model_copy(update={"schedule": "live", "actors": 4})),
+        {"Scheduling": "unsupported"},
+    ),
+    "torch warns only": (
+        TRAINER,
+        torch(deterministic_debug_mode="1"),
+        {"Torch operators": "assumed"},
+    ),
+    "torch lets anything run": (
+        TRAINER,
+        torch(deterministic_debug_mode="0", fill_uninitialized_memory="False"),
+        {"Torch operators": "unsupported", "Uninitialised memory": "assumed"},
+    ),
+    "a flag that no process read back": (
+        TRAINER,
+        interpreters(flags={}),
         {
-            "Operating-system entropy": "recorded",
-            "Entropy by raw system calls": "recorded",
-            "Start bytes of programs": "recorded",
+            "Torch operators": "unsupported",
+            "Uninitialised memory": "assumed",
+            "Maths threads": "unsupported",
         },
     ),
-    "numerics": (
-        {"spec": make_spec(accelerator={"kind": "cpu", "numerics": "native"})},
+    "torch takes another number of threads": (
+        TRAINER,
+        torch(num_threads="2"),
+        {"Maths threads": "unsupported"},
+    ),
+    "any number of threads": (
+        TRAINER,
+        flags(OMP_NUM_THREADS=None),
+        {"Maths threads": "unsupported"},
+    ),
+    "the widest instructions": (
+        TRAINER,
+        runtime(flags={**FLAGS, "numerics.self_test": "no expectation"}),
         {"CPU instruction sets": "assumed"},
     ),
-    "a container": ({"engine": "process"}, {"Software": "assumed", "Network": "assumed"}),
-    "a GPU instead": (
-        {"spec": make_spec(accelerator=GPU)},
+    "instructions that were not asked for": (
+        TRAINER,
+        runtime(flags={name: value for name, value in FLAGS.items() if name != "onednn.isa"}),
+        {"CPU instruction sets": "assumed"},
+    ),
+    "networks on a GPU": (
+        TRAINER,
+        ON_GPU,
         {
             "Compute device": "assumed",
-            "CPU instruction sets": "assumed",
+            "cuDNN autotuning": "eliminated",
             "cuBLAS workspace": "ordered",
+            "Reduced GPU precision": "eliminated",
         },
     ),
-    "a trainer of ours": (
-        {"spec": make_spec(trainer=PROGRAM, code={"path": "."}), "streams": None},
-        {"Random streams": "seeded", "Scheduling": "assumed"},
+    "a program that sees a GPU": (
+        PROGRAM,
+        surroundings(PROGRAM, gpus=("/dev/nvidia0",)),
+        {
+            "Compute device": "assumed",
+            "cuDNN autotuning": "eliminated",
+            "cuBLAS workspace": "unsupported",
+            "Reduced GPU precision": "eliminated",
+        },
+    ),
+    "cuDNN by timing": (
+        ON_GPU,
+        torch(ON_GPU, cudnn__benchmark="True"),
+        {"cuDNN autotuning": "unsupported"},
+    ),
+    "any cuBLAS workspace": (
+        ON_GPU,
+        flags(mechanisms(trainer=CUDA)),
+        {"cuBLAS workspace": "unsupported"},
+    ),
+    "TensorFloat-32": (
+        ON_GPU,
+        torch(ON_GPU, cudnn__allow_tf32="True"),
+        {"Reduced GPU precision": "assumed"},
+    ),
+    "a program whose processes do not set torch's flags": (
+        PROGRAM,
+        interpreters(PROGRAM, unwatched=1),
+        {
+            "Torch operators": "assumed",
+            "Uninitialised memory": "assumed",
+            "Maths threads": "assumed",
+            "Child processes": "assumed",
+        },
+    ),
+    "a trainer with processes": (
+        TRAINER,
+        interpreters(TRAINER, 3),
+        {"Child processes": "eliminated"},
+    ),
+    "no container": (TRAINER, replace(TRAINER, image=None), {"Software": "assumed"}),
+    "a way out": (TRAINER, surroundings(interfaces={"eth0": "everywhere"}), {"Network": "assumed"}),
+    "a network of containers": (
+        replace(TRAINER, engine={"name": "docker", "cluster": "docker:2"}),
+        surroundings(
+            replace(TRAINER, engine={"name": "docker", "cluster": "docker:2"}),
+            interfaces={"eth0": "everywhere"},
+        ),
+        {"Network": "assumed"},
+    ),
+    "another machine after an interruption": (
+        TRAINER,
+        runtime(earlier_devices=({"kind": "cpu", "name": "Another CPU"},)),
+        {"Change of machine": "assumed"},
     ),
 }
 
 
-@pytest.mark.parametrize(("facts", "changes"), TURNED_OFF.values(), ids=TURNED_OFF)
-def test_whatever_is_turned_off_changes_its_rows_and_no_others(facts, changes):
-    assert treatments(**facts) == treatments() | changes
+@pytest.mark.parametrize(("whole", "broken", "changes"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_mechanism_changes_its_rows_and_no_others(whole, broken, changes):
+    expected = {name: how for name, how in {**judged(whole), **changes}.items() if how is not None}
+    assert judged(broken) == expected
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_flag_that_was_not_read_back_is_only_assumed(name):
-    gpu = make_spec(accelerator=GPU) if "CUBLAS" in name else make_spec()
-    runtime = Runtime(
-        flags={key: value for key, value in FLAGS.items() if key != name}, libraries={}, device={}
+def test_every_row_is_broken_by_some_case():
+    changed = {name for _, _, changes in BROKEN.values() for name in changes}
+    assert {source.name for source in SOURCES} - changed == {"Processor randomness"}
+    assert "nothing masks them" in evidence_of(report(mode="system"), "Processor randomness")
+    assert "told not to" in evidence_of(TRAINER, "Processor randomness")
+
+
+def test_no_row_can_be_taken_from_the_spec():
+    fields = {field.name for field in dataclasses.fields(Evidence)}
+    assert fields == {"runtime", "mechanisms", "report", "streams", "engine", "image"}
+    assert not any(isinstance(getattr(TRAINER, name), Spec) for name in fields)
+
+
+def test_requests_of_capsules_own_interpreter_are_told_apart():
+    assert evidence_of(PROGRAM, "Operating-system entropy") == (
+        "4 requests for 72 bytes were answered (besides 5 of Capsule's own interpreter)"
     )
-    ledger = compute_ledger(gpu, runtime, make_report(), STREAMS, "docker")
-    rows = [row for row in ledger.rows if row.evidence == "not read back in this run"]
-    assert rows
-    assert {row.treatment for row in rows} == {"assumed"}
+    assert evidence_of(TRAINER, "Operating-system entropy") == (
+        "3 requests for 2,504 bytes were answered"
+    )
+    assert [is_own(path) for path in ("0", "0.1", "0.2x", "0.2x.1", "#c0ffee")] == [
+        *(True, True, False, False, False)
+    ]
 
 
-def test_a_run_without_the_launcher_claims_nothing_of_it():
-    found = treatments(report=False)
-    assert found["Operating-system entropy"] == "assumed"
-    assert found["Entropy by raw system calls"] == "assumed"
-    assert found["Memory addresses"] == "assumed"
+def test_a_resumed_run_says_of_which_start_it_speaks():
+    text = evidence_of(report(starts=3), "Operating-system entropy")
+    assert text.endswith("in the last of 3 starts")
 
 
-def test_a_random_hash_seed_is_as_good_as_the_entropy_it_comes_from():
-    off = make_spec(determinism={"hash_seed": None}, entropy={"mode": "system"})
-    found = treatments(spec=off, report=make_report(mode="system"))
-    assert found["Interpreter hash seed"] == "unsupported"
+def test_a_network_that_only_leads_to_the_runs_own_containers_is_no_way_out():
+    cluster = replace(TRAINER, engine={"name": "docker", "cluster": "docker:2"})
+    inside = surroundings(cluster, interfaces={"eth0": "neighbours"})
+    assert judged(inside)["Network"] == "eliminated"
+    remote = replace(inside, engine={"name": "docker", "cluster": "remote"})
+    assert judged(remote)["Network"] == "assumed"
 
 
-def test_a_setting_that_had_no_effect_is_not_believed():
-    found = treatments(report=make_report(mode="system", address_randomization=True))
-    assert found["Operating-system entropy"] == "unsupported"
-    assert found["Memory addresses"] == "unsupported"
-    found = treatments(report=make_report(program={"unanswered": 2}))
-    assert found["Entropy by raw system calls"] == "unsupported"
-    assert treatments(flags={"torch.num_threads": "2"})["Maths threads"] == "unsupported"
+def test_streams_are_counted():
+    streams = StreamProfiles(streams=STREAMS.streams * 3)
+    assert "3 counter-based streams gave 3,702 words" in evidence_of(
+        replace(TRAINER, streams=streams), "Random streams"
+    )
 
 
-def test_a_network_is_told_by_where_it_leads():
-    assert treatments(cluster="docker:2")["Network"] == "eliminated"
-    assert treatments(cluster="remote")["Network"] == "assumed"
-    assert treatments(engine="process", cluster="remote")["Network"] == "assumed"
+def test_ledgers_are_compared_by_their_treatments():
+    recorded, here = compute_ledger(TRAINER), compute_ledger(replace(TRAINER, image=None))
+    assert compare_ledgers(recorded, recorded) == ()
+    (difference,) = compare_ledgers(recorded, here)
+    assert (difference.source, difference.recorded, difference.here) == (
+        *("Software", "eliminated", "assumed"),
+    )
+    cut = Ledger(rows=tuple(row for row in recorded.rows if row.treatment != "assumed"))
+    hidden = compare_ledgers(cut, recorded)
+    assert [(each.source, each.recorded) for each in hidden] == [
+        ("Processor randomness", None),
+        ("Clocks", None),
+    ]
 
 
 def test_the_document_is_canonical_and_says_what_it_rests_on():
-    runtime = Runtime(flags=FLAGS, libraries={"torch": "2.13.0"}, device={})
-    ledger = compute_ledger(make_spec(), runtime, make_report(), STREAMS, "docker")
+    ledger = compute_ledger(TRAINER)
     document = parse_canonical_json(ledger.document())
     assert document["schema"] == "capsule/ledger/v1"
     assert Ledger.model_validate_json(ledger.document()) == ledger
+    assert json.loads(ledger.document()) == document
     assert all(row.evidence and row.weakened_by for row in ledger.rows)
-    assert "1,234 words" in next(r.evidence for r in ledger.rows if r.source == "Random streams")
 
 
 def test_the_documentation_lists_the_rows_in_their_order():
-    page = (Path(__file__).parents[2] / "docs/diagnose.md").read_text()
-    section = page.partition("## The ledger")[2]
+    page = (Path(__file__).parents[2] / "docs/ledger.md").read_text()
+    section = page.partition("## The rows")[2]
     rows = re.findall(r"^\| ([A-Za-z][^|]*?) \|", section, re.MULTILINE)
     assert rows == ["source", *(source.name for source in SOURCES)]

@@ -25,6 +25,7 @@ from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
 from capsule.bundle.run_bundle import FinishedRun, pack_run
 from capsule.entropy import profile
+from capsule.entropy.evidence import Evidence
 from capsule.entropy.journal import Call, Source
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
@@ -42,6 +43,7 @@ from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver
+from tests.entropy.evidence import make_mechanisms
 
 FINAL = "checkpoints/step-000000000008.safetensors"
 INDEX = run_bundle.RUN + contract.CHECKPOINT_INDEX
@@ -305,8 +307,17 @@ def _write_ledger(run: Path, lock: Lock) -> None:
     streams = None
     if (run / contract.STREAMS).exists():
         streams = contract.StreamProfiles.model_validate_json((run / contract.STREAMS).read_bytes())
-    ledger = compute_ledger(lock.spec, runtime, report, streams, "docker")
-    (run / contract.LEDGER).write_bytes(ledger.document())
+    mechanisms = make_mechanisms(program=streams is None)
+    _write(run, contract.MECHANISMS, mechanisms)
+    evidence = Evidence(
+        runtime=runtime,
+        mechanisms=mechanisms,
+        report=report,
+        streams=streams,
+        engine={"name": "docker"},
+        image=None,
+    )
+    (run / contract.LEDGER).write_bytes(compute_ledger(evidence).document())
 
 
 def _training_files(run: Path, _lock: Lock) -> None:

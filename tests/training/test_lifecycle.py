@@ -9,8 +9,10 @@ import pytest
 
 from capsule.experiment import contract
 from capsule.experiment.contract import CheckpointIndex, Evaluation, Event, Result, StreamProfiles
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, trace_head
 from capsule.training.checkpoint import load_tensors
+from capsule.training.job import record_runtime
 
 from .conftest import (
     BREAKOUT,
@@ -214,3 +216,22 @@ def test_a_run_is_not_resumed_under_other_numerics(saved, tmp_path):
     runtime.write_bytes(runtime.read_bytes().replace(b'"torch.num_threads":"1"', b'"x":"1"'))
     status, _ = finish_run(directory)
     assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T113")
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_a_run_is_resumed_on_another_machine_only_where_that_cannot_change_bits(tmp_path, portable):
+    def runtime(name, cores=2):
+        return contract.Runtime(flags={}, libraries={}, device={"name": name, "cores": cores})
+
+    record_runtime(tmp_path, runtime("A"), portable=portable)
+    record_runtime(tmp_path, runtime("A", cores=1), portable=portable)
+    assert read(tmp_path, contract.RUNTIME)["earlier_devices"] == []
+    if not portable:
+        with pytest.raises(CapsuleError, match="began with device name 'A'") as refused:
+            record_runtime(tmp_path, runtime("B"), portable=False)
+        assert refused.value.code == "CAP-T113"
+        return
+    record_runtime(tmp_path, runtime("B"), portable=True)
+    record_runtime(tmp_path, runtime("A"), portable=True)
+    earlier = read(tmp_path, contract.RUNTIME)["earlier_devices"]
+    assert [device["name"] for device in earlier] == ["A", "B"]

@@ -254,7 +254,7 @@ def test_another_order_of_arrival_is_another_schedule():
 class Scripted:
     """A schedule whose every answer is written down."""
 
-    lag = 2
+    kind, lag = "lockstep", 2
 
     def __init__(self, versions, chosen):
         self.versions, self.chosen = versions, chosen

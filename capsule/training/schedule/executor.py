@@ -34,6 +34,7 @@ class Executor:
 
     Attributes:
         lag: The most that the schedule has.
+        schedule: What decides.
         snapshots: Each actor after its last unroll that was learned; None before the first. With
             :attr:`learned` and :attr:`versions` they are all that a run goes on from: what was
             played and not learned is played again.
@@ -53,7 +54,7 @@ class Executor:
         self.snapshots: list[Snapshot | None] = [None] * actors
         self.learned = [0] * actors
         self.versions: dict[int, NDArray[np.float32]] = {}
-        self.lag = schedule.lag
+        self.lag, self.schedule = schedule.lag, schedule.kind
         self._schedule, self._transport = schedule, transport
         self._outstanding: dict[int, int] = {}
         self._arrived: dict[int, Played] = {}

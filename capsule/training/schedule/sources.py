@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
+
+Kind = Literal["lockstep", "replayed", "live"]
 
 
 class Schedule(Protocol):
     """What the executor asks.
 
     Attributes:
+        kind: What decides: a rule, a log, or who is ready first.
         lag: The most there is.
     """
 
+    kind: Kind
     lag: int
 
     def version(self, actor: int, number: int, current: int) -> int | None:
@@ -60,6 +64,8 @@ class Lockstep:
     act for the next update meanwhile.
     """
 
+    kind: Kind = "lockstep"
+
     def __init__(self, actors: int, batch: int, lag: int, updates: int) -> None:
         """Make the schedule of ``updates`` parameter updates, of ``batch`` unrolls each."""
         self.lag = lag
@@ -85,6 +91,8 @@ class Lockstep:
 
 class Recorded:
     """The schedule that a log holds, again."""
+
+    kind: Kind = "replayed"
 
     def __init__(self, log: ScheduleLog, lag: int) -> None:
         """Follow a log, with the bound that it was recorded under."""
@@ -132,6 +140,8 @@ class Live:
     learner waits for that. As an actor begins its next unroll when its last is taken, ``batch lag``
     unrolls are outstanding at most, which is what fits into the updates until their time.
     """
+
+    kind: Kind = "live"
 
     def __init__(self, actors: int, batch: int, lag: int) -> None:
         """Make the source of a schedule with at most that lag.

@@ -1,0 +1,1 @@
+"""The rows of the ledger: one function per source, judging by evidence alone."""

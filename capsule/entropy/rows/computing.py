@@ -1,0 +1,149 @@
+"""Rows on arithmetic: torch's flags in each process that imported it, libraries, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment
+
+_ISA_FLAGS = ("torch.cpu_capability", "onednn.isa", "mkl.branch")
+_SELF_TEST = "numerics.self_test"
+
+
+def _in_torch(
+    evidence: Evidence, wanted: Mapping[str, str], treatment: Treatment, otherwise: Treatment
+) -> Judgement:
+    """Judge by flags of torch: a treatment if every process that imported it has them as wanted."""
+    if unknown := _unwatched(evidence):
+        return "assumed", unknown
+    if not evidence.torch:
+        return None
+    matches = True
+    texts = []
+    for group in evidence.torch:
+        shown = ", ".join(f"{name}={group.flags.get(name, 'absent')}" for name in wanted)
+        texts.append(f"{shown} in {group.processes:,} processes")
+        matches &= all(group.flags.get(name) == value for name, value in wanted.items())
+    return (treatment if matches else otherwise), f"read back: {'; '.join(dict.fromkeys(texts))}"
+
+
+def _unwatched(evidence: Evidence) -> str | None:
+    """Say why it is not known which flags torch had, if that is so."""
+    told = evidence.mechanisms.interpreters
+    if told is None:
+        return "the account of the run's Python processes was changed or removed"
+    if evidence.silent:
+        return f"{evidence.silent:,} Python processes did not tell theirs"
+    if evidence.is_program and told.unwatched:
+        return (
+            f"{told.unwatched:,} Python processes do not set them: determinism.propagation is off"
+        )
+    return None
+
+
+def _algorithms(evidence: Evidence) -> Judgement:
+    name = "torch.deterministic_debug_mode"
+    modes = {group.flags.get(name) for group in evidence.torch}
+    if modes and modes <= {"1", "2"} and modes != {"2"}:
+        return "assumed", "read back: torch only warns"
+    return _in_torch(evidence, {name: "2"}, "eliminated", "unsupported")
+
+
+def _fresh_memory(evidence: Evidence) -> Judgement:
+    wanted = {"torch.fill_uninitialized_memory": "True"}
+    return _in_torch(evidence, wanted, "eliminated", "assumed")
+
+
+def _threads(evidence: Evidence) -> Judgement:
+    threads = evidence.runtime.flags.get("environment.OMP_NUM_THREADS")
+    if threads is None:
+        return "unsupported", "OMP_NUM_THREADS is not set: as many as the machine has cores"
+    judgement = _in_torch(evidence, {"torch.num_threads": threads}, "ordered", "unsupported")
+    if judgement is None:
+        return "assumed", f"OMP_NUM_THREADS={threads} is set; no library was asked"
+    return judgement
+
+
+def _dispatch(evidence: Evidence) -> Judgement:
+    flags = evidence.runtime.flags
+    if not evidence.torch or not all(name in flags for name in _ISA_FLAGS):
+        return "assumed", "no library was asked in this run"
+    shown = ", ".join(f"{name}={flags[name]}" for name in _ISA_FLAGS)
+    test = flags.get(_SELF_TEST, "none")
+    proven = test.endswith("as expected")
+    return ("eliminated" if proven else "assumed"), f"read back: {shown}; self-test: {test}"
+
+
+def _device(evidence: Evidence) -> Judgement:
+    trainer, gpus = evidence.mechanisms.trainer, evidence.mechanisms.surroundings.gpus
+    if trainer is not None:
+        if trainer.device == "cpu":
+            return "eliminated", "the networks were computed on the CPU"
+        name = evidence.runtime.device.get("name", "unknown")
+        return "assumed", f"{trainer.device} ({name}): equal bits need this model and its libraries"
+    if gpus:
+        return "assumed", f"the program could use {', '.join(gpus)}"
+    return "eliminated", "the program saw no GPU"
+
+
+def _may_use_gpu(evidence: Evidence) -> bool:
+    trainer = evidence.mechanisms.trainer
+    if trainer is None:
+        return bool(evidence.mechanisms.surroundings.gpus)
+    return trainer.device != "cpu"
+
+
+def _autotuning(evidence: Evidence) -> Judgement:
+    if not _may_use_gpu(evidence):
+        return None
+    return _in_torch(evidence, {"torch.cudnn.benchmark": "False"}, "eliminated", "unsupported")
+
+
+def _workspace(evidence: Evidence) -> Judgement:
+    if not _may_use_gpu(evidence):
+        return None
+    workspace = evidence.runtime.flags.get("environment.CUBLAS_WORKSPACE_CONFIG")
+    if workspace is None:
+        return "unsupported", "CUBLAS_WORKSPACE_CONFIG is not set"
+    return "ordered", f"read back: CUBLAS_WORKSPACE_CONFIG={workspace}"
+
+
+def _reduced_precision(evidence: Evidence) -> Judgement:
+    if not _may_use_gpu(evidence):
+        return None
+    wanted = {"torch.cuda.matmul.allow_tf32": "False", "torch.cudnn.allow_tf32": "False"}
+    return _in_torch(evidence, wanted, "eliminated", "assumed")
+
+
+def _child_processes(evidence: Evidence) -> Judgement:
+    told = evidence.mechanisms.interpreters
+    unknown = _unwatched(evidence)
+    if unknown is not None or told is None:
+        return "assumed", str(unknown)
+    children = told.started - (0 if evidence.is_program else 1)
+    if not children or not evidence.torch:
+        return None
+    if told.unwatched:
+        return "assumed", f"{told.unwatched:,} of {told.started:,} processes do not set their flags"
+    torch = sum(group.processes for group in evidence.torch)
+    return "eliminated", (
+        f"{torch:,} of {told.started:,} Python processes imported torch; each set its flags and "
+        "read them back"
+    )
+
+
+SOURCES = (
+    Source("Torch operators", _algorithms, "custom operators that torch knows nothing about"),
+    Source("Uninitialised memory", _fresh_memory, "extensions that allocate for themselves"),
+    Source("Maths threads", _threads, "a library that is not told through the environment"),
+    Source("CPU instruction sets", _dispatch, "a library with a dispatch of its own"),
+    Source("Compute device", _device, "another GPU model, driver branch or library"),
+    Source("cuDNN autotuning", _autotuning, "other code that chooses kernels by timing"),
+    Source("cuBLAS workspace", _workspace, "several CUDA streams at once"),
+    Source("Reduced GPU precision", _reduced_precision, "a library with a switch of its own"),
+    Source(
+        "Child processes",
+        _child_processes,
+        "a Python of the program's own, without these packages",
+    ),
+)

@@ -1,0 +1,42 @@
+"""Rows on what surrounds the run: software, network, machines."""
+
+from __future__ import annotations
+
+from capsule.entropy.evidence import Evidence, Judgement, Source
+
+_SHOWN_LIBRARIES = ("python", "torch")
+
+
+def _software(evidence: Evidence) -> Judgement:
+    libraries = evidence.runtime.libraries
+    loaded = [f"{name} {libraries[name]}" for name in _SHOWN_LIBRARIES if name in libraries]
+    text = ", ".join([*loaded, evidence.mechanisms.surroundings.c_library])
+    if evidence.image is None:
+        return "assumed", f"loaded: {text}; no image was used: the C library is this machine's own"
+    return "eliminated", f"loaded: {text}; a container of the image {evidence.image} ran"
+
+
+def _network(evidence: Evidence) -> Judgement:
+    interfaces = evidence.mechanisms.surroundings.interfaces
+    if not interfaces:
+        return "eliminated", "the run saw no route but to itself"
+    shown = ", ".join(f"{name} ({reach})" for name, reach in sorted(interfaces.items()))
+    outside = "everywhere" in interfaces.values()
+    if evidence.engine.get("cluster", "").startswith("docker:") and not outside:
+        return "eliminated", f"the run saw only the network of its own containers: {shown}"
+    return "assumed", f"the run saw ways out: {shown}"
+
+
+def _machines(evidence: Evidence) -> Judgement:
+    earlier = evidence.runtime.earlier_devices
+    if not earlier:
+        return None
+    names = [str(device.get("name", "unknown")) for device in earlier]
+    return "assumed", f"it began on {', then '.join(names)}, and was resumed on another machine"
+
+
+SOURCES = (
+    Source("Software", _software, "code that is downloaded at run time"),
+    Source("Network", _network, "nothing that the engine permits"),
+    Source("Change of machine", _machines, "arithmetic that is not the same on both"),
+)

@@ -1,0 +1,153 @@
+"""What a run says that it used: its surroundings, its Python processes, its trainer.
+
+Each Python process of a run appends lines to ``interpreters.jsonl``
+(:mod:`capsule.training.propagation`); here they are counted. A program of the user's own can write
+into that file, as into everything else in the run directory: its account is its own word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.fields import Model
+from capsule.experiment.mechanisms import (
+    Interpreters,
+    Mechanisms,
+    Reach,
+    Surroundings,
+    TorchProcesses,
+    TrainerUse,
+)
+from capsule.training.job import write_document
+from capsule.training.propagation import note_start, note_torch
+
+MAX_ACCOUNT_BYTES = 64 << 20
+_GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*")
+_UP, _REJECTED = 0x0001, 0x0200  # RTF_UP, RTF_REJECT of linux/route.h
+_MULTICAST = "ff"  # the first byte of such an IPv6 address
+
+
+class _Line(Model):
+    """What one process told: of its start, or of torch."""
+
+    hash_seed: str | None = None
+    restarted: bool = False
+    watched: bool = True
+    torch: dict[str, str] | None = None
+
+
+@contextmanager
+def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
+    """Have the trainer's process, and every Python process that it starts, tell about itself.
+
+    Args:
+        directory: The run directory.
+        flags: What this process read back of torch's flags.
+    """
+    before = os.environ.get(contract.RUN_VARIABLE)
+    os.environ[contract.RUN_VARIABLE] = str(directory.absolute())
+    try:
+        note_start()
+        note_torch({name: value for name, value in flags.items() if name.startswith("torch.")})
+        yield
+    finally:
+        del os.environ[contract.RUN_VARIABLE]
+        if before is not None:
+            os.environ[contract.RUN_VARIABLE] = before
+
+
+def record_mechanisms(directory: Path, trainer: TrainerUse | None) -> None:
+    """Write what the run used, at its end.
+
+    Args:
+        directory: The run directory.
+        trainer: What the trainer did; None for a program of the user's own.
+
+    Raises:
+        CapsuleError: CAP-T131, the file cannot be written.
+    """
+    mechanisms = Mechanisms(
+        surroundings=surroundings(directory), interpreters=interpreters(directory), trainer=trainer
+    )
+    write_document(directory / contract.MECHANISMS, mechanisms)
+
+
+def surroundings(directory: Path) -> Surroundings:
+    """Return paths, libraries, routes and devices as this process sees them."""
+    devices = Path("/dev")
+    return Surroundings(
+        fixed_paths=str(directory.absolute()) == contract.RUN_FOLDER,
+        c_library=os.confstr("CS_GNU_LIBC_VERSION") or "unknown",
+        interfaces=interfaces([*_routes_4(), *_routes_6()]),
+        gpus=tuple(sorted(str(path) for name in _GPU_DEVICES for path in devices.glob(name))),
+    )
+
+
+def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:
+    """Return how far the routes of each interface lead.
+
+    Args:
+        routes: Interface and length of the network prefix; 0 for a default route.
+    """
+    found: dict[str, Reach] = {}
+    for interface, prefix in routes:
+        if interface != "lo" and found.get(interface) != "everywhere":
+            found[interface] = "neighbours" if prefix else "everywhere"
+    return found
+
+
+def interpreters(directory: Path) -> Interpreters | None:
+    """Count what the run's Python processes told; None if that is not what they wrote."""
+    try:
+        with open_regular(directory / contract.INTERPRETERS, os.O_NOFOLLOW) as stream:
+            data = stream.read(MAX_ACCOUNT_BYTES + 1)
+        if len(data) > MAX_ACCOUNT_BYTES:
+            return None
+        lines = [_Line.model_validate_json(line) for line in data.splitlines()]
+    except FileNotFoundError:
+        lines = []  # no Python process was started; the launcher's report tells if that is so
+    except (OSError, ValidationError):
+        return None
+    torch = Counter(tuple(sorted(line.torch.items())) for line in lines if line.torch is not None)
+    return Interpreters(
+        hash_seeds=Counter(line.hash_seed for line in lines if line.hash_seed is not None),
+        restarted=sum(line.restarted for line in lines),
+        unwatched=sum(not line.watched for line in lines),
+        torch=tuple(
+            TorchProcesses(processes=count, flags=dict(flags))
+            for flags, count in sorted(torch.items())
+        ),
+    )
+
+
+def _routes_4() -> Iterator[tuple[str, int]]:
+    for line in _lines("/proc/net/route")[1:]:
+        interface, _, _, flags, *_, mask, _, _, _ = line.split()
+        if _usable(flags):
+            yield interface, int(mask, 16).bit_count()
+
+
+def _routes_6() -> Iterator[tuple[str, int]]:
+    for line in _lines("/proc/net/ipv6_route"):
+        destination, prefix, *_, flags, interface = line.split()
+        if _usable(flags) and not destination.startswith(_MULTICAST):
+            yield interface, int(prefix, 16)
+
+
+def _usable(flags: str) -> bool:
+    return int(flags, 16) & (_UP | _REJECTED) == _UP
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except FileNotFoundError:  # a kernel without this protocol
+        return []

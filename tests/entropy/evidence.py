@@ -1,0 +1,129 @@
+"""What runs leave behind for their ledgers, made by hand: a whole one, to be changed in places."""
+
+from dataclasses import replace
+
+from capsule.entropy.evidence import Evidence
+from capsule.entropy.report import EntropyReport, LibraryUse, ProgramReport, Tally
+from capsule.experiment.contract import FIRST_PROCESS, Runtime, StreamProfile, StreamProfiles
+from capsule.experiment.mechanisms import (
+    Interpreters,
+    Mechanisms,
+    Surroundings,
+    TorchProcesses,
+    TrainerUse,
+)
+
+TORCH_FLAGS = {
+    "torch.deterministic_debug_mode": "2",
+    "torch.fill_uninitialized_memory": "True",
+    "torch.num_threads": "1",
+    "torch.cudnn.benchmark": "False",
+    "torch.cudnn.allow_tf32": "False",
+    "torch.cuda.matmul.allow_tf32": "False",
+}
+FLAGS = {
+    "environment.PYTHONHASHSEED": "0",
+    "environment.OMP_NUM_THREADS": "1",
+    "torch.cpu_capability": "AVX2",
+    "onednn.isa": "Intel AVX2",
+    "mkl.branch": "AVX2",
+    "numerics.self_test": "112 answers as expected",
+    **TORCH_FLAGS,
+}
+RUNTIME = Runtime(
+    flags=FLAGS,
+    libraries={"python": "3.11.2", "torch": "2.13.0"},
+    device={"kind": "cpu", "name": "Some CPU", "cores": 2},
+)
+STREAMS = StreamProfiles(
+    streams=(StreamProfile(name="no-op", seed=0, key="0" * 32, draws=1234, digest="0" * 64),)
+)
+SURROUNDINGS = Surroundings(fixed_paths=True, c_library="glibc 2.36", interfaces={}, gpus=())
+SERIAL = TrainerUse(device="cpu", actors=1, schedule="serial")
+IMAGE = f"sha256:{'1' * 64}"
+
+
+def make_interpreters(started=1, *, torch=None, flags=TORCH_FLAGS, **changes):
+    """Return the account of Python processes, all of which imported torch unless told otherwise."""
+    count = started if torch is None else torch
+    told = Interpreters(
+        hash_seeds={"0": started} if started else {},
+        restarted=0,
+        unwatched=0,
+        torch=(TorchProcesses(processes=count, flags=flags),) if count else (),
+    )
+    return told.model_copy(update=changes)
+
+
+def make_mechanisms(*, program=False, **changes):
+    """Return what a trainer, or a program of the user's own, says that it used."""
+    whole = Mechanisms(
+        surroundings=SURROUNDINGS,
+        interpreters=make_interpreters(),
+        trainer=None if program else SERIAL,
+    )
+    return whole.model_copy(update=changes)
+
+
+def executed(process="0", executable="python3.11", **changes):
+    """Return what the supervisor saw of a program."""
+    whole = ProgramReport(
+        process=process,
+        executed=True,
+        executable=executable,
+        linkage="glibc",
+        preloaded=True,
+        start_bytes_derived=True,
+        getrandom=Tally(),
+        inside_libc=Tally(calls=1, bytes=8),
+        devices=Tally(),
+        unanswered=0,
+    )
+    return whole.model_copy(update=changes)
+
+
+def use(process="0", calls=2, size=2496):
+    """Return what a process asked for through the preloaded library."""
+    return LibraryUse(
+        process=process, source="getrandom", caller="libpython", calls=calls, bytes=size
+    )
+
+
+def make_report(**changes):
+    """Return the launcher's account of a run of one Python process."""
+    whole = EntropyReport(
+        mode="virtual",
+        clock="system",
+        supervised=True,
+        address_randomization=False,
+        own_numbers=True,
+        first_process=FIRST_PROCESS,
+        status=0,
+        processes=1,
+        outlived=0,
+        programs=(executed(),),
+        uses=(use(),),
+        told=(),
+        coverage=(),
+    )
+    return whole.model_copy(update=changes)
+
+
+TRAINER = Evidence(
+    runtime=RUNTIME,
+    mechanisms=make_mechanisms(),
+    report=make_report(),
+    streams=STREAMS,
+    engine={"name": "docker"},
+    image=IMAGE,
+)
+PROGRAM = replace(
+    TRAINER,
+    mechanisms=make_mechanisms(program=True),
+    report=make_report(
+        processes=3,
+        programs=(executed(), executed("0.2x")),
+        uses=(use(), use("0.1"), use("0.2x", 3, 64)),
+    ),
+    streams=None,
+)
