@@ -91,10 +91,11 @@ class OpenedBundle:
         """Parse a file of the bundle as a canonical JSON document.
 
         Raises:
-            CapsuleError: CAP-B144: no such file, not canonical JSON, or not of this model;
+            CapsuleError: CAP-B144: no such file, not canonical JSON, or not a whole document
+                of this model;
                 CAP-B160: too large for a document.
         """
-        return parse_document(self.content(path), model, path, "CAP-B144")
+        return envelope.parse_exact(self.content(path), model, path, "CAP-B144")
 
     def content(self, path: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return what a small file of the bundle holds.

@@ -131,6 +131,10 @@ class Observations(Model):
     device: dict[str, Any] = Field(description="The device as the training process saw it.")
     fingerprint: Fingerprint
 
+    def document(self) -> bytes:
+        """Return the canonical JSON bytes of the observations."""
+        return canonical_json(self.model_dump(mode="json", by_alias=True))
+
 
 def read_document(path: Path, model: type[Document]) -> Document:
     """Read a canonical JSON document of a run directory.

@@ -16,7 +16,7 @@ from capsule.bundle.claims import Claims, Observations
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST, MediaType, Role
 from capsule.bundle.package_urls import wheel_purl
 from capsule.bundle.reproducing import what_ran
-from capsule.experiment.canonical import canonical_json, parse_canonical_json
+from capsule.experiment.canonical import canonical_json
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.machine.fingerprint import Fingerprint
@@ -96,16 +96,6 @@ def run_crate(lock: Lock, claims: Claims, observations: Observations, files: Fil
         *(_file(path, *facts) for path, facts in _SIGNED.items()),
     ]
     return canonical_json({"@context": CONTEXT, "@graph": graph})
-
-
-def described(crate: bytes) -> tuple[str, list[str]] | None:
-    """Return the claim id that a crate gives, and the files that it lists; None if it is none."""
-    try:
-        graph = parse_canonical_json(crate)["@graph"]
-        root = next(entity for entity in graph if entity["@id"] == ROOT)
-        return str(root["identifier"]), sorted(str(part["@id"]) for part in root["hasPart"])
-    except (ValueError, KeyError, TypeError, StopIteration):
-        return None
 
 
 def parts_of(paths: Iterable[str]) -> list[str]:

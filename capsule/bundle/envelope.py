@@ -212,10 +212,10 @@ def document_of(model: Model) -> bytes:
 
 
 def parse_exact(data: bytes, model: type[_M], name: str, code: str) -> _M:
-    """Parse a document in which every type and schema is spelt out; no default stands in."""
+    """Parse a document in which every field is spelt out; no default stands in."""
     document = parse_document(data, model, name, code)
     if document_of(document) != data:
-        raise tampered(code, f"{name} leaves out a type or schema")
+        raise tampered(code, f"{name} leaves out a field, or spells one in another way")
     return document
 
 

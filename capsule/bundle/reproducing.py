@@ -10,7 +10,7 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
-from capsule.image.assemble import Image
+from capsule.image.assemble import reference_of
 from capsule.image.wheel import INTERPRETER, SITE
 
 _HEAD = """\
@@ -93,7 +93,7 @@ from the wheels that `spec/lock.json` names. The operating system's own librarie
 """
 
 
-def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedded: bool) -> str:
+def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool) -> str:
     """Return the text of REPRODUCING.md for a run."""
     spec = lock.spec
     program = isinstance(spec.trainer, CommandTrainer)
@@ -103,15 +103,15 @@ def reproducing_guide(lock: Lock, claims: Claims, *, image: Image | None, embedd
         what=what_ran(spec),
         version=lock.image.code.version,
     )
-    if image is None:
+    if claims.image is None:
         return text + _PROCESS
     if not embedded:
-        return text + _WITHOUT_ARCHIVE.format(config=image.config_digest)
+        return text + _WITHOUT_ARCHIVE.format(config=claims.image.config)
     return (
         text
         + _WITH_ARCHIVE.format(
-            reference=image.reference,
-            config=image.config_digest,
+            reference=reference_of(lock.image.recipe, claims.image.config),
+            config=claims.image.config,
             gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
             **_launch(spec),
             copied=_copied(claims),

@@ -77,7 +77,7 @@ def command(
     from capsule import execution
     from capsule.bundle.claims import read_document
     from capsule.bundle.keys import load_private
-    from capsule.bundle.run_bundle import FinishedRun, pack_run
+    from capsule.bundle.packing import FinishedRun, pack_run
     from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
     from capsule.engine.cluster import OnCluster, parse_cluster
     from capsule.engine.select import open_engine

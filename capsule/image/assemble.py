@@ -467,8 +467,13 @@ def _image(lock: Lock, recipe: Recipe, layers: tuple[Layer, ...]) -> Image:
         manifest=manifest,
         manifest_digest=f"sha256:{sha256_hex(manifest)}",
         layers=layers,
-        reference=f"localhost/capsule/{recipe.name}:{config_digest[7:19]}",
+        reference=reference_of(recipe.name, config_digest),
     )
+
+
+def reference_of(recipe: str, config_digest: str) -> str:
+    """Return the name that engines give an image."""
+    return f"localhost/capsule/{recipe}:{config_digest[7:19]}"
 
 
 def image_manifest(config: bytes, layers: Iterable[tuple[str, int]]) -> bytes:

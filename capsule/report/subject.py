@@ -28,7 +28,8 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.verification.consistency import Contents, check_consistency, output_members
+from capsule.verification.consistency import check_consistency
+from capsule.verification.contents import Contents
 from capsule.verification.verdict import Report
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluation.jsonl"  # of capsule.training.recorder
@@ -260,7 +261,7 @@ def _curves(
 
 def _output(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> Path | None:
     """Find what the helper wrote, in whatever folder the program had it write."""
-    members = output_members(claims)
+    members = run_bundle.claimed_outputs(claims)
     found = [path for path in sorted(members) if PurePosixPath(path).name == name]
     return bundle.member(members[found[0]]) if found else None
 

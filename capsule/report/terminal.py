@@ -33,6 +33,7 @@ MAX_ROWS = 7
 FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 MAX_DIFFERENCES = 2
+MAX_PATHS = 3
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -62,6 +63,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
         ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
+        ("not checked", _listed(report.unchecked)),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
         *_ledger_differences(report),
@@ -138,6 +140,11 @@ def place_of(first: TraceDifference | OutputDifference) -> str:
     if isinstance(first, OutputDifference):
         return first.path + (f", line {first.line:,}" if first.line is not None else "")
     return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
+
+
+def _listed(paths: tuple[str, ...]) -> str | None:
+    more = f" and {len(paths) - MAX_PATHS} more" if len(paths) > MAX_PATHS else ""
+    return ", ".join(paths[:MAX_PATHS]) + more or None
 
 
 def _yes(fact: bool | None, yes: str, no: str) -> str | None:

@@ -45,29 +45,15 @@ def layer_identities(bundle: OpenedBundle, lock: Lock, claims: Claims) -> dict[s
         Layer name to identity. Without an image, of the source tree alone.
 
     Raises:
-        CapsuleError: CAP-V040, a document is missing or needless, or is not what the lock and the
-            claims make it.
+        CapsuleError: CAP-V040, a document is not what the lock and the claims make it.
     """
     project = lock.project and LayerIdentity(lock.project.sha256, lock.project.size)
     if claims.image is None:
-        _refuse_needless(bundle)
         return {PROJECT: project} if project else {}
     layers = _layers(bundle, lock, claims.image)
     if layers.get(PROJECT) != project:
         raise _contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
     return layers
-
-
-def _refuse_needless(bundle: OpenedBundle) -> None:
-    names = [run_bundle.LAYER.format(name=name) for name in run_bundle.EMBEDDED_LAYERS]
-    for path in (
-        run_bundle.IMAGE_CONFIG,
-        run_bundle.IMAGE_MANIFEST,
-        run_bundle.IMAGE_ARCHIVE,
-        *names,
-    ):
-        if path in bundle.files:
-            raise _contradiction(path, "the run had no image")
 
 
 def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, LayerIdentity]:

@@ -81,8 +81,28 @@ def unpacked_layer(
         yield Path(target.name)
 
 
-def unpack(source: BinaryIO, target: IO[bytes], size: int, member: str) -> str:
+def check_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> None:
+    """Check where it lies that a layer unpacks to what it must be.
+
+    Raises:
+        CapsuleError: CAP-B144 the bundle has none of that name, CAP-V004 it cannot be unpacked,
+            is too large or is another.
+    """
+    member = run_bundle.LAYER.format(name=name)
+    with bundle.open(member) as source:
+        check_size(member, bundle.files.signed(member).size, identity.size)
+        if unpack(source, None, identity.size, member) != identity.sha256:
+            raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
+
+
+def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -> str:
     """Decompress what must be ``size`` bytes; not more than a piece beyond that is made.
+
+    Args:
+        source: The packed layer.
+        target: Where the bytes go; None if only the digest is wanted.
+        size: How many bytes it must be.
+        member: What to call it in an error.
 
     Returns:
         Its hexadecimal SHA-256.
@@ -99,7 +119,8 @@ def unpack(source: BinaryIO, target: IO[bytes], size: int, member: str) -> str:
             while found <= size and (chunk := reader.read(_CHUNK)):
                 found += len(chunk)
                 digest.update(chunk)
-                target.write(chunk)
+                if target is not None:
+                    target.write(chunk)
     except zstandard.ZstdError as error:
         raise bad_layer(member, str(error)) from error
     if found != size:

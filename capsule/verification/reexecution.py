@@ -33,7 +33,8 @@ from capsule.verification.comparison import (
     compare_claims,
     compare_outputs,
 )
-from capsule.verification.consistency import Contents, recorded_outputs
+from capsule.verification.consistency import recorded_outputs
+from capsule.verification.contents import Contents
 from capsule.verification.divergence import analysis
 from capsule.verification.equivalence import compare_returns
 from capsule.verification.grading import beyond_arithmetic, grade_replica, inconsistent

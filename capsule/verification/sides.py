@@ -19,7 +19,8 @@ from capsule.experiment.spec import Spec
 from capsule.experiment.trace import GENESIS, read_trace
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
-from capsule.verification.consistency import Contents, check_consistency
+from capsule.verification.consistency import check_consistency
+from capsule.verification.contents import Contents
 
 LOCK, WORK = "lock.json", "work"  # in the folder that 'capsule run' makes
 

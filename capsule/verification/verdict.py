@@ -295,6 +295,9 @@ class Report(Model):
     replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
+    unchecked: tuple[str, ...] = Field(
+        (), description="Members of the bundle that this verification did not look into."
+    )
     relaxations: tuple[str, ...] = ()
     recorded_ledger: Ledger | None = Field(
         None, description="Sources of nondeterminism in the recorded run: the signer's word."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,8 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.bounds import check_embedded, check_gpu_host, lowered
 from capsule.verification.challenge import check_challengeable
-from capsule.verification.consistency import Contents, check_consistency
+from capsule.verification.consistency import check_consistency
+from capsule.verification.contents import Contents
 from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
 from capsule.verification.image_documents import layer_identities
 from capsule.verification.layers import embedded_image, supplied_layers
@@ -109,7 +110,7 @@ def _verify(
     with open_bundle(request.bundle, request.trust) as bundle:
         contents, observations = _read(bundle)
         lock, claims = contents.lock, contents.claims
-        check_consistency(contents)
+        unchecked = check_consistency(contents)
         facts |= {
             "integrity": True,
             "authentic": bundle.authentic,
@@ -117,6 +118,7 @@ def _verify(
             "signers": bundle.signers,
             "claim_id": claims.claim_id(),
             "manifest": sha256_hex(bundle.manifest.document),
+            "unchecked": (*unchecked, *_left(request, bundle)),
             "relaxations": claims.relaxations,
             "recorded_ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
@@ -172,6 +174,14 @@ def _prepare(
             project=project,
             reporter=reporter,
         )
+
+
+def _left(request: Request, bundle: OpenedBundle) -> Iterator[str]:
+    """Yield the members that only other requests check."""
+    if run_bundle.IMAGE_ARCHIVE in bundle.files and request.image != "embedded":
+        yield run_bundle.IMAGE_ARCHIVE
+    if request.mode.name != "segments":
+        yield from (path for path in bundle.files if path.startswith(run_bundle.STATES))
 
 
 def _read(bundle: OpenedBundle) -> tuple[Contents, Observations]:

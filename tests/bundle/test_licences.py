@@ -17,7 +17,8 @@ from capsule.bundle.licences import (
     is_spdx,
 )
 from capsule.bundle.package_urls import debian_purl, wheel_purl
-from capsule.bundle.run_bundle import IMAGE_SBOM, FinishedRun, _image_files
+from capsule.bundle.packing import FinishedRun, _image_files
+from capsule.bundle.run_bundle import IMAGE_SBOM
 from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import sha256_hex
@@ -228,7 +229,8 @@ def base_layer(tmp_path):
 def test_a_bundle_names_the_debian_licences_of_its_image(base_layer, tmp_path, contained):
     lock = make_lock(packages=(debian("gcc-12-base", "1"),))
     layer = Layer("base", DIGEST, base_layer, base_layer.stat().st_size)
-    image = Image(b"{}", DIGEST, b"{}", DIGEST, (layer,), "capsule:test")
+    code = Layer("code", DIGEST, base_layer, layer.size)
+    image = Image(b"{}", DIGEST, b"{}", DIGEST, (layer, code), "capsule:test")
     run = FinishedRun(
         lock=lock,
         image=image if contained else None,
@@ -239,7 +241,7 @@ def test_a_bundle_names_the_debian_licences_of_its_image(base_layer, tmp_path, c
     )
     members = _image_files(run, Cache(tmp_path / "cache"), tmp_path, embed_image=False)
     known = debian_choice(("GPL-2+ or Artistic", "expat")) if contained else None
-    parts = json.loads(members[IMAGE_SBOM].source)["components"]
+    parts = json.loads(members[IMAGE_SBOM])["components"]
     (package,) = (part for part in parts if part["name"] == "gcc-12-base")
     assert package.get("licenses") == known
 

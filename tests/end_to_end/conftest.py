@@ -16,9 +16,9 @@ import pytest
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.claims import TrainingClaims
-from capsule.bundle.crate import CRATE, parts_of
 from capsule.bundle.keys import load_private, load_public
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from tests.hostile.genuine import rederive
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,17 +129,12 @@ def forge(original: Run, change: Change, destination: Path, *, key: Path | None 
     with open_bundle(original.bundle, [load_public(original.public)]) as bundle:
         files = {path: staged.read_bytes() for path, staged in bundle.files.items()}
         facts = {file.path: (file.role, file.media_type) for file in bundle.manifest.files}
+    before = dict(files)
     change(files)
-    edit_json(files, CRATE, lambda crate: _describe_again(crate, files))
+    rederive(files, before)
     contents = {path: Content(data, *facts[path]) for path, data in files.items()}
     claim_id = sha256_hex(files[run_bundle.CLAIMS])
     return pack(contents, claim_id, load_private(key or original.key), destination)
-
-
-def _describe_again(crate: Any, files: dict[str, bytes]) -> None:
-    root = next(entity for entity in crate["@graph"] if entity["@id"] == "./")
-    root["identifier"] = sha256_hex(files[run_bundle.CLAIMS])
-    root["hasPart"] = [{"@id": path} for path in parts_of(files)]
 
 
 def edit_json(files: dict[str, bytes], name: str, edit: Callable[[Any], None]) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 import zstandard
 
 from capsule.bundle.archive import BLOCK, Limits, header
-from capsule.bundle.crate import CRATE
 from capsule.experiment.canonical import sha256_hex
 
 from .case import Case, Presented
@@ -32,7 +31,6 @@ from .genuine import (
     manifest_of,
     packed,
     program,
-    recrate,
     relock,
     training,
     write_members,
@@ -263,18 +261,14 @@ COLLISIONS = {
 
 
 def of_many_files(folder: Path, hostile: bool) -> Presented:
-    """Present one file more than a reader takes, or just as many as it does."""
+    """Present one file more than a reader takes, or only those of the run."""
     run = training()
-    spare = Limits().files - len(run.files) + hostile
+    spare = Limits().files - len(run.files) + 1 if hostile else 0
     names = [f"workspace/{number:05d}" for number in range(spare)]
     manifest = manifest_of(run)
     template = {"size": 0, "sha256": sha256_hex(b""), "role": "output", "mediaType": "a/b"}
     manifest["files"] += [{**template, "path": name} for name in names]
-    files = dict(run.files) | dict.fromkeys(names, b"")
-    recrate(files)
-    crate = next(file for file in manifest["files"] if file["path"] == CRATE)
-    crate.update(size=len(files[CRATE]), sha256=sha256_hex(files[CRATE]))
-    members = documents(manifest) | files
+    members = documents(manifest) | dict(run.files) | dict.fromkeys(names, b"")
     return presented(folder, lambda path: write_members(path, members))
 
 

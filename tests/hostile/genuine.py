@@ -19,11 +19,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from capsule.bundle import archive, run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.crate import CRATE, parts_of
+from capsule.bundle.claims import Observations, claims_model
+from capsule.bundle.derived import derived_members
 from capsule.bundle.envelope import Statement, sign
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
-from capsule.bundle.run_bundle import FinishedRun, pack_run
+from capsule.bundle.packing import FinishedRun, pack_run
+from capsule.bundle.run_bundle import Kind, members_of
 from capsule.entropy import profile
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.journal import Call, Source
@@ -81,10 +83,9 @@ def packed(run: Run, path: Path, change: Change | None = None, key: PrivateKey =
     files = dict(run.files)
     if change is not None:
         change(files)
-    if files.get(CRATE) == run.files[CRATE]:
-        recrate(files)
+    kinds = rederive(files, run.files)
     contents = {
-        name: Content(data, *run.facts.get(name, ("run", "application/octet-stream")))
+        name: Content(data, *{**run.facts, **kinds}.get(name, ("run", "application/octet-stream")))
         for name, data in files.items()
     }
     return pack(contents, sha256_hex(files[run_bundle.CLAIMS]), key, path)
@@ -139,15 +140,23 @@ def relock(files: Files, edit: Callable[[dict], object]) -> None:
     edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(lock=digest))
 
 
-def recrate(files: Files) -> None:
-    """Have the crate give the claim id and list the files, so that they agree again."""
+def rederive(files: Files, before: Mapping[str, bytes]) -> Mapping[str, Kind]:
+    """Make again what follows from documents that were changed, unless it was changed itself.
 
-    def describe(crate: dict) -> None:
-        root = next(entity for entity in crate["@graph"] if entity["@id"] == "./")
-        root["identifier"] = sha256_hex(files[run_bundle.CLAIMS])
-        root["hasPart"] = [{"@id": path} for path in parts_of(files)]
-
-    edit_json(files, CRATE, describe)
+    Returns:
+        Role and media type of the members that the run has now.
+    """
+    try:
+        lock = Lock.model_validate_json(files[run_bundle.LOCK])
+        claims = claims_model(lock).model_validate_json(files[run_bundle.CLAIMS])
+        observed = Observations.model_validate_json(files[run_bundle.OBSERVATIONS])
+    except ValueError:  # not documents any more, which the reader will notice first
+        return {}
+    kinds = members_of(lock, claims, embedded=run_bundle.IMAGE_ARCHIVE in files)
+    for path, data in derived_members(lock, claims, observed, kinds).items():
+        if path in files and files[path] == before.get(path):
+            files[path] = data
+    return kinds
 
 
 def reclaim_trace(files: Files) -> None:
@@ -158,6 +167,8 @@ def reclaim_trace(files: Files) -> None:
         head = trace.extend(head, line)
     claim = {"records": len(records), "head": head.hex()}
     edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(trace=claim))
+    traced = {"trace_records": claim["records"], "trace_head": claim["head"]}
+    edit_json(files, RESULT, lambda result: result.update(traced))
 
 
 def safetensors(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:
@@ -213,7 +224,7 @@ def _bundled(trainer: object, write: Callable[[Path, Lock], None], **settings: o
         image = _image(lock, folder, store)
         _write_common(run, lock)
         write(run, lock)
-        _write_ledger(run, lock)
+        write_ledger(run, "docker", image.config_digest)
         finished = FinishedRun(
             lock=lock,
             image=image,
@@ -281,6 +292,11 @@ def _write_common(run: Path, lock: Lock) -> None:
     _write(run, contract.RUNTIME, runtime)
     (run / contract.EVENTS).write_bytes(b"")
     (run / contract.LOG).write_bytes(b"started\n")
+    write_entropy_report(run, lock)
+
+
+def write_entropy_report(run: Path, lock: Lock) -> None:
+    """Write the account of a run that asked for no entropy."""
     _write(
         run,
         contract.ENTROPY_REPORT,
@@ -301,7 +317,8 @@ def _write_common(run: Path, lock: Lock) -> None:
     )
 
 
-def _write_ledger(run: Path, lock: Lock) -> None:
+def write_ledger(run: Path, engine: str, image: str | None) -> None:
+    """Write the ledger that follows from the documents of a run directory."""
     runtime = contract.Runtime.model_validate_json((run / contract.RUNTIME).read_bytes())
     report = EntropyReport.model_validate_json((run / contract.ENTROPY_REPORT).read_bytes())
     streams = None
@@ -314,8 +331,8 @@ def _write_ledger(run: Path, lock: Lock) -> None:
         mechanisms=mechanisms,
         report=report,
         streams=streams,
-        engine={"name": "docker"},
-        image=None,
+        engine={"name": engine},
+        image=image,
     )
     (run / contract.LEDGER).write_bytes(compute_ledger(evidence).document())
 

@@ -238,7 +238,7 @@ CASES = [
     changed(
         38,
         "arrivals-that-nothing-claims",
-        "CAP-V010",
+        "CAP-V045",
         lambda files: edit_json(
             files, run_bundle.CLAIMS, lambda claims: claims.update(arrivals=None)
         ),

@@ -8,9 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from capsule.bundle.keys import generate
-from capsule.bundle.run_bundle import FinishedRun, pack_run
-from capsule.entropy.evidence import Evidence
-from capsule.entropy.ledger import compute_ledger
+from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint, Generation
@@ -20,7 +18,7 @@ from capsule.experiment.trace import GENESIS, extend
 from capsule.image.cache import Cache
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver, Gpu
-from tests.entropy.evidence import make_mechanisms
+from tests.hostile.genuine import write_entropy_report, write_ledger
 
 DQN = {
     "name": "small-dqn",
@@ -125,13 +123,8 @@ def pack(folder: Path, document=DQN, *, machine=MACHINE, name=None, **parts) -> 
         device={"kind": "cpu"},
     )
     _write(directory, contract.RUNTIME, runtime)
-    mechanisms = make_mechanisms(program="command" in document["trainer"])
-    _write(directory, contract.MECHANISMS, mechanisms)
-    evidence = Evidence(
-        runtime=runtime, mechanisms=mechanisms, report=None, streams=None, engine={}, image=None
-    )
-    _write(directory, contract.LEDGER, compute_ledger(evidence))
-    (directory / contract.ENTROPY_REPORT).write_bytes(b"{}")
+    write_entropy_report(directory, lock)
+    write_ledger(directory, "process", None)
     (directory / contract.LOG).write_text(parts.get("log", "a line\n"))
     events = parts.get("events", _events())
     lines = "".join(

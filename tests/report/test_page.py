@@ -434,12 +434,24 @@ def test_a_long_table_says_what_it_leaves_out(tmp_path):
     assert "7 more are not shown." in reader.words
 
 
-def test_lines_of_events_that_are_none_are_counted(tmp_path):
+def test_a_bundle_holds_events_only(tmp_path):
+    told = {"time": 0.0, "kind": "progress", "step": 1}
     events = [
-        {"step": 1, "loss": 2.0}, "not json\n", {"step": "one"}, {"step": 1 << 60}, [1],
-        {"step": 2, "loss": "nan"}, {"step": 3, "loss": True}, {"step": 1, "loss": 1.0},
+        told | {"loss": 2.0}, {"step": 1, "loss": 3.0}, "not json\n", [1], told | {"step": "one"},
+        told | {"loss": "nan"}, told | {"loss": True}, told | {"loss": 1.0},
     ]  # fmt: skip
     subject = read(runs.pack(tmp_path, events=events))
+    assert subject.unread == 0
+    assert [series.points for series in subject.series] == [((1, 1.0),)]
+
+
+def test_lines_of_metrics_that_are_none_are_counted(tmp_path):
+    lines = [
+        {"step": 1, "loss": 2.0}, {"step": "one"}, {"step": 1 << 60}, [1],
+        {"step": 2, "loss": "nan"}, {"step": 3, "loss": True}, {"step": 1, "loss": 1.0},
+    ]  # fmt: skip
+    text = "".join(json.dumps(line) + "\n" for line in lines) + "not json\n"
+    subject = read(runs.pack(tmp_path, runs.PROGRAM, outputs={"metrics.jsonl": text}))
     assert subject.unread == 4
     assert [series.points for series in subject.series] == [((1, 1.0),)]
 

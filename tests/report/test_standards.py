@@ -131,7 +131,7 @@ def test_a_crate_that_is_about_something_else_is_a_contradiction(bundles, tmp_pa
     forged = pack(files, claim_id, key, tmp_path / "forged.capsule.tar")
     with pytest.raises(CapsuleError, match=CRATE) as caught:
         read(forged, trusted=False)
-    assert (caught.value.code, caught.value.exit_code) == ("CAP-V010", ExitCode.TAMPERED)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V046", ExitCode.TAMPERED)
 
 
 # --- forms --------------------------------------------------------------------------------------

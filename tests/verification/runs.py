@@ -16,9 +16,9 @@ import pytest
 import capsule
 from capsule import execution
 from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.crate import CRATE, parts_of
 from capsule.bundle.keys import generate, load_private, load_public
-from capsule.bundle.run_bundle import CLAIMS, FinishedRun, pack_run
+from capsule.bundle.packing import FinishedRun, pack_run
+from capsule.bundle.run_bundle import CLAIMS
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
@@ -28,6 +28,7 @@ from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification.sides import LOCK, WORK
+from tests.hostile.genuine import rederive
 
 PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib")
@@ -239,16 +240,11 @@ def forged(bundle, key, change, destination):
     with open_bundle(bundle, [load_public(Path(f"{key}.pub"))]) as opened:
         files = {path: staged.read_bytes() for path, staged in opened.files.items()}
         facts = {each.path: (each.role, each.media_type) for each in opened.manifest.files}
+    before = dict(files)
     change(files)
-    edit_json(files, CRATE, lambda crate: _describe_again(crate, files))
+    rederive(files, before)
     contents = {path: Content(data, *facts[path]) for path, data in files.items()}
     return pack(contents, sha256_hex(files[CLAIMS]), load_private(key), destination)
-
-
-def _describe_again(crate, files):
-    root = next(entity for entity in crate["@graph"] if entity["@id"] == "./")
-    root["identifier"] = sha256_hex(files[CLAIMS])
-    root["hasPart"] = [{"@id": path} for path in parts_of(files)]
 
 
 def edit_json(files, name, edit):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
-from capsule.bundle import run_bundle
+from capsule.bundle import packing, run_bundle
 from capsule.bundle.claims import collect_claims
 from capsule.bundle.manifest import parse_document
 from capsule.experiment import contract
@@ -86,17 +86,16 @@ def opened(tmp_path):
         scratch.mkdir()
         run = SimpleNamespace(lock=lock, directory=directory)
         contents = {
-            **run_bundle._training_files(directory),
-            **run_bundle._state_files(run, scratch),
+            **packing._training_files(directory),
+            **packing._state_files(run, scratch),
         }
         claims = collect_claims(lock, None, "process", directory)
         if claims.schedule:
-            schedule = run_bundle.Content(directory / contract.SCHEDULE, "profile", "a/b")
-            contents[run_bundle.SCHEDULE] = schedule
+            contents[run_bundle.SCHEDULE] = directory / contract.SCHEDULE
         files = {}
-        for member, content in contents.items():
+        for member, source in contents.items():
             files[member] = scratch / member.replace("/", "-")
-            shutil.copyfile(content.source, files[member])
+            shutil.copyfile(source, files[member])
         return Recorded(Files(files), lock, claims)
 
     return bundle

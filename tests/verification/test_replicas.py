@@ -10,8 +10,8 @@ import pytest
 from capsule import execution
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.keys import generate, load_private
+from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.bundle.receipts import read_receipts, receipts_beside
-from capsule.bundle.run_bundle import FinishedRun, pack_run
 from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -24,7 +24,7 @@ from capsule.verification import verify as verification
 from capsule.verification.mode import Mode
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.verify import Request
-from tests.hostile.genuine import edit_json, recrate
+from tests.hostile.genuine import edit_json, rederive
 
 from .stand_ins import StandIn
 
@@ -153,6 +153,7 @@ def forge(bundle, folder, observed, factor):
     with open_bundle(bundle, ()) as opened:
         files = {path: opened.content(path) for path in opened.files}
         facts = {file.path: (file.role, file.media_type) for file in opened.manifest.files}
+    before = dict(files)
 
     def raised(evaluation):
         point = evaluation["points"][-1]
@@ -161,7 +162,7 @@ def forge(bundle, folder, observed, factor):
     edit_json(files, "run/evaluation.json", raised)
     edit_json(files, "claims.json", lambda claims: raised(claims["evaluation"]))
     edit_json(files, "observations.json", lambda facts: facts["fingerprint"].update(observed))
-    recrate(files)
+    rederive(files, before)
     contents = {path: Content(data, *facts[path]) for path, data in files.items()}
     claim_id = sha256_hex(files["claims.json"])
     return pack(contents, claim_id, load_private(folder / "alice"), folder / "forged")

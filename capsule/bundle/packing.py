@@ -1,0 +1,282 @@
+"""Writing the bundle of a finished run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from capsule import __version__
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import Content, pack
+from capsule.bundle.claims import (
+    Claims,
+    Observations,
+    ProgramClaims,
+    TrainingClaims,
+    collect_claims,
+    has_population,
+    open_run_file,
+    read_document,
+)
+from capsule.bundle.derived import derived_members
+from capsule.bundle.events import sound_events
+from capsule.bundle.licences import collect_licences
+from capsule.bundle.run_bundle import RUN, Kind, image_claim, members_of
+from capsule.bundle.sbom import image_sbom
+from capsule.bundle.sbom_checks import validate_sbom
+from capsule.experiment import contract
+from capsule.experiment.beneath import open_beneath
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.image.assemble import Image, write_archive
+from capsule.image.cache import Cache
+from capsule.image.project import project_archive
+from capsule.machine.fingerprint import Fingerprint
+
+ZSTD_LEVEL = 9
+ARCHIVE_ZSTD_LEVEL = 3
+
+Sources = dict[str, Path | bytes]  # by member
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Everything that is known when a run has ended."""
+
+    lock: Lock
+    image: Image | None
+    engine: dict[str, str]
+    fingerprint: Fingerprint
+    started: datetime
+    directory: Path
+
+
+def pack_run(
+    run: FinishedRun,
+    key: Path,
+    destination: Path,
+    cache: Cache,
+    *,
+    embed_image: bool,
+    ssh_key: Path | None = None,
+) -> tuple[Path, Claims]:
+    """Write the signed bundle of a finished run into the folder ``destination``.
+
+    The file is called ``NAME-CLAIM.capsule.tar`` after the spec's name and the first eight digits
+    of the claim id.
+
+    Raises:
+        CapsuleError: The run directory breaks the contract (CAP-B090), the key cannot be used, or
+            the file cannot be written; nothing is left behind then.
+    """
+    from capsule.bundle.keys import load_private
+    from capsule.bundle.sshsig import sign_by_ssh_keygen
+
+    claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
+    private_key = load_private(key)
+    observations = _observations(run, claims)
+    with tempfile.TemporaryDirectory(prefix="capsule-pack-") as scratch:
+        sources: Sources = {
+            **_documents(run, claims, observations),
+            **_run_files(run, claims),
+            RUN + contract.EVENTS: _events(run.directory, Path(scratch)),
+            **_state_files(run, Path(scratch)),
+            **_image_files(run, cache, Path(scratch), embed_image=embed_image),
+            **_project_files(run.lock, cache, Path(scratch)),
+        }
+        kinds = members_of(run.lock, claims, embedded=embed_image)
+        sources |= _derived(run.lock, claims, observations, kinds)
+        members = {path: Content(sources[path], *kind) for path, kind in kinds.items()}
+        claim_id = claims.claim_id()
+        path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
+        ssh_sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
+        return pack(members, claim_id, private_key, path, ssh_sign), claims
+
+
+def _documents(run: FinishedRun, claims: Claims, observations: Observations) -> Sources:
+    return {
+        run_bundle.CLAIMS: claims.document(),
+        run_bundle.OBSERVATIONS: observations.document(),
+        run_bundle.LOCK: run.lock.document(),
+    }
+
+
+def _derived(
+    lock: Lock, claims: Claims, observations: Observations, kinds: Mapping[str, Kind]
+) -> dict[str, bytes]:
+    members = derived_members(lock, claims, observations, kinds)
+    validate_sbom(members[run_bundle.MACHINE_SBOM])
+    return members
+
+
+def _observations(run: FinishedRun, claims: Claims) -> Observations:
+    seconds, speed = _speed(run, claims)
+    runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
+    return Observations(
+        capsule=__version__,
+        started=run.started.isoformat(timespec="seconds"),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        training_seconds=seconds,
+        steps_per_second=speed,
+        engine=run.engine,
+        device=runtime.device,
+        fingerprint=run.fingerprint,
+    )
+
+
+def _speed(run: FinishedRun, claims: Claims) -> tuple[float, float | None]:
+    """Return the seconds that a run took, and its steps per second if it counted any."""
+    if isinstance(claims, TrainingClaims):
+        result = read_document(run.directory / contract.RESULT, contract.Result)
+        return result.seconds, claims.steps / result.seconds
+    return read_document(run.directory / contract.RESULT, contract.ProgramResult).seconds, None
+
+
+def _run_files(run: FinishedRun, claims: Claims) -> Sources:
+    """Take the run directory's documents, and what came out."""
+    directory = run.directory
+    names = (contract.RUNTIME, contract.MECHANISMS, contract.RESULT, contract.LOG)
+    files: Sources = {RUN + name: directory / name for name in names}
+    files[run_bundle.ENTROPY_REPORT] = directory / contract.ENTROPY_REPORT
+    files[run_bundle.LEDGER] = directory / contract.LEDGER
+    if claims.entropy_profile is not None:
+        files[run_bundle.ENTROPY_PROFILE] = directory / contract.ENTROPY_PROFILE
+    if has_population(run.lock):
+        files[run_bundle.POPULATION] = directory / contract.POPULATION
+    if isinstance(claims, ProgramClaims):
+        return files | _program_files(directory, claims)
+    if isinstance(claims, TrainingClaims) and claims.schedule is not None:
+        files[run_bundle.SCHEDULE] = directory / contract.SCHEDULE
+    return files | _training_files(directory)
+
+
+def _events(directory: Path, scratch: Path) -> Path:
+    """Take the events out of a file that a program may have written to."""
+    path = scratch / contract.EVENTS
+    with open_run_file(directory, contract.EVENTS) as stream, path.open("wb") as target:
+        target.writelines(sound_events(stream))
+    return path
+
+
+def _state_files(run: FinishedRun, scratch: Path) -> Sources:
+    """Take the states that segments begin with, where the run kept them."""
+    if not run.lock.spec.recording.segment_states:
+        return {}
+    index = read_document(run.directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    folder = run.directory / contract.SEGMENT_STATES
+    files: Sources = {}
+    for checkpoint in index.checkpoints[:-1]:
+        name = contract.checkpoint_name(checkpoint.step)
+        index_member, pack_member = run_bundle.state_members(checkpoint.step)
+        packed = scratch / f"{name}.zst"
+        with open_run_file(run.directory, f"{contract.SEGMENT_STATES}/{name}.blocks") as blocks:
+            _compress(packed, ARCHIVE_ZSTD_LEVEL, partial(_copy_stream, blocks))
+        files |= {index_member: folder / f"{name}.json", pack_member: packed}
+    return files
+
+
+def _program_files(directory: Path, claims: ProgramClaims) -> Sources:
+    """Take every claimed output; a symbolic link is in the listing only."""
+    files: Sources = {RUN + contract.OUTPUTS: directory / contract.OUTPUTS}
+    if claims.arrivals is not None:
+        files[run_bundle.ARRIVALS] = directory / contract.ARRIVALS
+    if claims.standard_output is not None:
+        files[run_bundle.STANDARD_OUTPUT] = directory / contract.STANDARD_OUTPUT
+    for path, name in run_bundle.claimed_outputs(claims).items():
+        files[name] = _written(directory / contract.WORKSPACE, path)
+    return files
+
+
+def _written(workspace: Path, path: str) -> Path:
+    """Return where an output is, if no link leads from there to a file of this machine."""
+    try:
+        open_beneath(workspace, path).close()
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B142",
+            f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
+            fix="Do not trust this program; look at its output.log.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    return workspace / path
+
+
+def _training_files(directory: Path) -> Sources:
+    """Take the documents of a trainer of Capsule's own, and the final checkpoint."""
+    names = (contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.TRACE)
+    files: Sources = {RUN + name: directory / name for name in names}
+    files[run_bundle.STREAMS] = directory / contract.STREAMS
+    index = read_document(directory / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    member = run_bundle.checkpoint_member(index.checkpoints[-1].step)
+    files[member] = directory / contract.CHECKPOINTS / PurePosixPath(member).name
+    return files
+
+
+def _image_files(run: FinishedRun, cache: Cache, scratch: Path, *, embed_image: bool) -> Sources:
+    """Describe the image, and carry the layers that a verifier could not rebuild for ever."""
+    config_digest = run.image.config_digest if run.image else f"sha256:{run.lock.digest()}"
+    layers = {layer.name: layer.path for layer in run.image.layers} if run.image else {}
+    licences = collect_licences(
+        run.lock, lambda wheel: cache.path(wheel.sha256), layers.get("base")
+    )
+    sbom = image_sbom(run.lock, config_digest, licences)
+    validate_sbom(sbom)
+    files: Sources = {run_bundle.IMAGE_SBOM: sbom}
+    if run.image is None:
+        return files
+    image = run.image
+    files[run_bundle.IMAGE_CONFIG] = image.config
+    files[run_bundle.IMAGE_MANIFEST] = image.manifest
+    for name in run_bundle.EMBEDDED_LAYERS:
+        packed = scratch / f"{name}.zst"
+        _compress(packed, ZSTD_LEVEL, partial(_copy, layers[name]))
+        files[run_bundle.LAYER.format(name=name)] = packed
+    if embed_image:
+        packed = scratch / "image.zst"
+        _compress(packed, ARCHIVE_ZSTD_LEVEL, lambda out: write_archive(image, out))
+        files[run_bundle.IMAGE_ARCHIVE] = packed
+    return files
+
+
+def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:
+    """Carry a program's source tree, with any engine, and its difference from its commit."""
+    if lock.project is None:
+        return {}
+    packed = scratch / "project.zst"
+    archive = project_archive(lock.project, cache)
+    _compress(packed, ZSTD_LEVEL, partial(_copy, archive))
+    if lock.project.size > run_bundle.largest_unpacked(packed.stat().st_size):
+        raise CapsuleError(
+            "CAP-B161",
+            f"the source tree has {lock.project.size} bytes and compresses to "
+            f"{packed.stat().st_size}: no verifier would unpack that",
+            fix="Leave files that are mostly empty out of it, by code.files, and run again.",
+            exit_code=ExitCode.USAGE,
+        )
+    files: Sources = {run_bundle.LAYER.format(name="project"): packed}
+    if lock.project.git is not None and lock.project.git.diff is not None:
+        files[run_bundle.PROJECT_DIFF] = cache.path(lock.project.git.diff)
+    return files
+
+
+def _compress(path: Path, level: int, write: Callable[[BinaryIO], None]) -> None:
+    import zstandard
+
+    with path.open("wb") as raw, zstandard.ZstdCompressor(level=level).stream_writer(raw) as out:
+        write(out)
+
+
+def _copy(source: Path, target: BinaryIO) -> None:
+    with source.open("rb") as stream:
+        _copy_stream(stream, target)
+
+
+def _copy_stream(source: BinaryIO, target: BinaryIO) -> None:
+    import shutil
+
+    shutil.copyfileobj(source, target, 1 << 20)
