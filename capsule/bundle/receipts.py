@@ -11,35 +11,30 @@ A receipt says who vouches for a re-execution. Machine and time are the signer's
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from capsule import __version__
-from capsule.bundle.archive import tampered
 from capsule.bundle.envelope import (
     Digest,
-    DsseEnvelope,
     Fingerprint,
     document_of,
-    parse_exact,
     seal,
-    unseal,
 )
-from capsule.bundle.keys import PrivateKey, PublicKey
-from capsule.bundle.trust import Policy as TrustPolicy
-from capsule.bundle.trust import Signature
-from capsule.experiment.canonical import open_regular, sha256_hex, write_output
+from capsule.bundle.keys import PrivateKey
+from capsule.experiment.canonical import sha256_hex, write_output
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
-from capsule.experiment.lock import Sha256
 from capsule.experiment.spec import ToleranceSpec
 from capsule.machine.kind import MachineKind
 
 MAX_RECEIPT = 1 << 16  # bytes; a receipt has about two thousand
 MAX_DIFFERENCE = 400  # characters
+MAX_SIGNERS = 20
 SUFFIX = ".receipt.json"
 
 Verdict = Literal[
@@ -64,6 +59,17 @@ LEVELS: dict[Verdict, Level] = {
     "reproduced-statistical": "CAPSULE_REPRODUCED_STATISTICAL",
     "not-reproduced": "FAILED",
 }
+
+# What a re-execution must have covered to have given each verdict.
+MODES: dict[Verdict, re.Pattern[str]] = {
+    "reproduced-bitwise": re.compile(r"full"),
+    "reproduced-segments": re.compile(r"segments:(all|[1-9][0-9]{0,8})"),
+    "reproduced-prefix": re.compile(r"prefix:[1-9][0-9]{0,15}"),
+    "reproduced-statistical": re.compile(r"full"),
+    "not-reproduced": re.compile(r"full|(segments|prefix):(all|[1-9][0-9]{0,15})"),
+}
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+FIRST_YEAR = 2026  # there were no receipts before
 
 
 # --- the document ---------------------------------------------------------------------------------
@@ -120,20 +126,34 @@ class Detail(Model):
     verdict: Verdict
     expected: Literal["bitwise", "statistical"]
     policy: Policy
+    signers: tuple[Fingerprint, ...] = Field(
+        min_length=1,
+        max_length=MAX_SIGNERS,
+        description="The keys that signed the bundle which was verified.",
+    )
     machine: MachineKind
     difference: Annotated[str, Field(max_length=MAX_DIFFERENCE)] | None = Field(
         description="What the verifier found to differ; null if reproduced bit for bit."
     )
 
 
+def _instant(text: str) -> str:
+    """Accept a time in UTC to the second, of a year in which there were receipts."""
+    if datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC).strftime(TIME_FORMAT) != text:
+        raise ValueError("not a time in the form YYYY-MM-DDThh:mm:ssZ")
+    if int(text[:4]) < FIRST_YEAR:
+        raise ValueError(f"a time before {FIRST_YEAR}")
+    return text
+
+
+Instant = Annotated[str, Field(max_length=20), AfterValidator(_instant)]
+
+
 class Summary(Model):
     """SLSA's Verification Summary, version 1."""
 
     verifier: Verifier
-    time_verified: Annotated[
-        str,
-        Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}Z$", alias="timeVerified"),
-    ]
+    time_verified: Annotated[Instant, Field(alias="timeVerified")]
     resource_uri: Annotated[str, Field(max_length=200, alias="resourceUri")]
     policy: PolicyReference
     input_attestations: Annotated[tuple[InputAttestation], Field(alias="inputAttestations")]
@@ -150,6 +170,8 @@ class Summary(Model):
             raise ValueError(f"level {level} is not {self.verification_result}")
         if self.policy.digest.sha256 != sha256_hex(document_of(self.detail.policy)):
             raise ValueError("policy.digest is not that of the policy")
+        if not MODES[self.detail.verdict].fullmatch(self.detail.policy.mode):
+            raise ValueError(f"mode {self.detail.policy.mode} cannot give {self.detail.verdict}")
         return self
 
 
@@ -246,168 +268,3 @@ def receipts_beside(bundle: Path) -> tuple[Path, ...]:
     """Return the receipts that lie beside a bundle under its name, in order of their names."""
     names = (path for path in bundle.parent.iterdir() if path.name.endswith(SUFFIX))
     return tuple(sorted(path for path in names if path.name.startswith(f"{bundle.name}.")))
-
-
-class Receipt(Model):
-    """A receipt that is well-formed and about the claim id in question."""
-
-    file: str
-    signer: Fingerprint = Field(description="By its own account; a fact only if trusted.")
-    trusted: bool
-    identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
-    objection: str | None = Field(None, description="Why it is not trusted, or null.")
-    own: bool = Field(description="Its signer signed the bundle, too: not an independent voice.")
-    verdict: Verdict
-    mode: str
-    image: Literal["rebuilt", "embedded"] | None
-    expected: Literal["bitwise", "statistical"]
-    machine: MachineKind
-    time: str
-    capsule: str = Field(description="Version that verified.")
-    difference: str | None
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is a voice: of somebody trusted who did not sign the bundle."""
-        return self.trusted and not self.own
-
-
-class Refusal(Model):
-    """A file that is no receipt for the claim id in question, and why."""
-
-    file: str
-    code: str
-    message: str
-
-
-class Tally(Model):
-    """How many vouch for one verdict."""
-
-    signers: int = Field(description="Distinct trusted keys.")
-    machines: int = Field(description="Distinct kinds of machine: processor and GPU.")
-
-
-class Receipts(Model):
-    """What all receipts of a claim id come to."""
-
-    schema_id: Literal["capsule/receipts/v1"] = Field("capsule/receipts/v1", alias="schema")
-    claim_id: Sha256
-    summary: str = Field(description="The tallies in one sentence.")
-    tallies: dict[Verdict, Tally] = Field(description="Of what counts, the strongest first.")
-    receipts: tuple[Receipt, ...]
-    refused: tuple[Refusal, ...]
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0 reproduced by somebody trusted; 1 not, by somebody; 3 refused files, or nobody."""
-        if self.refused or not self.tallies:
-            return ExitCode.TAMPERED
-        return ExitCode.DIFFERS if "not-reproduced" in self.tallies else ExitCode.OK
-
-
-def read_receipts(
-    claim_id: str,
-    paths: Iterable[Path],
-    trust: TrustPolicy | Iterable[PublicKey],
-    authors: Collection[str] = (),
-) -> Receipts:
-    """Check receipts and count those that are a trusted, independent voice.
-
-    Args:
-        claim_id: What they must be about.
-        paths: The files; anybody's.
-        trust: Whose receipts count.
-        authors: Fingerprints of the keys that signed the bundle, whose own receipts do not.
-    """
-    policy = TrustPolicy.of(trust)
-    receipts, refused = [], []
-    for path in paths:
-        try:
-            receipts.append(_read(path, claim_id, policy, authors))
-        except CapsuleError as error:
-            refused.append(Refusal(file=path.name, code=error.code, message=error.message))
-    tallies = _tallies(receipts)
-    return Receipts(
-        claim_id=claim_id,
-        summary=_sentence(tallies),
-        tallies=tallies,
-        receipts=tuple(receipts),
-        refused=tuple(refused),
-    )
-
-
-def _read(path: Path, claim_id: str, policy: TrustPolicy, authors: Collection[str]) -> Receipt:
-    """Read one receipt.
-
-    Raises:
-        CapsuleError: CAP-B170 (cannot be read), B171 (not a receipt), B172 (of another run), or
-            B121, B122, B123 of its envelope.
-    """
-    envelope = parse_exact(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
-    payload, key = unseal(envelope, policy.candidates)
-    statement = parse_exact(payload, Statement, "the receipt's statement", "CAP-B171")
-    if statement.claim_id != claim_id:
-        raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
-    fingerprint = envelope.signatures[0].keyid
-    (signer,) = policy.judge([Signature("dsse", fingerprint, key)], b"")
-    summary, detail = statement.predicate, statement.predicate.detail
-    return Receipt(
-        file=path.name,
-        signer=fingerprint,
-        trusted=signer.objection is None,
-        identity=signer.identity,
-        objection=signer.objection,
-        own=fingerprint in authors,
-        verdict=detail.verdict,
-        mode=detail.policy.mode,
-        image=detail.policy.image,
-        expected=detail.expected,
-        machine=detail.machine,
-        time=summary.time_verified,
-        capsule=summary.verifier.version.capsule,
-        difference=detail.difference,
-    )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with open_regular(path) as stream:
-            data = stream.read(MAX_RECEIPT + 1)
-    except OSError as error:
-        raise tampered("CAP-B170", f"cannot read the receipt: {error.strerror}") from error
-    if len(data) > MAX_RECEIPT:
-        raise tampered("CAP-B171", f"the receipt is larger than {MAX_RECEIPT} bytes")
-    return data
-
-
-def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, Tally]:
-    tallies = {}
-    for verdict in LEVELS:
-        voices = [receipt for receipt in receipts if receipt.counts and receipt.verdict == verdict]
-        if voices:
-            signers = {receipt.signer for receipt in voices}
-            machines = {receipt.machine.key for receipt in voices}
-            tallies[verdict] = Tally(signers=len(signers), machines=len(machines))
-    return tallies
-
-
-_PHRASES: dict[Verdict, str] = {
-    "reproduced-bitwise": "reproduced bitwise",
-    "reproduced-segments": "reproduced in segments",
-    "reproduced-prefix": "reproduced in a prefix",
-    "reproduced-statistical": "reproduced statistically",
-    "not-reproduced": "not reproduced",
-}
-
-
-def _sentence(tallies: dict[Verdict, Tally]) -> str:
-    parts = [
-        f"{_PHRASES[verdict]} by {_number(tally.signers, 'signer')} on "
-        f"{_number(tally.machines, 'kind')} of machine"
-        for verdict, tally in tallies.items()
-    ]
-    return "; ".join(parts) or "no receipt by anybody you trust"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -10,7 +10,7 @@ import typer
 from capsule.cli.common import JsonOption, guarded, print_json
 
 if TYPE_CHECKING:
-    from capsule.bundle.receipts import Receipt, Receipts
+    from capsule.bundle.tally import Receipt, Receipts
 
 
 @guarded
@@ -23,7 +23,10 @@ def command(
     *,
     keys: Annotated[
         list[Path] | None,
-        typer.Option("--key", help="Public key of a verifier you trust; may be repeated."),
+        typer.Option(
+            "--key",
+            help="Public key of the bundle's signer, or of a verifier you trust; may be repeated.",
+        ),
     ] = None,
     allowed_signers: Annotated[
         list[Path] | None,
@@ -36,17 +39,15 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Say who re-executed a run, on what kinds of machine, and whether it was reproduced."""
-    from capsule.bundle.bundle import open_bundle
-    from capsule.bundle.receipts import read_receipts, receipts_beside
+    from capsule.bundle.receipts import receipts_beside
+    from capsule.bundle.tally import read_original, read_receipts
     from capsule.bundle.trust import load_policy
     from capsule.experiment.errors import CapsuleError, ExitCode
 
     policy = load_policy(
         keys=keys or (), allowed_signers=allowed_signers or (), revoked=revoked or ()
     )
-    with open_bundle(bundle, ()) as opened:
-        claim_id = opened.claim_id
-        authors = {opened.fingerprint, *(signer.key for signer in opened.signers if signer.key)}
+    original = read_original(bundle, policy)
     paths = receipts or receipts_beside(bundle)
     if not paths:
         raise CapsuleError(
@@ -55,7 +56,7 @@ def command(
             fix="Name the receipts, or make one: capsule verify BUNDLE --sign KEY.",
             exit_code=ExitCode.USAGE,
         )
-    found = read_receipts(claim_id, paths, policy, authors)
+    found = read_receipts(original, paths, policy)
     if as_json:
         print_json(found.model_dump(mode="json", by_alias=True))
     else:
@@ -83,10 +84,9 @@ def _show(found: Receipts) -> None:
 
 def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a receipt says, and who says it where."""
-    counts = "not trusted" if not receipt.trusted else "the author's" if receipt.own else "counts"
     signer = " ".join(filter(None, (receipt.signer, receipt.identity, receipt.objection)))
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
     place = ", ".join(part for part in parts if part)
     mode = f"{receipt.mode}, embedded" if receipt.image == "embedded" else receipt.mode
-    return (receipt.verdict, mode, counts), (signer, place, receipt.file, "")
+    return (receipt.verdict, mode, receipt.standing), (signer, place, receipt.file, "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
-from capsule.bundle.receipts import Receipts
+from capsule.bundle.tally import Receipts
 from capsule.experiment.spec import tasks_of
 from capsule.machine.compare import Row, compare
 from capsule.report.charts import Band, Curve, divergence_chart, legend, line_chart, thinned

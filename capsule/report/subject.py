@@ -22,7 +22,7 @@ from capsule.bundle.claims import (
 from capsule.bundle.crate import CRATE, run_crate
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.manifest import BundleFile
-from capsule.bundle.receipts import Receipts, read_receipts
+from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
@@ -133,7 +133,6 @@ def read_subject(
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]
-    authors = {bundle.fingerprint, *(each.key for each in bundle.signers if each.key)}
     return Subject(
         bundle=name,
         fingerprint=bundle.fingerprint,
@@ -158,7 +157,7 @@ def read_subject(
         reports=tuple(
             (path.name, read_report(path, claims)) for path in files if path not in signed
         ),
-        receipts=read_receipts(claims.claim_id(), signed, keys, authors),
+        receipts=read_receipts(Original.of(bundle), signed, keys),
     )
 
 

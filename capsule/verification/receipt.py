@@ -46,7 +46,10 @@ def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None
     statement = statement_of(report)
     if statement is None:
         return f"no receipt: {report.verdict} decides nothing about the run"
-    return f"receipt: {write_receipt(statement, key, bundle, path)}"
+    written = f"receipt: {write_receipt(statement, key, bundle, path)}"
+    if key.public.fingerprint in signers_of(report):
+        return f"{written}; it will not count as independent, since the same key signed the bundle"
+    return written
 
 
 def statement_of(report: Report) -> Statement | None:
@@ -62,12 +65,19 @@ def statement_of(report: Report) -> Statement | None:
                 image=report.image_source,
                 tolerance=None if report.statistics is None else report.statistics.tolerance,
             ),
+            "signers": signers_of(report),
             "machine": report.machine,
             "difference": _difference(report),
         }
     )
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return make_statement(str(report.claim_id), str(report.manifest), time, detail)
+
+
+def signers_of(report: Report) -> tuple[str, ...]:
+    """Return the fingerprints of the keys that signed the verified bundle."""
+    keys = {report.signer, *(signer.key for signer in report.signers)}
+    return tuple(sorted(key for key in keys if key is not None))
 
 
 def _difference(report: Report) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
@@ -19,10 +20,10 @@ from capsule.bundle.receipts import (
     Detail,
     Policy,
     make_statement,
-    read_receipts,
     receipts_beside,
     write_receipt,
 )
+from capsule.bundle.tally import Original, read_receipts
 from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -41,22 +42,32 @@ INTEL = MachineKind(
     engine="docker",
 )
 AMD = INTEL.model_copy(update={"processor": "AuthenticAMD 25/1", "processor_name": "AMD EPYC"})
-BOB, CAROL, MALLORY = (private_key(number) for number in (11, 12, 13))
+ALICE, BOB, CAROL, MALLORY = (private_key(number) for number in (10, 11, 12, 13))
 TRUSTED = (BOB.public, CAROL.public)
 
 
-def detail(verdict="reproduced-bitwise", machine=INTEL, mode="full", difference=None):
+def original(*authors, authentic=True):
+    """Return Alice's bundle, or one that others signed."""
+    names = frozenset(key.public.fingerprint for key in authors or (ALICE,))
+    return Original(CLAIM, MANIFEST, names, authentic)
+
+
+BUNDLE = original()
+
+
+def detail(verdict="reproduced-bitwise", machine=INTEL, mode="full", difference=None, signer=ALICE):
     return Detail(
         verdict=verdict,
         expected="bitwise",
         policy=Policy(mode=mode, image="rebuilt", tolerance=None),
+        signers=(signer.public.fingerprint,),
         machine=machine,
         difference=difference,
     )
 
 
-def receipt(folder, key, claim=CLAIM, **facts):
-    statement = make_statement(claim, MANIFEST, TIME, detail(**facts))
+def receipt(folder, key, claim=CLAIM, manifest=MANIFEST, time=TIME, **facts):
+    statement = make_statement(claim, manifest, time, detail(**facts))
     return write_receipt(statement, key, folder / "run.capsule.tar", None)
 
 
@@ -174,23 +185,73 @@ def test_signers_and_kinds_of_machine_are_counted(tmp_path):
         receipt(tmp_path, CAROL),
         receipt(tmp_path, CAROL, machine=INTEL.model_copy(update={"system": "ubuntu 24.04"})),
     ]
-    found = read_receipts(CLAIM, [*paths, paths[0]], TRUSTED)
+    found = read_receipts(BUNDLE, [*paths, paths[0]], TRUSTED)
     assert found.summary == "reproduced bitwise by 2 signers on 2 kinds of machine"
     assert found.exit_code == ExitCode.OK
 
 
 def test_strangers_and_the_author_are_listed_and_never_counted(tmp_path):
     paths = [receipt(tmp_path, MALLORY), receipt(tmp_path, CAROL), receipt(tmp_path, BOB)]
-    found = read_receipts(CLAIM, paths, TRUSTED, authors=[CAROL.public.fingerprint])
+    found = read_receipts(original(ALICE, CAROL), paths, TRUSTED)
     assert found.summary == "reproduced bitwise by 1 signer on 1 kind of machine"
     assert [(item.trusted, item.own, item.counts) for item in found.receipts] == [
         (False, False, False),
         (True, True, False),
         (True, False, True),
     ]
-    alone = read_receipts(CLAIM, paths[:2], TRUSTED, authors=[CAROL.public.fingerprint])
-    assert alone.summary == "no receipt by anybody you trust"
+    alone = read_receipts(original(ALICE, CAROL), paths[:2], TRUSTED)
+    assert alone.summary == "no independent receipt by anybody you trust"
     assert alone.exit_code == ExitCode.TAMPERED
+
+
+def test_nothing_counts_while_the_author_is_unknown(tmp_path):
+    found = read_receipts(original(MALLORY, authentic=False), [receipt(tmp_path, BOB)], TRUSTED)
+    assert [item.standing for item in found.receipts] == ["independence not shown"]
+    assert "independence is not shown" in found.summary
+    assert found.exit_code == ExitCode.TAMPERED
+
+
+def test_whoever_verified_a_bundle_of_his_own_is_its_author(tmp_path):
+    path = receipt(tmp_path, BOB, signer=BOB)
+    found = read_receipts(original(MALLORY), [path], TRUSTED)
+    assert [item.standing for item in found.receipts] == ["the author's"]
+    assert found.tallies == {}
+
+
+def test_a_receipt_on_another_bundle_of_the_same_claims_does_not_count(tmp_path):
+    found = read_receipts(BUNDLE, [receipt(tmp_path, BOB, manifest="e" * 64)], TRUSTED)
+    assert [item.standing for item in found.receipts] == ["of another bundle"]
+    assert found.tallies == {}
+
+
+def test_returns_alone_do_not_make_the_exit_status_that_of_equal_bits(tmp_path):
+    path = receipt(tmp_path, BOB, verdict="reproduced-statistical")
+    assert read_receipts(BUNDLE, [path], TRUSTED).exit_code == ExitCode.DIFFERS
+    both = [path, receipt(tmp_path, CAROL)]
+    assert read_receipts(BUNDLE, both, TRUSTED).exit_code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("verdict", "mode"),
+    [
+        ("reproduced-bitwise", "integrity"),
+        ("reproduced-bitwise", "prefix:8"),
+        ("reproduced-prefix", "full"),
+        ("reproduced-prefix", "prefix:0"),
+        ("reproduced-segments", "fresh-seed"),
+        ("not-reproduced", "environment"),
+    ],
+)
+def test_a_mode_that_cannot_give_the_verdict_is_refused(tmp_path, verdict, mode):
+    with pytest.raises(ValidationError, match="cannot give"):
+        receipt(tmp_path, BOB, verdict=verdict, mode=mode)
+
+
+def test_a_time_to_come_is_refused(tmp_path):
+    (refusal,) = read_receipts(
+        BUNDLE, [receipt(tmp_path, BOB, time="9999-12-31T23:59:59Z")], TRUSTED
+    ).refused
+    assert refusal.code == "CAP-B175"
 
 
 def test_a_trust_file_names_verifiers_and_revocation_ends_them(tmp_path):
@@ -200,7 +261,7 @@ def test_a_trust_file_names_verifiers_and_revocation_ends_them(tmp_path):
         f'carol@example.org valid-before="20200101" {CAROL.public.openssh()}'
     )
     paths = [receipt(tmp_path, BOB), receipt(tmp_path, CAROL)]
-    found = read_receipts(CLAIM, paths, load_policy(allowed_signers=[trusted]))
+    found = read_receipts(BUNDLE, paths, load_policy(allowed_signers=[trusted]))
     bob, carol = found.receipts
     assert (bob.counts, bob.identity, bob.objection) == (True, "bob@example.org", None)
     assert not carol.counts
@@ -208,13 +269,13 @@ def test_a_trust_file_names_verifiers_and_revocation_ends_them(tmp_path):
     revoked = tmp_path / "revoked"
     revoked.write_text(BOB.public.fingerprint + "\n")
     policy = load_policy(allowed_signers=[trusted], revoked=[revoked])
-    assert read_receipts(CLAIM, paths, policy).tallies == {}
+    assert read_receipts(BUNDLE, paths, policy).tallies == {}
 
 
 def test_a_p256_key_vouches_too(tmp_path):
     generate(tmp_path / "dora", algorithm="ecdsa-p256")
     dora = load_private(tmp_path / "dora")
-    found = read_receipts(CLAIM, [receipt(tmp_path, dora)], [dora.public])
+    found = read_receipts(BUNDLE, [receipt(tmp_path, dora)], [dora.public])
     assert found.summary == "reproduced bitwise by 1 signer on 1 kind of machine"
 
 
@@ -224,7 +285,7 @@ def test_a_contradiction_is_not_outvoted(tmp_path):
         receipt(tmp_path, CAROL, verdict="not-reproduced", machine=AMD, difference="step 8"),
         receipt(tmp_path, BOB, verdict="reproduced-prefix", mode="prefix:8"),
     ]
-    found = read_receipts(CLAIM, paths, TRUSTED)
+    found = read_receipts(BUNDLE, paths, TRUSTED)
     assert found.summary == (
         "reproduced bitwise by 1 signer on 1 kind of machine; "
         "reproduced in a prefix by 1 signer on 1 kind of machine; "
@@ -261,6 +322,11 @@ LIES = {
     "no version": (("predicate", "verifier", "version"), {}),
     "another verifier": (("predicate", "verifier", "id"), "https://example.org"),
     "a time that is none": (("predicate", "timeVerified"), "yesterday"),
+    "a date that is none": (("predicate", "timeVerified"), "2026-02-30T12:00:00Z"),
+    "a time of many digits": (("predicate", "timeVerified"), "9999-99-99T99:99:99Z"),
+    "a time before receipts": (("predicate", "timeVerified"), "1970-01-01T00:00:00Z"),
+    "a time in another form": (("predicate", "timeVerified"), "2026-1-1T12:00:00Z"),
+    "no signers": ((*EXTENSION, "signers"), []),
     "an unknown field": (("predicate", "note"), "trust me"),
     "another predicate": (("predicateType",), "https://slsa.dev/provenance/v1"),
     "another statement": (("_type",), "https://in-toto.io/Statement/v0.1"),
@@ -272,7 +338,7 @@ LIES = {
 def test_a_signed_lie_is_refused(genuine, lie):
     where, value = LIES[lie]
     genuine.write_bytes(edited(genuine, *where, value=value))
-    found = read_receipts(CLAIM, [genuine], TRUSTED)
+    found = read_receipts(BUNDLE, [genuine], TRUSTED)
     (refusal,) = found.refused
     assert refusal.code == "CAP-B171"
     assert (found.receipts, found.exit_code) == ((), ExitCode.TAMPERED)
@@ -280,12 +346,12 @@ def test_a_signed_lie_is_refused(genuine, lie):
 
 def test_the_twin_of_the_lies_is_accepted(genuine):
     genuine.write_bytes(signed(payload_of(genuine), BOB))
-    assert read_receipts(CLAIM, [genuine], TRUSTED).exit_code == ExitCode.OK
+    assert read_receipts(BUNDLE, [genuine], TRUSTED).exit_code == ExitCode.OK
 
 
 def test_a_receipt_of_another_run_is_refused(tmp_path):
     other = receipt(tmp_path, BOB, claim="e" * 64)
-    (refusal,) = read_receipts(CLAIM, [other], TRUSTED).refused
+    (refusal,) = read_receipts(BUNDLE, [other], TRUSTED).refused
     assert refusal.code == "CAP-B172"
 
 
@@ -310,7 +376,7 @@ def envelopes(path):
 def test_a_receipt_that_was_changed_is_refused(genuine):
     for code, document in list(envelopes(genuine)):
         genuine.write_bytes(canonical_json(document))
-        (refusal,) = read_receipts(CLAIM, [genuine], TRUSTED).refused
+        (refusal,) = read_receipts(BUNDLE, [genuine], TRUSTED).refused
         assert refusal.code == code, document
 
 
@@ -320,14 +386,14 @@ def test_a_signature_under_another_type_is_refused(genuine):
             b"text/plain", b"application/vnd.in-toto+json"
         )
     )
-    (refusal,) = read_receipts(CLAIM, [genuine], TRUSTED).refused
+    (refusal,) = read_receipts(BUNDLE, [genuine], TRUSTED).refused
     assert refusal.code == "CAP-B122"
 
 
 def test_what_is_no_small_file_is_refused(tmp_path, genuine):
     large = tmp_path / "large.receipt.json"
     large.write_bytes(genuine.read_bytes() + b" " * MAX_RECEIPT)
-    found = read_receipts(CLAIM, [large, tmp_path, tmp_path / "none", genuine], TRUSTED)
+    found = read_receipts(BUNDLE, [large, tmp_path, tmp_path / "none", genuine], TRUSTED)
     assert [refusal.code for refusal in found.refused] == ["CAP-B171", "CAP-B170", "CAP-B170"]
     assert len(found.receipts) == 1
     assert found.exit_code == ExitCode.TAMPERED
@@ -341,7 +407,7 @@ def test_no_changed_byte_is_accepted(genuine, data):
     changed = bytes([original[position] ^ data.draw(st.integers(1, 255))])
     path = genuine.with_name("changed.receipt.json")
     path.write_bytes(original[:position] + changed + original[position + 1 :])
-    found = read_receipts(CLAIM, [path], TRUSTED)
+    found = read_receipts(BUNDLE, [path], TRUSTED)
     assert found.tallies == {}
     assert found.exit_code == ExitCode.TAMPERED
 
@@ -351,4 +417,4 @@ def test_no_changed_byte_is_accepted(genuine, data):
 def test_no_noise_is_a_receipt(tmp_path, noise):
     path = tmp_path / "noise.receipt.json"
     path.write_bytes(noise)
-    assert len(read_receipts(CLAIM, [path], TRUSTED).refused) == 1
+    assert len(read_receipts(BUNDLE, [path], TRUSTED).refused) == 1

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import generate, load_private, load_public
 from capsule.bundle.receipts import Detail, Policy, make_statement, write_receipt
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.kind import MachineKind
 from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
@@ -269,8 +271,11 @@ def test_a_claimed_return_that_is_no_number_is_refused(tmp_path):
 def receipt(bundles, tmp_path):
     """A function that has somebody vouch for the DQN run, and returns the receipt and the key."""
 
-    def vouch(name, verdict="reproduced-bitwise", claim=None, machine="AMD EPYC", key=None):
-        key = key or generate(tmp_path / name)
+    author = bundles["dqn"].parent / "alice.pub"
+
+    def vouch(name, verdict="reproduced-bitwise", claim=None, machine="AMD EPYC", mode="full"):
+        exists = (tmp_path / name).exists()
+        key = load_public(tmp_path / f"{name}.pub") if exists else generate(tmp_path / name)
         kind = MachineKind(
             processor="AuthenticAMD 25/1",
             processor_name=machine,
@@ -282,12 +287,15 @@ def receipt(bundles, tmp_path):
         detail = Detail(
             verdict=verdict,
             expected="bitwise",
-            policy=Policy(mode="full", tolerance=None),
+            policy=Policy(mode=mode, tolerance=None),
+            signers=(load_public(author).fingerprint,),
             machine=kind,
             difference=None,
         )
+        with open_bundle(bundles["dqn"], []) as opened:
+            manifest = sha256_hex(opened.manifest.document)
         claim = claim or read(bundles["dqn"]).claims.claim_id()
-        statement = make_statement(claim, "d" * 64, "2026-11-21T12:00:00Z", detail)
+        statement = make_statement(claim, manifest, "2026-11-21T12:00:00Z", detail)
         path = tmp_path / f"{name}.receipt.json"
         return write_receipt(statement, load_private(tmp_path / name), path, path), key
 
@@ -318,7 +326,7 @@ def test_the_authors_own_receipt_counts_for_nothing(bundles, receipt, tmp_path):
     for name in ("alice", "alice.pub"):
         (tmp_path / name).write_bytes((original / name).read_bytes())
     (tmp_path / "alice").chmod(0o600)
-    path, _ = receipt("alice", key=load_public(tmp_path / "alice.pub"))
+    path, _ = receipt("alice")
     assert tell(read(bundles["dqn"], path)).headline == "Signed, not reproduced yet"
 
 
@@ -329,14 +337,14 @@ def test_a_receipt_that_contradicts_is_not_outvoted(bundles, receipt):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "headline"),
+    ("verdict", "mode", "headline"),
     [
-        ("reproduced-statistical", "Reproduced statistically"),
-        ("reproduced-segments", "Reproduced in part"),
+        ("reproduced-statistical", "full", "Reproduced statistically"),
+        ("reproduced-segments", "segments:all", "Reproduced in part"),
     ],
 )
-def test_weaker_grades_are_told_as_such(bundles, receipt, verdict, headline):
-    path, bob = receipt("bob", verdict)
+def test_weaker_grades_are_told_as_such(bundles, receipt, verdict, mode, headline):
+    path, bob = receipt("bob", verdict, mode=mode)
     assert tell(read(bundles["dqn"], path, others=[bob])).headline == headline
 
 

@@ -11,7 +11,8 @@ from capsule import execution
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import FinishedRun, pack_run
-from capsule.bundle.receipts import read_receipts, receipts_beside
+from capsule.bundle.receipts import receipts_beside
+from capsule.bundle.tally import read_original, read_receipts
 from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -203,20 +204,47 @@ def test_receipts_of_real_verifications_are_counted(verified, bundle, here, old,
         assert line.startswith("receipt: ")
     paths = receipts_beside(bundle)
     assert len(paths) == 3
-    with open_bundle(bundle, ()) as opened:
-        found = read_receipts(opened.claim_id, paths, [bob.public, carol.public])
+    policy = load_policy(keys=[folder / f"{name}.pub" for name in ("alice", "bob", "carol")])
+    found = read_receipts(read_original(bundle, policy), paths, policy)
     assert found.summary == (
         "reproduced bitwise by 2 signers on 1 kind of machine; "
         "reproduced statistically by 1 signer on 1 kind of machine"
     )
 
-    trusting_bob = receipts(bundle, "--key", folder / "bob.pub", "--json")
+    keys = "--key", folder / "alice.pub", "--key", folder / "bob.pub"
+    trusting_bob = receipts(bundle, *keys, "--json")
     document = json.loads(trusting_bob.stdout)
     assert trusting_bob.returncode == 0
     assert document["tallies"]["reproduced-bitwise"] == {"signers": 1, "machines": 1}
     nobody = receipts(bundle)
     assert nobody.returncode == 3
-    assert "no receipt by anybody you trust" in nobody.stdout
+    assert "no independent receipt by anybody you trust" in nobody.stdout
+
+
+def test_an_authors_receipt_never_counts(verified, bundle, old, folder):
+    """Not beside her own bundle, and not beside one that a key of the moment signed again."""
+    alice = load_private(folder / "alice")
+    generate(folder / "mallory")
+    with open_bundle(bundle, ()) as opened:
+        contents = {
+            file.path: Content(opened.content(file.path), file.role, file.media_type)
+            for file in opened.manifest.files
+        }
+        claim_id = opened.claim_id
+    (folder / "laundered").mkdir()
+    laundered = folder / "laundered" / bundle.name
+    pack(contents, claim_id, load_private(folder / "mallory"), laundered)
+    line = sign_report(verified(old), alice, bundle, folder / "own.receipt.json")
+    assert "will not count as independent" in line
+    own = folder / "own.receipt.json"
+
+    named = receipts(bundle, own, "--key", folder / "alice.pub")
+    assert (named.returncode, "the author's" in named.stdout) == (3, True)
+    unnamed = receipts(laundered, own, "--key", folder / "alice.pub")
+    assert (unnamed.returncode, "the author's" in unnamed.stdout) == (3, True)
+    both = "--key", folder / "alice.pub", "--key", folder / "mallory.pub"
+    fooled = receipts(laundered, own, *both)
+    assert (fooled.returncode, "the author's" in fooled.stdout) == (3, True)
 
 
 def test_what_decides_nothing_has_no_receipt(verified, bundle, here, folder):

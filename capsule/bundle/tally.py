@@ -1,0 +1,263 @@
+"""Counting receipts: who re-executed a run, without being its author.
+
+A receipt is independent if its signer is not among those who signed the bundle. Anybody can sign a
+bundle again, with a key made for the purpose, and so make its author look like somebody else. So a
+receipt counts only if a key that the reader named signed the bundle, if the receipt is about this
+very bundle, and if its signer verified a bundle that was signed by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from capsule.bundle.archive import tampered
+from capsule.bundle.bundle import OpenedBundle, open_bundle
+from capsule.bundle.envelope import DsseEnvelope, Fingerprint, parse_exact, unseal
+from capsule.bundle.keys import PublicKey
+from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, Statement, Verdict
+from capsule.bundle.trust import Policy as TrustPolicy
+from capsule.bundle.trust import Signature, UntrustedError
+from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Sha256
+from capsule.machine.kind import MachineKind
+
+CLOCKS_APART = timedelta(days=1)  # how far the clock of a verifier may be ahead
+
+
+@dataclass(frozen=True)
+class Original:
+    """The bundle that receipts are about.
+
+    Attributes:
+        claim_id: Its claim id.
+        manifest: SHA-256 of its ``manifest.json``.
+        authors: Fingerprints of the keys that signed it.
+        authentic: Whether one of them is a key that the reader named.
+    """
+
+    claim_id: str
+    manifest: str
+    authors: frozenset[str]
+    authentic: bool
+
+    @classmethod
+    def of(cls, bundle: OpenedBundle) -> Original:
+        """Return what receipts about an open bundle are held against."""
+        return cls(
+            claim_id=bundle.claim_id,
+            manifest=sha256_hex(bundle.manifest.document),
+            authors=frozenset(
+                (bundle.fingerprint, *(each.key for each in bundle.signers if each.key))
+            ),
+            authentic=bundle.authentic,
+        )
+
+
+def read_original(bundle: Path, policy: TrustPolicy) -> Original:
+    """Check that a bundle is intact, and find out who signed it, trusted or not.
+
+    Raises:
+        CapsuleError: See :func:`capsule.bundle.bundle.open_bundle`.
+    """
+    try:
+        opened = open_bundle(bundle, policy)
+    except UntrustedError:
+        opened = open_bundle(bundle, ())
+    with opened:
+        return Original.of(opened)
+
+
+class Receipt(Model):
+    """A receipt that is well-formed and about the claim id in question."""
+
+    file: str
+    signer: Fingerprint = Field(description="By its own account; a fact only if trusted.")
+    trusted: bool
+    identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
+    objection: str | None = Field(None, description="Why it is not trusted, or null.")
+    own: bool = Field(description="Its signer signed the bundle, too: not an independent voice.")
+    of_this_bundle: bool = Field(description="Its signer verified this very bundle.")
+    author_known: bool = Field(
+        description="A key that the reader named signed the bundle, so that others can be told "
+        "from its author."
+    )
+    verdict: Verdict
+    mode: str
+    image: Literal["rebuilt", "embedded"] | None
+    expected: Literal["bitwise", "statistical"]
+    machine: MachineKind
+    time: str
+    capsule: str = Field(description="Version that verified.")
+    difference: str | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a voice: of somebody trusted who is not the author of the bundle."""
+        return self.trusted and not self.own and self.of_this_bundle and self.author_known
+
+    @property
+    def standing(self) -> str:
+        """Whether it counts, and if not, why."""
+        if not self.trusted:
+            return "not trusted"
+        if self.own:
+            return "the author's"
+        if not self.of_this_bundle:
+            return "of another bundle"
+        return "counts" if self.author_known else "independence not shown"
+
+
+class Refusal(Model):
+    """A file that is no receipt for the claim id in question, and why."""
+
+    file: str
+    code: str
+    message: str
+
+
+class Tally(Model):
+    """How many vouch for one verdict."""
+
+    signers: int = Field(description="Distinct trusted keys.")
+    machines: int = Field(description="Distinct kinds of machine: processor and GPU.")
+
+
+class Receipts(Model):
+    """What all receipts of a claim id come to."""
+
+    schema_id: Literal["capsule/receipts/v1"] = Field("capsule/receipts/v1", alias="schema")
+    claim_id: Sha256
+    summary: str = Field(description="The tallies in one sentence.")
+    tallies: dict[Verdict, Tally] = Field(description="Of what counts, the strongest first.")
+    receipts: tuple[Receipt, ...]
+    refused: tuple[Refusal, ...]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 reproduced; 1 not reproduced, or by returns only; 3 a file was refused, or nobody."""
+        if self.refused or not self.tallies:
+            return ExitCode.TAMPERED
+        weak = self.tallies.keys() == {"reproduced-statistical"}
+        return ExitCode.DIFFERS if weak or "not-reproduced" in self.tallies else ExitCode.OK
+
+
+def read_receipts(
+    original: Original, paths: Iterable[Path], trust: TrustPolicy | Iterable[PublicKey]
+) -> Receipts:
+    """Check receipts and count those that are a trusted, independent voice.
+
+    Args:
+        original: What they must be about.
+        paths: The files; anybody's.
+        trust: Whose receipts count.
+    """
+    policy = TrustPolicy.of(trust)
+    receipts, refused = [], []
+    for path in paths:
+        try:
+            receipts.append(_read(path, original, policy))
+        except CapsuleError as error:
+            refused.append(Refusal(file=path.name, code=error.code, message=error.message))
+    tallies = _tallies(receipts)
+    return Receipts(
+        claim_id=original.claim_id,
+        summary=_sentence(tallies, receipts),
+        tallies=tallies,
+        receipts=tuple(receipts),
+        refused=tuple(refused),
+    )
+
+
+def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
+    """Read one receipt.
+
+    Raises:
+        CapsuleError: CAP-B170 (cannot be read), B171 (not a receipt), B172 (of another run), B175
+            (of a time to come), or B121, B122, B123 of its envelope.
+    """
+    envelope = parse_exact(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
+    payload, key = unseal(envelope, policy.candidates)
+    statement = parse_exact(payload, Statement, "the receipt's statement", "CAP-B171")
+    summary, detail = statement.predicate, statement.predicate.detail
+    if statement.claim_id != original.claim_id:
+        raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
+    latest = (policy.now + CLOCKS_APART).strftime(TIME_FORMAT)
+    if summary.time_verified > latest:
+        raise tampered("CAP-B175", f"the receipt is of {summary.time_verified}, which is to come")
+    fingerprint = envelope.signatures[0].keyid
+    (signer,) = policy.judge([Signature("dsse", fingerprint, key)], b"")
+    return Receipt(
+        file=path.name,
+        signer=fingerprint,
+        trusted=signer.objection is None,
+        identity=signer.identity,
+        objection=signer.objection,
+        own=fingerprint in original.authors.union(detail.signers),
+        of_this_bundle=summary.input_attestations[0].digest.sha256 == original.manifest,
+        author_known=original.authentic,
+        verdict=detail.verdict,
+        mode=detail.policy.mode,
+        image=detail.policy.image,
+        expected=detail.expected,
+        machine=detail.machine,
+        time=summary.time_verified,
+        capsule=summary.verifier.version.capsule,
+        difference=detail.difference,
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open_regular(path) as stream:
+            data = stream.read(MAX_RECEIPT + 1)
+    except OSError as error:
+        raise tampered("CAP-B170", f"cannot read the receipt: {error.strerror}") from error
+    if len(data) > MAX_RECEIPT:
+        raise tampered("CAP-B171", f"the receipt is larger than {MAX_RECEIPT} bytes")
+    return data
+
+
+def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, Tally]:
+    tallies = {}
+    for verdict in LEVELS:
+        voices = [receipt for receipt in receipts if receipt.counts and receipt.verdict == verdict]
+        if voices:
+            signers = {receipt.signer for receipt in voices}
+            machines = {receipt.machine.key for receipt in voices}
+            tallies[verdict] = Tally(signers=len(signers), machines=len(machines))
+    return tallies
+
+
+_PHRASES: dict[Verdict, str] = {
+    "reproduced-bitwise": "reproduced bitwise",
+    "reproduced-segments": "reproduced in segments",
+    "reproduced-prefix": "reproduced in a prefix",
+    "reproduced-statistical": "reproduced statistically",
+    "not-reproduced": "not reproduced",
+}
+
+
+def _sentence(tallies: dict[Verdict, Tally], receipts: Sequence[Receipt]) -> str:
+    parts = [
+        f"{_PHRASES[verdict]} by {_number(tally.signers, 'signer')} on "
+        f"{_number(tally.machines, 'kind')} of machine"
+        for verdict, tally in tallies.items()
+    ]
+    if not parts and any(receipt.standing == "independence not shown" for receipt in receipts):
+        return (
+            "nothing counts: independence is not shown, since no key that you named signed the "
+            "bundle"
+        )
+    return "; ".join(parts) or "no independent receipt by anybody you trust"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
