@@ -312,6 +312,7 @@ def write_entropy_report(run: Path, lock: Lock) -> None:
             outlived=0,
             programs=(),
             uses=(),
+            told=(),
             coverage=(),
         ),
     )
