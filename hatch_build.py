@@ -39,6 +39,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         STATIC,
     ),
+    "capsule-enclose": (("enclose.c",), STATIC),
     "libcapsule-entropy.so": (
         (
             *("interposer.c", "sources.c", "devices.c", "lineage.c", "clock.c"),

@@ -1,22 +1,25 @@
 """The plain-process engine: for machines without a container engine.
 
 It runs the locked wheels and the locked training code with the locked variables, but on this
-machine's C library and Python build, without isolation: the Debian packages of the lock are not
-used. That is a declared relaxation, ``engine=process``, of every claim made with it.
+machine's C library and Python build: the Debian packages of the lock are not used. That is a
+declared relaxation, ``engine=process``, of every claim made with it.
+
+Where the kernel allows it, a task has namespaces of its own: it sees its run directory, its
+environment and its source tree at fixed paths, a private ``/tmp``, no other process and no network.
+Where it does not, the launcher reads that back, and ``engine.namespaces=none`` is declared, too.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,17 +35,22 @@ from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.project import project_archive, unpack_project
+from capsule.native import native_part
 
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
+_ENCLOSED_RUN = "/out"  # as in a container
+_ENCLOSED_ENVIRONMENT = "/capsule"
+_ENCLOSED_HOME = "/tmp"  # noqa: S108 - private
 
 
 class ProcessEngine:
-    """Runs tasks as ordinary processes of the caller, in an environment made by uv."""
+    """Runs tasks as processes of the caller, in an environment made by uv."""
 
     def __init__(self) -> None:
         self._environment: Path | None = None
         self._project: Path | None = None
+        self._encloses = False
 
     @property
     def name(self) -> Literal["process"]:
@@ -83,37 +91,108 @@ class ProcessEngine:
                 _make_environment(lock, cache, environment)
         self._environment = environment
         self._project = _unpacked(lock.project, cache) if lock.project else None
+        refusal = namespaces_refused()
+        self._encloses = refusal is None
+        if refusal is not None:
+            progress(
+                "this machine gives a task no namespaces of its own, so it shares /tmp, process "
+                f"numbers and the network: a declared relaxation ({refusal})"
+            )
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
-        """Execute a task as a process group of its own, with nothing of the caller's environment.
+        """Execute a task with nothing of the caller's environment, in namespaces of its own.
 
-        Time, disk and memory are limited by watching; the number of processes is not.
+        Time, disk and memory are limited by watching; the number of processes is not. A task with
+        a Ray cluster shares the network, ``/tmp`` and ``/dev/shm`` with it, so it has no
+        namespaces.
 
         Raises:
             CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``).
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
-        if self._project is not None:
-            tree = {contract.PROJECT_VARIABLE: str(self._project)}
-            task = replace(task, environment={**task.environment, **tree})
-        with (
-            interrupts() as interruptions,
-            exclusive(task.run_directory),
-            tempfile.TemporaryDirectory(prefix="capsule-") as home,
-            _started(task, self._environment, home) as running,
-        ):
+        with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
+            if self._encloses and task.cluster is None:
+                start = enclosed_start(task, self._environment, self._project)
+            else:
+                home = stack.enter_context(tempfile.TemporaryDirectory(prefix="capsule-"))
+                start = plain_start(task, self._environment, self._project, home)
+            running = stack.enter_context(_started(start, task))
             return supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
             )
 
 
-class _RunningProcess:
-    """A started process group (:class:`capsule.engine.supervise.Running`)."""
+@dataclass(frozen=True)
+class Start:
+    """How a task is started.
 
-    def __init__(self, process: subprocess.Popen[bytes], limit_bytes: int) -> None:
+    Attributes:
+        command: Program and arguments, absolute or on this process's ``PATH``.
+        environment: All variables.
+        folder: Working folder of the command.
+        enclosed: Whether its first descendant is the first process of a namespace.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    enclosed: bool
+
+
+def namespaces_refused() -> str | None:
+    """Return why this kernel gives tasks no namespaces of their own; None if it does."""
+    done = subprocess.run(
+        [native_part("capsule-enclose"), "--probe"], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    return done.stderr.strip().removeprefix("capsule-enclose: ") or f"status {done.returncode}"
+
+
+def enclosed_start(task: Task, environment: Path, project: Path | None) -> Start:
+    """Start a task in namespaces of its own, where everything has a fixed path."""
+    shown = {_ENCLOSED_ENVIRONMENT: environment}
+    if project is not None:
+        shown[contract.PROJECT_FOLDER] = project
+    options = [f"--writable={task.run_directory.resolve()}={_ENCLOSED_RUN}"]
+    options += [f"--read-only={folder.resolve()}={path}" for path, folder in shown.items()]
+    native = Path(_ENCLOSED_ENVIRONMENT, _native(environment).relative_to(environment))
+    command = task.command(run_directory=_ENCLOSED_RUN, native=str(native))
+    temporary = f"--temporary={task.limits.temporary_mb}"
+    return Start(
+        (str(native_part("capsule-enclose")), temporary, *options, "--", *command),
+        task_environment(task, _ENCLOSED_ENVIRONMENT, _ENCLOSED_HOME),
+        "/",
+        enclosed=True,
+    )
+
+
+def plain_start(task: Task, environment: Path, project: Path | None, home: str) -> Start:
+    """Start a task as a process like any other, which ends with Capsule."""
+    guard = ("setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--", "prlimit", "--core=0:0")
+    command = task.command(
+        run_directory=str(task.run_directory.resolve()), native=str(_native(environment))
+    )
+    variables = task_environment(task, str(environment), home) | {"TMPDIR": home}
+    if project is not None:
+        variables |= {contract.PROJECT_VARIABLE: str(project)}
+    return Start((*guard, *command), variables, home, enclosed=False)
+
+
+def _native(environment: Path) -> Path:
+    return next(environment.glob("lib/*/site-packages/capsule/native/lib"))
+
+
+class _RunningProcess:
+    """A started process and its descendants (:class:`capsule.engine.supervise.Running`)."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], limit_bytes: int, *, enclosed: bool
+    ) -> None:
         self._process = process
         self._limit_bytes = limit_bytes
+        self._enclosed = enclosed
 
     def wait(self, seconds: float) -> int | None:
         try:
@@ -126,11 +205,19 @@ class _RunningProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill the descendants: an enclosure ends when the kernel has ended all that is in it."""
+        found = descendants(self._process.pid) if self._process.poll() is None else set()
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        # An enclosure ends by itself, once the kernel has ended all that was in the namespace.
+        if not (self._enclosed and found):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def exceeds_memory(self) -> bool:
-        return session_memory(self._process.pid) > self._limit_bytes
+        process = self._process.pid
+        return memory_of({process} | descendants(process)) > self._limit_bytes
 
     def was_out_of_memory(self) -> bool:
         return False  # the kernel does not say
@@ -143,7 +230,7 @@ def environment_key(lock: Lock) -> str:
     return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
 
 
-def task_environment(task: Task, environment: Path, home: str) -> Mapping[str, str]:
+def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
     gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
     return {
@@ -151,39 +238,43 @@ def task_environment(task: Task, environment: Path, home: str) -> Mapping[str, s
         **gpu,
         "HOME": home,
         "LOGNAME": "capsule",
-        "PATH": f"{environment / 'bin'}:/usr/local/bin:/usr/bin:/bin",
-        "TMPDIR": home,
+        "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin",
         "USER": "capsule",
     }
 
 
-def session_memory(session: int) -> int:
-    """Return the memory of all processes of a session in bytes, shared pages split among them."""
-    total = 0
+def descendants(process: int) -> set[int]:
+    """Return the children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        # Processes end, and belong to other users, at any moment.
-        with suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                lines = (folder / "smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        with suppress(OSError):  # processes end at any moment
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found, new = set[int](), children.get(process, [])
+    while new:
+        found.update(new)
+        new = [child for each in new for child in children.get(each, [])]
+    return found
+
+
+def memory_of(processes: Iterable[int]) -> int:
+    """Return the memory of processes in bytes, shared pages split among them."""
+    total = 0
+    for process in processes:
+        with suppress(OSError):  # it ended, or does not show its memory (the launcher)
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total << 10
 
 
 @contextmanager
-def _started(task: Task, environment: Path, home: str) -> Iterator[_RunningProcess]:
-    """Start a task; afterwards nothing of its process group is left and its output is kept."""
-    # The kernel ends the task with Capsule, however that ends; no privilege can be gained.
-    guard = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--"]
-    command = task.command(
-        run_directory=str(task.run_directory.resolve()),
-        native=str(next(environment.glob("lib/*/site-packages/capsule/native/lib"))),
-    )
+def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
+    """Start a task; afterwards nothing of it is left and its output is kept."""
     try:
         process = subprocess.Popen(
-            [*guard, *command],
-            cwd=home,
-            env=task_environment(task, environment, home),
+            start.command,
+            cwd=start.folder,
+            env=start.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -197,13 +288,13 @@ def _started(task: Task, environment: Path, home: str) -> Iterator[_RunningProce
             fix="Install util-linux (setpriv).",
             exit_code=ExitCode.NO_ENGINE,
         ) from error
-    running = _RunningProcess(process, task.limits.memory_mb << 20)
+    memory = task.limits.memory_mb << 20
+    running = _RunningProcess(process, memory, enclosed=start.enclosed)
     log = threading.Thread(
         target=_keep_output, args=(process, task.run_directory / contract.LOG), daemon=True
     )
     log.start()
     try:
-        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         yield running
     finally:
         running.kill()

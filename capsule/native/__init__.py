@@ -13,6 +13,7 @@ Part = Literal[
     "libcapsule-math.so",  # preloaded: what of the maths libraries cannot be pinned
     "libcapsule-entropy.so",  # preloaded: record, replay or derive operating-system entropy
     "capsule-launch",  # starts a program under all of that
+    "capsule-enclose",  # starts a program in namespaces of its own, without a container engine
 ]
 
 
