@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 from pydantic import Field
 
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.beneath import open_beneath
@@ -29,6 +30,9 @@ from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
 MAX_DOCUMENT_BYTES = 64 << 20
+
+
+NO_NAMESPACES = "engine.namespaces=none"  # a fact of the machine: a repetition may differ in it
 
 
 class ImageClaim(Model):
@@ -232,9 +236,17 @@ def read_arrivals(path: Path) -> ArrivalLog:
         raise _broken(path.name, "arrival log", error.strerror or str(error)) from error
 
 
-def image_relaxations(lock: Lock, engine: str) -> tuple[str, ...]:
-    """Name every relaxation of a run: those of its spec, and a missing container."""
-    outside = ["engine=process"] if engine == "process" else []
+def image_relaxations(lock: Lock, engine: str, report: EntropyReport) -> tuple[str, ...]:
+    """Name every relaxation of a run: those of its spec, and what it lacked of a container.
+
+    Args:
+        lock: The locked experiment.
+        engine: Where it ran.
+        report: What the launcher read back: without a container, whether the run had namespaces.
+    """
+    outside = []
+    if engine == "process":
+        outside = ["engine=process"] if report.numbers_pinned else ["engine=process", NO_NAMESPACES]
     return tuple(sorted([*relaxations(lock.spec), *outside]))
 
 
@@ -295,11 +307,12 @@ def _common_claims(
     lock: Lock, image: ImageClaim | None, engine: str, run_directory: Path
 ) -> Claims:
     runtime = read_document(run_directory / contract.RUNTIME, contract.Runtime)
+    report = read_document(run_directory / contract.ENTROPY_REPORT, EntropyReport)
     profile = run_directory / contract.ENTROPY_PROFILE
     return Claims(
         lock=lock.digest(),
         image=image,
-        relaxations=image_relaxations(lock, engine),
+        relaxations=image_relaxations(lock, engine, report),
         flags=runtime.flags,
         libraries=runtime.libraries,
         entropy_profile=sha256_file(profile) if profile.exists() else None,

@@ -19,6 +19,7 @@ from capsule.bundle.claims import (
 )
 from capsule.bundle.sbom_checks import MAX_BYTES, sbom_matches_lock, validate_sbom
 from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
 from capsule.experiment.errors import CapsuleError
@@ -78,7 +79,8 @@ def _lock(parts: Contents) -> None:
 
 def _relaxations(parts: Contents, observed: Observations) -> None:
     """Check that no guarantee was given up silently."""
-    found = image_relaxations(parts.lock, observed.engine.get("name", ""))
+    report = parts.bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)
+    found = image_relaxations(parts.lock, observed.engine.get("name", ""), report)
     equal(run_bundle.LOCK, "the relaxations", parts.claims.relaxations, found)
     equal(
         run_bundle.OBSERVATIONS,

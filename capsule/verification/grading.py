@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.claims import NO_NAMESPACES, TrainingClaims
 from capsule.experiment.spec import ToleranceSpec
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.equivalence import ReturnStatistics, outcome_of
@@ -113,5 +113,6 @@ def _fixed(claims: TrainingClaims) -> dict[str, Any]:
     facts["flags"] = {
         name: value for name, value in claims.flags.items() if name not in PROCESSOR_FLAGS
     }
+    facts["relaxations"] = [name for name in claims.relaxations if name != NO_NAMESPACES]
     facts["streams"] = [(stream.name, stream.seed, stream.key) for stream in claims.streams]
     return facts

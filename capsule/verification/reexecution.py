@@ -17,10 +17,12 @@ from capsule.bundle.claims import (
     collect_claims,
     collect_program_claims,
     collect_training_claims,
+    image_relaxations,
     read_document,
 )
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger, compare_ledgers
+from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
@@ -113,6 +115,7 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
         ledger = read_document(directory / contract.LEDGER, Ledger)
         facts["ledger"] = ledger
         facts["ledger_differences"] = compare_ledgers(facts["recorded_ledger"], ledger)
+        facts["relaxations"] = _all_relaxations(run, directory)
         if isinstance(claims, ProgramClaims):
             _compare_program(run, claims, directory, facts)
         elif isinstance(claims, TrainingClaims) and isinstance(result, contract.Result):
@@ -121,6 +124,14 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
             if run.mode.steps is None and facts["differences"]:
                 return _judge_returns(run, claims, directory, facts)
     return _judge(run.mode, facts)
+
+
+def _all_relaxations(run: Reexecution, directory: Path) -> tuple[str, ...]:
+    """Name the guarantees that were given up by the recorded run, or here."""
+    parts = run.contents
+    report = read_document(directory / contract.ENTROPY_REPORT, EntropyReport)
+    here = image_relaxations(parts.lock, run.engine.name, report)
+    return tuple(sorted({*parts.claims.relaxations, *here}))
 
 
 def _challenge(run: Reexecution, recorded: Recorded, facts: dict[str, Any]) -> tuple[Grade, str]:

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from capsule.engine.interface import RUN_DIRECTORY, Task
+from capsule.bundle.claims import image_relaxations
+from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine, environment_key
+from capsule.entropy.launch import launch_arguments
+from capsule.entropy.report import collect
 from capsule.experiment.canonical import sha256_file
+from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.variables import environment_variables
 
@@ -72,12 +76,12 @@ def run(lock, cache, run_directory, make_task, enclosed):
     engine.prepare(lock, None, cache, progress=notes.append)
     assert ("not allowed" in notes[-1]) is not enclosed
 
-    def run_code(code, *, on_poll=lambda: None, environment=None, **limits):
+    def run_code(code, *, on_poll=lambda: None, environment=None, launcher=(), **limits):
         task = Task(
             run_directory=run_directory,
             environment=environment or {},
             limits=make_task("").limits.model_copy(update=limits),
-            arguments=("python3.11", "-P", "-c", code, RUN_DIRECTORY),
+            arguments=(*launcher, "python3.11", "-P", "-c", code, RUN_DIRECTORY),
         )
         ended = engine.run(task, on_poll=on_poll, poll_seconds=0.05)
         return ended, (run_directory / "output.log").read_text()
@@ -133,6 +137,18 @@ def test_no_privilege_can_be_gained_and_no_core_is_dumped(run):
     )
     assert "(0, 0)" in output
     assert r"NoNewPrivs:\t1" in output
+
+
+def test_the_claims_say_whether_the_launcher_was_alone(run, lock, run_directory, enclosed):
+    (run_directory / "start").mkdir()
+    words = launch_arguments(
+        lock.spec, native=NATIVE, directory=f"{RUN_DIRECTORY}/start", replay=None
+    )
+    ended, output = run("import os; print(os.getpid())", launcher=words)
+    assert (ended.status, output == f"{FIRST_PROCESS}\n") == (0, enclosed)
+    found = image_relaxations(lock, "process", collect(run_directory / "start"))
+    assert ("engine.namespaces=none" in found) is not enclosed
+    assert "engine=process" in found
 
 
 def test_a_signal_is_told_as_by_a_shell(run):

@@ -219,6 +219,13 @@ def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, lin
     assert "secret" not in first.found
 
 
+def test_namespaces_that_one_machine_lacks_contradict_no_claim():
+    left, right = (make_claims(relaxations=names) for names in ((), ("engine.namespaces=none",)))
+    assert compare_claims(left, right) == compare_claims(right, left) == ()
+    (difference,) = compare_claims(left, make_claims(relaxations=("engine=process",)))
+    assert difference.component.startswith("relaxations")
+
+
 def make_program_claims(files):
     outputs = {
         path: Output(size=len(data), sha256=sha256_hex(data)) for path, data in files.items()
