@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from capsule.entropy.report import EntropyReport, ProgramReport, Tally
+from capsule.entropy.report import EntropyReport, ProgramReport, Tally, ToldReport
 from capsule.experiment.contract import Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses
 
@@ -57,6 +57,13 @@ class Evidence:
         if self.report is None:
             return ()
         return tuple(each for each in self.report.programs if self._counts(each.process))
+
+    @property
+    def told(self) -> tuple[ToldReport, ...]:
+        """What processes were told for the machine, without Capsule's own beside a program."""
+        if self.report is None:
+            return ()
+        return tuple(each for each in self.report.told if self._counts(each.process))
 
     @property
     def requests(self) -> Tally:

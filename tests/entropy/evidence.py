@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from capsule.entropy.evidence import Evidence
-from capsule.entropy.report import EntropyReport, LibraryUse, ProgramReport, Tally
+from capsule.entropy.report import EntropyReport, LibraryUse, ProgramReport, Tally, ToldReport
 from capsule.experiment.contract import FIRST_PROCESS, Runtime, StreamProfile, StreamProfiles
 from capsule.experiment.mechanisms import (
     Interpreters,
@@ -89,6 +89,21 @@ def use(process="0", calls=2, size=2496):
     )
 
 
+def told(process="0", **changes):
+    """Return what a process was told in place of the machine."""
+    whole = ToldReport(
+        process=process,
+        clock="system",
+        readings=0,
+        waits=0,
+        sorted=True,
+        listings=12,
+        cores=4,
+        core_questions=2,
+    )
+    return whole.model_copy(update=changes)
+
+
 def make_report(**changes):
     """Return the launcher's account of a run of one Python process."""
     whole = EntropyReport(
@@ -103,7 +118,7 @@ def make_report(**changes):
         outlived=0,
         programs=(executed(),),
         uses=(use(),),
-        told=(),
+        told=(told(),),
         coverage=(),
     )
     return whole.model_copy(update=changes)
@@ -124,6 +139,7 @@ PROGRAM = replace(
         processes=3,
         programs=(executed(), executed("0.2x")),
         uses=(use(), use("0.1"), use("0.2x", 3, 64)),
+        told=(told(clock="virtual", readings=9), told("0.2x", clock="virtual", readings=70)),
     ),
     streams=None,
 )

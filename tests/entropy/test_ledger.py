@@ -27,6 +27,7 @@ from tests.entropy.evidence import (
     make_interpreters,
     make_mechanisms,
     make_report,
+    told,
 )
 
 CUDA = SERIAL.model_copy(update={"device": "cuda:0"})
@@ -49,6 +50,8 @@ def test_a_trainer_on_a_cpu_in_a_container():
         "Memory addresses": "eliminated",
         "Random streams": "seeded",
         "Clocks": "assumed",
+        "Listing order": "ordered",
+        "Processor count": "eliminated",
         "Scheduling": "ordered",
         "Torch operators": "eliminated",
         "Uninitialised memory": "eliminated",
@@ -67,7 +70,9 @@ def test_a_program_has_no_rows_of_what_only_trainers_have():
         "Processor randomness": "assumed",
         "Start bytes of programs": "seeded",
         "Memory addresses": "eliminated",
-        "Clocks": "assumed",
+        "Clocks": "ordered",
+        "Listing order": "ordered",
+        "Processor count": "eliminated",
         "Scheduling": "assumed",
         "Torch operators": "eliminated",
         "Uninitialised memory": "eliminated",
@@ -102,6 +107,12 @@ def surroundings(evidence=TRAINER, **changes):
 
 def report(evidence=TRAINER, **changes):
     return replace(evidence, report=evidence.report.model_copy(update=changes))
+
+
+def telling(evidence, **changes):
+    """Change what the processes of a run were told."""
+    told = tuple(each.model_copy(update=changes) for each in evidence.report.told)
+    return report(evidence, told=told)
 
 
 def interpreters(evidence=TRAINER, *arguments, **changes):
@@ -175,6 +186,8 @@ BROKEN = {
             "Entropy by raw system calls": "assumed",
             "Start bytes of programs": "assumed",
             "Memory addresses": "assumed",
+            "Listing order": "assumed",
+            "Processor count": "assumed",
         },
     ),
     "entropy left alone": (
@@ -222,16 +235,35 @@ BROKEN = {
         {"Memory addresses": "assumed"},
     ),
     "no streams": (TRAINER, replace(TRAINER, streams=None), {"Random streams": None}),
-    "a fixed clock": (TRAINER, report(clock="fixed"), {"Clocks": "eliminated"}),
-    "a virtual clock": (TRAINER, report(clock="virtual"), {"Clocks": "ordered"}),
-    "a static program under a fixed clock": (
-        report(PROGRAM, clock="fixed"),
+    "a fixed clock": (TRAINER, telling(TRAINER, clock="fixed"), {"Clocks": "eliminated"}),
+    "a virtual clock": (TRAINER, telling(TRAINER, clock="virtual"), {"Clocks": "ordered"}),
+    "a program that reads the machine's clock": (
+        PROGRAM,
+        telling(PROGRAM, clock="system"),
+        {"Clocks": "assumed"},
+    ),
+    "listings in the order of the file system": (
+        PROGRAM,
+        telling(PROGRAM, sorted=False, listings=0),
+        {"Listing order": "assumed"},
+    ),
+    "the machine's number of processors": (
+        PROGRAM,
+        telling(PROGRAM, cores=None, core_questions=0),
+        {"Processor count": "assumed"},
+    ),
+    "programs that were told different numbers of processors": (
+        PROGRAM,
+        report(PROGRAM, told=(*PROGRAM.report.told, told("0.2x.1x", clock="virtual", cores=2))),
+        {"Processor count": "assumed"},
+    ),
+    "a static program": (
+        PROGRAM,
         report(
             PROGRAM,
-            clock="fixed",
             programs=(executed(), executed("0.2x", preloaded=False, linkage="static")),
         ),
-        {"Clocks": "assumed"},
+        {"Clocks": "assumed", "Listing order": "assumed", "Processor count": "assumed"},
     ),
     "unrolls in the order of arrival, written down": (
         TRAINER,

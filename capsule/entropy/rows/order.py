@@ -7,17 +7,44 @@ from capsule.experiment.mechanisms import TrainerUse
 
 
 def _clocks(evidence: Evidence) -> Judgement:
-    report = evidence.report
-    if report is None or report.clock == "system":
+    clocks = {each.clock for each in evidence.told}
+    readings = sum(each.readings for each in evidence.told)
+    if len(clocks) != 1 or "system" in clocks:
         return "assumed", "the calendar clock was left alone"
-    treatment: Treatment = "eliminated" if report.clock == "fixed" else "ordered"
-    passed = sum(1 for each in evidence.programs if each.executed and not each.preloaded)
-    if passed:
-        return "assumed", (
-            f"the calendar clock was {report.clock}, but {passed:,} programs are not linked with "
-            "the C library in which it is answered"
-        )
-    return treatment, f"the calendar clock was {report.clock}; others were left alone"
+    clock = clocks.pop()
+    shown = f"the calendar clock was {clock} and was read {readings:,} times"
+    if passed := _passed(evidence):
+        return "assumed", f"{shown}, but {passed}"
+    treatment: Treatment = "eliminated" if clock == "fixed" else "ordered"
+    return treatment, f"{shown}; others were left alone"
+
+
+def _listings(evidence: Evidence) -> Judgement:
+    count = sum(each.listings for each in evidence.told if each.sorted)
+    if not evidence.told or not all(each.sorted for each in evidence.told):
+        return "assumed", "folders were listed as the file system has them"
+    if passed := _passed(evidence):
+        return "assumed", f"{count:,} folders were listed in order of names, but {passed}"
+    return "ordered", f"{count:,} folders were listed in order of names"
+
+
+def _cores(evidence: Evidence) -> Judgement:
+    told = {each.cores for each in evidence.told}
+    count = sum(each.core_questions for each in evidence.told)
+    if len(told) != 1 or None in told:
+        return "assumed", "programs were told the machine's number"
+    answered = f"programs were told {told.pop()}, {count:,} times"
+    if passed := _passed(evidence):
+        return "assumed", f"{answered}, but {passed}"
+    return "eliminated", f"{answered}; files of /proc and /sys still describe the machine"
+
+
+def _passed(evidence: Evidence) -> str | None:
+    """Say how many programs were answered by the kernel; None if there were none."""
+    count = sum(1 for each in evidence.programs if each.executed and not each.preloaded)
+    if not count:
+        return None
+    return f"{count:,} programs are not linked with the C library in which that is done"
 
 
 def _scheduling(evidence: Evidence) -> Judgement:
@@ -45,7 +72,9 @@ def _trainer_schedule(trainer: TrainerUse) -> Judgement:
 
 
 SOURCES = (
-    Source("Clocks", _clocks, "a program whose results depend on the time"),
+    Source("Clocks", _clocks, "results that depend on how long something took"),
+    Source("Listing order", _listings, "a program that asks the kernel without the C library"),
+    Source("Processor count", _cores, "a program that reads files of /proc or /sys"),
     Source("Scheduling", _scheduling, "threads or processes that race for shared state"),
     # Actors that are answered by a service: batches, seeds and routes of its requests go here.
 )

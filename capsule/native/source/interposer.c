@@ -39,6 +39,31 @@ static _Noreturn void fail(enum journal_failure failure) {
     end_run();
 }
 
+/* ---- what is told in place of the machine ---- */
+
+static struct journal_told *_Atomic told;
+
+/* Two threads may make one at the same time; the second stays empty. */
+static struct journal_told *begin_telling(void) {
+    struct journal_told *made = journal_claim(settings.journal, JOURNAL_TOLD, sizeof *made);
+    struct journal_told *none = NULL;
+    if (!made) return NULL;
+    made->clock = settings.clock;
+    made->sorted = settings.listings == LISTINGS_SORTED;
+    made->core_count = settings.cores;
+    strcpy(made->process, settings.process);
+    journal_publish(&made->record);
+    return atomic_compare_exchange_strong(&told, &none, made) ? made : none;
+}
+
+void tell_once_more(size_t count) {
+    struct journal_told *record = atomic_load_explicit(&told, memory_order_relaxed);
+    if (!record && settings.journal) record = begin_telling();
+    if (record) atomic_fetch_add((_Atomic uint64_t *)((char *)record + count), 1);
+}
+
+void stop_telling(void) { atomic_store(&told, NULL); }
+
 /* ---- settings ---- */
 
 /* The launcher pads what differs between a run and its replay to one length. */
@@ -131,6 +156,7 @@ void attach(void) {
 #undef RESOLVE
     keep_environment();
     watch_forks();
+    if (settings.journal) begin_telling(); /* the settings, whether or not anything is asked */
     open_standard_input();
 }
 
@@ -195,29 +221,6 @@ static void begin_drawing(struct thread *self) {
     journal_publish(&entry->record);
     self->record = entry;
 }
-
-static struct journal_told *_Atomic told;
-
-/* Two threads may make one at the same time; the second stays empty. */
-static struct journal_told *begin_telling(void) {
-    struct journal_told *made = journal_claim(settings.journal, JOURNAL_TOLD, sizeof *made);
-    struct journal_told *none = NULL;
-    if (!made) return NULL;
-    made->clock = settings.clock;
-    made->sorted = settings.listings == LISTINGS_SORTED;
-    made->core_count = settings.cores;
-    strcpy(made->process, settings.process);
-    journal_publish(&made->record);
-    return atomic_compare_exchange_strong(&told, &none, made) ? made : none;
-}
-
-void tell_once_more(size_t count) {
-    struct journal_told *record = atomic_load_explicit(&told, memory_order_relaxed);
-    if (!record && settings.journal) record = begin_telling();
-    if (record) atomic_fetch_add((_Atomic uint64_t *)((char *)record + count), 1);
-}
-
-void stop_telling(void) { atomic_store(&told, NULL); }
 
 static const char *library_of(const void *address) {
     Dl_info info;
