@@ -40,6 +40,7 @@ from capsule.bundle.trust import Policy, Signature, Signer
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
+from capsule.experiment.owner import temporary_folder
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -74,8 +75,7 @@ class OpenedBundle:
     directory: Path
     fingerprint: str
     signers: tuple[Signer, ...]
-    _staging: tempfile.TemporaryDirectory[str]
-    _stream: BinaryIO
+    _resources: ExitStack
 
     @property
     def authentic(self) -> bool:
@@ -147,8 +147,7 @@ class OpenedBundle:
 
     def close(self) -> None:
         """Delete the staged copies and close the bundle."""
-        self._stream.close()
-        self._staging.cleanup()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -236,10 +235,10 @@ def open_bundle(
     with ExitStack() as stack:
         stream = stack.enter_context(archive.open_archive(path))
         with _copying():
-            staging = tempfile.TemporaryDirectory(prefix="capsule-bundle-")  # mode 0700, by mkdtemp
-            stack.callback(staging.cleanup)
-            opened = _check(stream, Policy.of(trust), limits, staging)
-        stack.pop_all()
+            root = stack.enter_context(temporary_folder("capsule-bundle-"))
+            resources = ExitStack()
+            opened = _check(stream, Policy.of(trust), limits, root, resources)
+        resources.callback(stack.pop_all().close)
         return opened
 
 
@@ -247,7 +246,8 @@ def _check(
     stream: BufferedReader,
     policy: Policy,
     limits: Limits,
-    staging: tempfile.TemporaryDirectory[str],
+    root: Path,
+    resources: ExitStack,
 ) -> OpenedBundle:
     reader = ArchiveReader(stream, limits)
     attestation = envelope.examine(reader.read(ENVELOPE, limits.envelope), policy.candidates)
@@ -267,9 +267,8 @@ def _check(
     signers = policy.judge(signatures, document)
     if not policy.trusts_nobody:
         policy.require(signers)
-    root = Path(staging.name)
     files = Members(stream, members, root)
-    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, staging, stream)
+    return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, resources)
 
 
 def _attested_manifest(document: bytes, statement: envelope.Statement, limits: Limits) -> Manifest:

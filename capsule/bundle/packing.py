@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.image.assemble import Image, write_archive
 from capsule.image.cache import Cache
 from capsule.image.project import project_archive
@@ -80,14 +80,14 @@ def pack_run(
     claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
     private_key = load_private(key)
     observations = _observations(run, claims)
-    with tempfile.TemporaryDirectory(prefix="capsule-pack-") as scratch:
+    with temporary_folder("capsule-pack-") as scratch:
         sources: Sources = {
             **_documents(run, claims, observations),
             **_run_files(run, claims),
-            RUN + contract.EVENTS: _events(run.directory, Path(scratch)),
-            **_state_files(run, Path(scratch)),
-            **_image_files(run, cache, Path(scratch), embed_image=embed_image),
-            **_project_files(run.lock, cache, Path(scratch)),
+            RUN + contract.EVENTS: _events(run.directory, scratch),
+            **_state_files(run, scratch),
+            **_image_files(run, cache, scratch, embed_image=embed_image),
+            **_project_files(run.lock, cache, scratch),
         }
         kinds = members_of(run.lock, claims, embedded=embed_image)
         sources |= _derived(run.lock, claims, observations, kinds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from capsule.cli.common import (
     locked,
     print_json,
 )
+from capsule.experiment.owner import temporary_folder
 
 DEFAULT_STEPS = 256
 
@@ -59,11 +59,11 @@ def command(
             exit_code=ExitCode.USAGE,
         )
     cache = Cache()
-    with open_reporter(quiet=quiet) as reporter, tempfile.TemporaryDirectory() as scratch:
+    with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-diagnose-") as scratch:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
         execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
-        directory = Path(scratch) if keep is None else keep
+        directory = scratch if keep is None else keep
         diagnosis = diagnose(lock, chosen, directory, steps=steps, reporter=reporter)
     patch = patch_of(diagnosis.findings)
     if apply and patch:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -32,6 +31,7 @@ from capsule.engine.interface import (
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.image.assemble import Image
@@ -184,8 +184,8 @@ def in_cluster(
 @contextmanager
 def _token(token: str, user: str) -> Iterator[Path]:
     """Write a token to a file, which a user of containers can read and no other."""
-    with tempfile.TemporaryDirectory(prefix="capsule-") as folder:
-        path = Path(folder, "token")
+    with temporary_folder("capsule-token-") as folder:
+        path = folder / "token"
         path.touch(mode=0o600)
         path.write_text(token)
         if os.getuid() == 0:

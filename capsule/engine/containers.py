@@ -9,9 +9,10 @@ import resource
 import stat
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import is_gone, this_process
 from capsule.experiment.spec import LimitsSpec
 from capsule.image.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
@@ -43,6 +45,7 @@ MOUNT = contract.RUN_FOLDER  # where a task sees its run directory
 PODMAN_PROCESSES = 32_768
 
 _LABEL = "capsule.run"
+_OWNER = "capsule.owner"
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 
 
@@ -176,6 +179,39 @@ class ContainerEngine:
         for network in self._client.networks.list(filters={"label": label}):
             network.remove()
 
+    def remove_abandoned(self, *, progress: Progress) -> None:
+        """Remove what a Capsule of this user left that was killed: containers, then networks.
+
+        Args:
+            progress: Told about each, and whether it cannot be removed.
+
+        Raises:
+            CapsuleError: CAP-E006, the engine went away.
+        """
+        from docker.errors import APIError
+
+        with engine_errors(self.name):
+            for left in (*self._abandoned_containers(), *self._abandoned_networks()):
+                try:
+                    left()
+                    progress("removed what a Capsule left that was killed")
+                except APIError as error:  # another Capsule may be removing it
+                    progress(f"what a killed Capsule left stays: {error.explanation}")
+
+    def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
+        """Yield the removal of each; there are the same labels on networks."""
+        listed = self._client.containers.list(
+            all=True, filters={"label": _OWNER}, ignore_removed=True
+        )
+        for container in listed:
+            if is_gone(container.labels.get(_OWNER, "")):
+                yield partial(container.remove, force=True, v=True)
+
+    def _abandoned_networks(self) -> Iterator[Callable[[], None]]:
+        for network in self._client.networks.list(filters={"label": _OWNER}):
+            if is_gone((network.attrs.get("Labels") or {}).get(_OWNER, "")):
+                yield network.remove
+
     def _settings(self, task: Task) -> dict[str, Any]:
         from docker.types import LogConfig, Mount, Ulimit
 
@@ -187,7 +223,7 @@ class ContainerEngine:
             "entrypoint": task.command(run_directory=MOUNT, native=f"/{SITE}/capsule/native/lib"),
             "command": [],
             "environment": dict(task.environment),
-            "labels": {_LABEL: run_label(run_directory)},
+            "labels": {_LABEL: run_label(run_directory), _OWNER: this_process()},
             "hostname": "capsule",
             "working_dir": "/tmp",  # noqa: S108 - the container's own
             "network_mode": "none",

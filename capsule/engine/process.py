@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +30,7 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedProject
+from capsule.experiment.owner import temporary_folder
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
@@ -39,7 +39,6 @@ from capsule.native import native_part
 
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
-_ENCLOSED_RUN = "/out"  # as in a container
 _ENCLOSED_ENVIRONMENT = "/capsule"
 _ENCLOSED_HOME = "/tmp"  # noqa: S108 - private
 
@@ -115,8 +114,8 @@ class ProcessEngine:
             if self._encloses and task.cluster is None:
                 start = enclosed_start(task, self._environment, self._project)
             else:
-                home = stack.enter_context(tempfile.TemporaryDirectory(prefix="capsule-"))
-                start = plain_start(task, self._environment, self._project, home)
+                home = stack.enter_context(temporary_folder("capsule-home-"))
+                start = plain_start(task, self._environment, self._project, str(home))
             running = stack.enter_context(_started(start, task))
             return supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
@@ -155,10 +154,10 @@ def enclosed_start(task: Task, environment: Path, project: Path | None) -> Start
     shown = {_ENCLOSED_ENVIRONMENT: environment}
     if project is not None:
         shown[contract.PROJECT_FOLDER] = project
-    options = [f"--writable={task.run_directory.resolve()}={_ENCLOSED_RUN}"]
+    options = [f"--writable={task.run_directory.resolve()}={contract.RUN_FOLDER}"]
     options += [f"--read-only={folder.resolve()}={path}" for path, folder in shown.items()]
     native = Path(_ENCLOSED_ENVIRONMENT, _native(environment).relative_to(environment))
-    command = task.command(run_directory=_ENCLOSED_RUN, native=str(native))
+    command = task.command(run_directory=contract.RUN_FOLDER, native=str(native))
     temporary = f"--temporary={task.limits.temporary_mb}"
     return Start(
         (str(native_part("capsule-enclose")), temporary, *options, "--", *command),

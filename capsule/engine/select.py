@@ -9,12 +9,13 @@ from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.owner import remove_abandoned
 
 EngineChoice = Literal["auto", "docker", "podman", "process"]
 
 
 def open_engine(choice: EngineChoice, *, progress: Progress) -> Engine:
-    """Open the engine to run on.
+    """Open the engine to run on, and remove what a Capsule left that was killed.
 
     Args:
         choice: One engine, or ``auto``: Docker, else Podman, else a plain process.
@@ -23,6 +24,14 @@ def open_engine(choice: EngineChoice, *, progress: Progress) -> Engine:
     Raises:
         CapsuleError: CAP-E001 or CAP-E002, the chosen engine is not there.
     """
+    engine = _opened(choice, progress)
+    if isinstance(engine, ContainerEngine):
+        engine.remove_abandoned(progress=progress)
+    remove_abandoned()  # folders, in which no container writes any more
+    return engine
+
+
+def _opened(choice: EngineChoice, progress: Progress) -> Engine:
     if choice == "process":
         return ProcessEngine()
     if choice != "auto":

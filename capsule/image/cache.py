@@ -18,6 +18,7 @@ from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.owner import remove_abandoned, temporary_folder
 
 _CHUNK = 1 << 20
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -118,8 +119,10 @@ class Cache:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Give an empty folder on the cache's file system, removed at the end."""
-        with tempfile.TemporaryDirectory(dir=self.folder("scratch")) as name:
-            yield Path(name)
+        place = self.folder("scratch")
+        remove_abandoned(place)
+        with temporary_folder("", place) as folder:
+            yield folder
 
 
 def default_root() -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Literal
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
-from capsule.experiment.beneath import remove_folder
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import LimitsSpec
 
 _OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
@@ -103,9 +102,9 @@ def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
     """
     # A task may open its folder to all on this machine, and leave a setuid program in it for them;
     # the folder around it is closed.
-    closed = Path(tempfile.mkdtemp(prefix="capsule-verify-"))
     try:
-        yield closed / "run"
+        with temporary_folder("capsule-verify-", note=note) as closed:
+            yield closed / "run"
     except CapsuleError as error:
         if error.exit_code == ExitCode.TAMPERED and error.code.startswith(_OF_A_RUN):
             message = f"of the re-execution: {error.message}"
@@ -113,8 +112,3 @@ def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
                 error.code, message, fix=error.fix, exit_code=ExitCode.INCONCLUSIVE
             ) from error
         raise
-    finally:
-        try:
-            remove_folder(closed)
-        except OSError as error:
-            note(f"{closed} cannot be removed: {error}")

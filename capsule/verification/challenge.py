@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Checkpoint, CheckpointIndex, StreamProfile, StreamProfiles
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import SeedsSpec, Spec, StreamName
 from capsule.experiment.states import RESUME, ResumeState
 from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
@@ -211,9 +211,9 @@ def _segment(
     differences = compare_checkpoints(claimed, found, end.step)
     if index + 1 < len(checkpoints):
         steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
-        with tempfile.TemporaryDirectory(prefix="capsule-state-") as folder:
-            lay_out(recorded.bundle, recorded.lock, steps, Path(folder), only={RESUME})
-            kept = read_resume(Path(folder), run_bundle.state_members(end.step)[0])
+        with temporary_folder("capsule-state-") as folder:
+            lay_out(recorded.bundle, recorded.lock, steps, folder, only={RESUME})
+            kept = read_resume(folder, run_bundle.state_members(end.step)[0])
         reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
         differences += compare_states(kept, reached)
     return Segment(

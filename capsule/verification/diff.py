@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from capsule.experiment import contract
 from capsule.experiment.dense import is_dense
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
 from capsule.image.cache import Cache
@@ -73,7 +73,7 @@ def diff(request: Request, cache: Cache, reporter: execution.Reporter) -> Diverg
     """
     execute = partial(_execute, request, cache, reporter)
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capsule-diff-")))
+        scratch = stack.enter_context(temporary_folder("capsule-diff-"))
         a, b = (
             path if is_dense(path) else stack.enter_context(open_side(path, request.keys))
             for path in (request.a, request.b)

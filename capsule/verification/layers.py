@@ -7,7 +7,6 @@ So the work is bounded by what was signed, and that is bounded too.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.experiment.owner import temporary_folder
 from capsule.image.assemble import Image, Layer, image_of
 from capsule.image.embedded import unpack_image
 from capsule.verification.image_documents import PROJECT, LayerIdentity
@@ -72,13 +72,13 @@ def unpacked_layer(
     member = run_bundle.LAYER.format(name=name)
     packed = bundle.member(member)
     check_size(member, packed.stat().st_size, identity.size)
-    with tempfile.NamedTemporaryFile(prefix="capsule-layer-", suffix=".tar") as target:
-        with packed.open("rb") as source:
-            digest = unpack(source, target.file, identity.size, member)
+    with temporary_folder("capsule-layer-") as folder:
+        layer = folder / "layer.tar"
+        with packed.open("rb") as source, layer.open("wb") as target:
+            digest = unpack(source, target, identity.size, member)
         if digest != identity.sha256 and not compared:
             raise bad_layer(member, f"it is not the layer with SHA-256 {identity.sha256}")
-        target.flush()
-        yield Path(target.name)
+        yield layer
 
 
 def check_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> None:
@@ -152,9 +152,9 @@ def embedded_image(
             "with 'capsule run --embed-image'.",
             exit_code=ExitCode.INCONCLUSIVE,
         )
-    with tempfile.TemporaryDirectory(prefix="capsule-image-") as folder:
+    with temporary_folder("capsule-image-") as folder:
         layers = tuple(
-            Layer(name, f"sha256:{layer.sha256}", Path(folder, layer.sha256), layer.size)
+            Layer(name, f"sha256:{layer.sha256}", folder / layer.sha256, layer.size)
             for name, layer in identities.items()
         )
         image = image_of(lock, layers)

@@ -18,6 +18,7 @@ from capsule.experiment.spec import LimitsSpec, Spec
 from capsule.image.assemble import Image, Layer
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.native import native_part
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
 LABEL = "capsule.test"
@@ -41,7 +42,8 @@ def make_image(tmp_path):
     def make(text="one", reference="localhost/capsule/test:engine"):
         busybox = shutil.which("busybox")
         assert busybox, "the engine tests need the Debian package busybox-static"
-        base = {"bin/busybox": Path(busybox).read_bytes()}
+        launcher = native_part("capsule-launch").read_bytes()
+        base = {"bin/busybox": Path(busybox).read_bytes(), "bin/capsule-launch": launcher}
         links = {f"bin/{name}": "busybox" for name in ("sh", "python3.11")}
         layers = (
             _layer(tmp_path / "base.tar", base, links, ("out", "proc", "sys", "dev", "tmp", "etc")),

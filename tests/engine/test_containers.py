@@ -1,8 +1,11 @@
 # ruff: noqa: S108 -- paths inside the container
 """What a container may do and may not, asked from inside; and how its end is told."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import uuid
 
@@ -10,6 +13,7 @@ import pytest
 
 from capsule.engine import containers
 from capsule.engine.containers import ContainerEngine, run_label, task_user
+from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 pytestmark = pytest.mark.engine
@@ -222,6 +226,85 @@ def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, m
     ended, _ = run("exit 0")
     assert ended.status == 0
     assert leftover.id not in [found.id for found in engine._client.containers.list(all=True)]
+
+
+HOST = """\
+import json, sys
+from pathlib import Path
+from capsule.engine.connection import connect
+from capsule.engine.containers import ContainerEngine
+from capsule.engine.interface import Task
+from capsule.experiment.spec import LimitsSpec
+
+name, image, folder, arguments, limits = json.loads(sys.argv[1])
+engine = ContainerEngine(connect(name))
+engine._image = image
+task = Task(run_directory=Path(folder), environment={}, limits=LimitsSpec(**limits),
+            arguments=tuple(arguments))
+engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+"""
+
+
+@pytest.fixture
+def start_host(engine, make_task, run_directory, make_lock, make_image, cache):
+    """Return a function that runs a task by a Capsule of its own."""
+    engine.prepare(make_lock(), make_image(), cache, progress=lambda _: None)
+    hosts = []
+
+    def start(*arguments):
+        limits = make_task("").limits.model_dump()
+        facts = [engine.name, engine._image, str(run_directory), arguments, limits]
+        hosts.append(subprocess.Popen([sys.executable, "-c", HOST, json.dumps(facts)]))
+        until(lambda: [each.status for each in containers_of(engine, run_directory)] == ["running"])
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.kill()
+        host.wait()
+    for container in containers_of(engine, run_directory):
+        container.remove(force=True)
+
+
+def until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_next_capsule_removes_the_container_of_a_killed_one_and_no_other(
+    engine, start_host, run_directory
+):
+    notes = []
+    host = start_host("sh", "-c", "trap '' TERM; while :; do busybox sleep 1; done")
+    engine.remove_abandoned(progress=notes.append)
+    assert len(containers_of(engine, run_directory)) == 1
+    host.kill()
+    host.wait()
+    open_engine(engine.name, progress=notes.append)
+    assert containers_of(engine, run_directory) == []
+    assert notes == ["removed what a Capsule left that was killed"]
+
+
+def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, make_task):
+    settings = engine._settings(make_task("exit 0"))
+    place, number, started = settings["labels"]["capsule.owner"].rsplit("/", 2)
+    gone = {**settings["labels"], "capsule.owner": f"{place}/{number}/{int(started) - 1}"}
+    container = engine._client.containers.create(**{**settings, "labels": gone})
+    engine.remove_abandoned(progress=lambda _: None)
+    assert container.id not in [each.id for each in engine._client.containers.list(all=True)]
+
+
+def test_a_run_whose_capsule_was_killed_ends_when_its_time_is_up(engine, start_host, run_directory):
+    options = ("--entropy", "system", "--keep-address-randomization", "--directory", "/out")
+    deaf = "trap '' TERM; while :; do busybox sleep 1; done"
+    host = start_host("capsule-launch", *options, "--time-limit", "5", "--", "sh", "-c", deaf)
+    host.kill()
+    host.wait()
+    (container,) = containers_of(engine, run_directory)
+    assert container.wait(timeout=120)["StatusCode"] == 87
+    assert b"CAP-R114" in container.logs()
 
 
 def test_a_killed_container_is_an_exit_like_any_other(run, engine, run_directory):

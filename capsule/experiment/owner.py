@@ -1,0 +1,110 @@
+"""What belongs to a Capsule that runs, and what is left of one that was killed.
+
+A process is named so that no later one is taken for it: by its number and start time, its process
+id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
+kernel releases when the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from capsule.experiment.beneath import remove_folder
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_SUFFIX = ".held"  # of folders that a process holds by a lock
+
+
+def this_process() -> str:
+    """Return the name of this process: user, boot, namespace, number and start time."""
+    return f"{_place()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def is_gone(owner: str) -> bool:
+    """Tell whether a process has ended, by the name that :func:`this_process` returned in it.
+
+    False where that cannot be known: of another user, whose processes may be hidden; of another
+    machine or namespace, whose processes are not seen; of a text that is no such name.
+    """
+    place, _, identity = owner.rpartition("/")
+    place, _, number = place.rpartition("/")
+    if place != _place() or not number.isdecimal():
+        return False
+    return _started(int(number)) != identity
+
+
+@contextmanager
+def temporary_folder(
+    prefix: str, parent: Path | None = None, *, note: Callable[[str], None] | None = None
+) -> Iterator[Path]:
+    """Give an empty folder that only this user can enter; it is removed at the end.
+
+    The next :func:`remove_abandoned` removes the folder if this process is killed.
+
+    Args:
+        prefix: Of its name.
+        parent: Where it is made; the system's folder for temporary files by default.
+        note: Told if it cannot be removed.
+
+    Raises:
+        OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():  # nobody took it for an abandoned one before it was locked
+            break
+        os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            if note is None:
+                raise
+            note(f"{folder} cannot be removed: {error}")
+        finally:
+            os.close(descriptor)
+
+
+def remove_abandoned(parent: Path | None = None) -> None:
+    """Remove folders of this user that :func:`temporary_folder` made for a process that is gone.
+
+    What cannot be removed stays for the next time.
+    """
+    where = Path(tempfile.gettempdir()) if parent is None else parent
+    for folder in where.glob(f"*{_SUFFIX}"):
+        with suppress(OSError):
+            _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid == os.getuid():
+            remove_folder(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _place() -> str:
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    return f"{os.getuid()}/{_BOOT.read_text().strip()}/{namespace}"
+
+
+def _started(process: int) -> str | None:
+    """Return when a process started, in clock ticks since the boot; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, started = fields[0], fields[19]
+    return None if state in "ZX" else started

@@ -1,0 +1,104 @@
+"""Telling what belongs to a process that runs from what a killed one left."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsule.experiment.owner import is_gone, remove_abandoned, temporary_folder, this_process
+
+OWNER = (
+    "import sys, time\n"
+    "from pathlib import Path\n"
+    "from capsule.experiment.owner import temporary_folder, this_process\n"
+    "with temporary_folder('x-', Path(sys.argv[1])) as folder:\n"
+    "    (folder / 'deep').mkdir(mode=0)\n"
+    "    print(this_process(), flush=True)\n"
+    "    time.sleep(600)\n"
+)
+
+
+@pytest.fixture
+def owner(tmp_path):
+    """Another process that holds a folder, and its name."""
+    command = [sys.executable, "-c", OWNER, tmp_path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_a_process_that_runs_is_not_gone(owner):
+    assert not is_gone(this_process())
+    assert not is_gone(owner[1])
+
+
+def test_a_killed_process_is_gone_and_its_folders_are_removed(owner, tmp_path):
+    process, name = owner
+    (folder,) = tmp_path.iterdir()
+    remove_abandoned(tmp_path)
+    assert folder.exists()
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(name)  # although nobody has waited for it yet
+    process.wait()
+    assert is_gone(name)
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_process_with_its_number_is_not_taken_for_it():
+    place, number, started = this_process().rsplit("/", 2)
+    assert is_gone(f"{place}/{number}/{int(started) - 1}")
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_processes_of_other_users_machines_and_namespaces_are_left_alone(part):
+    parts = f"{this_process()}0".split("/")  # one that has ended
+    assert is_gone("/".join(parts))
+    parts[part] = "1" if parts[part] != "1" else "2"
+    assert not is_gone("/".join(parts))
+
+
+@pytest.mark.parametrize("text", ["", "/", "a/b/c", "0/0/0/x/0", "\u0661/2/3/4/5"])
+def test_what_is_no_name_of_a_process_is_left_alone(text):
+    assert not is_gone(text)
+
+
+def test_a_folder_is_closed_to_others_and_removed_with_all_in_it(tmp_path):
+    with temporary_folder("mine-", tmp_path) as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").touch()
+        remove_abandoned(tmp_path)  # by the same process: still held
+        assert (folder / "file").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_of_this_form_are_removed(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "file.held").touch()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link.held").symlink_to(tmp_path / "target")
+    remove_abandoned(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monkeypatch):
+    import capsule.experiment.owner as module
+
+    taken = []
+
+    def swept(descriptor, operation):
+        if not taken:
+            taken.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            taken[0].rmdir()
+        return flock(descriptor, operation)
+
+    flock = module.fcntl.flock
+    monkeypatch.setattr("capsule.experiment.owner.fcntl.flock", swept)
+    with temporary_folder("raced-", tmp_path) as folder:
+        assert folder.is_dir()
+        assert folder != taken[0]
