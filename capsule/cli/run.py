@@ -99,7 +99,7 @@ def command(
         _check_learners(learners, lock)
         if cluster is not None:
             chosen = OnCluster(chosen, parse_cluster(cluster, lock.spec, os.environ))
-        fingerprint = take_fingerprint(chosen.describe())
+        fingerprint = take_fingerprint(chosen.describe(), directory)
         for finding in check_requirements(lock.spec, fingerprint):
             raise finding
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)

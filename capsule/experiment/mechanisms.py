@@ -27,6 +27,10 @@ class Surroundings(Model):
         description="How far the routes of each network interface lead, without the loopback "
         "interface: everywhere (a default route), or to its own network."
     )
+    file_systems: dict[str, str] = Field(
+        description="Types of the file systems of 'run directory' and 'temporary files'; without "
+        "what the run could not find out."
+    )
     gpus: tuple[str, ...] = Field(description="Device files of GPUs, e.g. '/dev/nvidia0'.")
 
 

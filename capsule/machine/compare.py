@@ -27,6 +27,7 @@ from capsule.experiment.spec import (
     Spec,
     relaxations,
 )
+from capsule.experiment.trainers import CommandTrainer
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
 
@@ -54,6 +55,19 @@ _ALL_CORES: Rule = (
     "may differ",
     "determinism.threads is null: sums are cut by the number of cores",
 )
+_TOLD_CORES: Rule = ("recorded-only", "the spec fixes the number that programs are told")
+_ALL_TOLD: Rule = (
+    "may differ",
+    "determinism.cores is null: the program is told the machine's number",
+)
+_LISTED: Rule = (
+    "recorded-only",
+    "folders are listed in order; sizes of folders and inode numbers may matter to a program",
+)
+_UNSORTED: Rule = (
+    "may differ",
+    "determinism.sorted_listings is off: folders are listed as the file system has them",
+)
 _ARRIVAL = "what an actor is told depends on when others ask"
 # Relaxations with which a machine may not even repeat its own bits, and why. The others are not
 # known to change one.
@@ -65,6 +79,7 @@ _RELAXED = {
     "determinism.deterministic_routing": _ARRIVAL,
     "determinism.hash_seed": "sets of strings have another order each time",
     "determinism.request_seeds": _ARRIVAL,
+    "entropy.clock": "a program that reads the time is told another one each time",
     "entropy.address_randomization": "objects lie at other addresses each time",
     "entropy.mode": "the operating system's randomness is another each time",
 }
@@ -91,7 +106,7 @@ def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[Row, 
         here: The machine that is to re-execute it.
         spec: The experiment; its accelerator decides which facts matter.
     """
-    rows = [*_cpu_rows(recorded.cpu, here.cpu, spec), *_system_rows(recorded, here)]
+    rows = [*_cpu_rows(recorded.cpu, here.cpu, spec), *_system_rows(recorded, here, spec)]
     if isinstance(spec.accelerator, CudaAccelerator):
         rows += _cuda_rows(recorded, here, spec.accelerator)
     rows += _relaxation_rows(spec)
@@ -170,12 +185,20 @@ def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[Row]:
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
     for field in ("name", "stepping"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), _IRRELEVANT)
-    threads = _THREADS if spec.determinism.threads is not None else _ALL_CORES
-    yield _row("cpu.logical_cores", recorded.logical_cores, here.logical_cores, threads)
+    for field in ("logical_cores", "usable_cores"):
+        yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), _cores(spec))
     yield _row("cpu.caches", recorded.caches, here.caches, _PINNED if pinned else _CACHES)
 
 
-def _system_rows(recorded: Fingerprint, here: Fingerprint) -> Iterator[Row]:
+def _cores(spec: Spec) -> Rule:
+    if spec.determinism.cores is not None:
+        return _TOLD_CORES
+    if isinstance(spec.trainer, CommandTrainer):
+        return _ALL_TOLD
+    return _THREADS if spec.determinism.threads is not None else _ALL_CORES
+
+
+def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterator[Row]:
     contained = _in_container(recorded) and _in_container(here)
     if contained:
         place: Rule = ("recorded-only", "the image brings its own C library and interpreter")
@@ -184,6 +207,12 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint) -> Iterator[Row]:
     yield _row("memory_bytes", recorded.memory_bytes, here.memory_bytes, _IRRELEVANT)
     yield _row("kernel", recorded.kernel, here.kernel, _IRRELEVANT)
     yield _row("os", _release(recorded), _release(here), _IRRELEVANT)
+    yield _row(
+        "scratch",
+        recorded.scratch,
+        here.scratch,
+        _LISTED if spec.determinism.sorted_listings else _UNSORTED,
+    )
     yield _row("libc", recorded.libc, here.libc, place)
     yield _row("engine.name", _engine(recorded, "name"), _engine(here, "name"), place)
     yield _row(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.fields import Model
+from capsule.experiment.mounts import file_system_of
 from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -39,6 +41,9 @@ class Cpu(Model):
         default=(), description="Instruction sets that numerics depend on."
     )
     logical_cores: int | None = None
+    usable_cores: int | None = Field(
+        default=None, description="Those of them that this process may use (its affinity)."
+    )
     caches: dict[str, int] = Field(
         default_factory=dict, description="'L1d', 'L1i', 'L2', 'L3' to bytes."
     )
@@ -62,6 +67,9 @@ class Fingerprint(Model):
     kernel: str = Field(description="Kernel release.")
     os: OperatingSystem
     libc: str | None = Field(default=None, description="Host C library, e.g. 'glibc 2.36'.")
+    scratch: str | None = Field(
+        default=None, description="File system that runs write to, e.g. 'ext4'."
+    )
     engine: dict[str, str] | None = Field(
         default=None, description="Where runs execute, as the engine describes itself."
     )
@@ -73,12 +81,13 @@ class Fingerprint(Model):
         return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
-def take_fingerprint(engine: Mapping[str, str] | None) -> Fingerprint:
+def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = None) -> Fingerprint:
     """Take this machine's fingerprint.
 
     Args:
         engine: What the engine says of itself: ``name`` and, where it has them, ``version``,
             ``api``, ``runtime``, ``storage-driver``, ``cgroup``. None if there is none.
+        scratch: A folder in which run directories are made; default: that for temporary files.
     """
     driver, gpus = read_gpus(load_nvml())
     libc = " ".join(part for part in platform.libc_ver() if part)
@@ -88,6 +97,7 @@ def take_fingerprint(engine: Mapping[str, str] | None) -> Fingerprint:
         kernel=os.uname().release,
         os=_operating_system(),
         libc=libc or None,
+        scratch=file_system_of((scratch or Path(tempfile.gettempdir())).resolve()),
         engine=None if engine is None else dict(engine),
         driver=driver,
         gpus=gpus,
@@ -106,6 +116,7 @@ def read_cpu(cpuinfo: Path = CPUINFO, caches: Path = CACHES) -> Cpu:
         stepping=_number(facts.get("stepping")),
         flags=tuple(sorted(filter(_NUMERIC_FLAG.fullmatch, facts.get("flags", "").split()))),
         logical_cores=os.cpu_count(),
+        usable_cores=len(os.sched_getaffinity(0)),
         caches=_cache_sizes(caches),
     )
 

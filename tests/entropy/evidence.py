@@ -38,7 +38,13 @@ RUNTIME = Runtime(
 STREAMS = StreamProfiles(
     streams=(StreamProfile(name="no-op", seed=0, key="0" * 32, draws=1234, digest="0" * 64),)
 )
-SURROUNDINGS = Surroundings(fixed_paths=True, c_library="glibc 2.36", interfaces={}, gpus=())
+SURROUNDINGS = Surroundings(
+    fixed_paths=True,
+    c_library="glibc 2.36",
+    interfaces={},
+    file_systems={"run directory": "ext4", "temporary files": "tmpfs"},
+    gpus=(),
+)
 SERIAL = TrainerUse(device="cpu", actors=1, schedule="serial")
 IMAGE = f"sha256:{'1' * 64}"
 

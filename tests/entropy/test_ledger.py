@@ -59,6 +59,7 @@ def test_a_trainer_on_a_cpu_in_a_container():
         "CPU instruction sets": "eliminated",
         "Compute device": "eliminated",
         "Software": "eliminated",
+        "File system": "assumed",
         "Network": "eliminated",
     }
 
@@ -81,6 +82,7 @@ def test_a_program_has_no_rows_of_what_only_trainers_have():
         "Compute device": "eliminated",
         "Child processes": "eliminated",
         "Software": "eliminated",
+        "File system": "assumed",
         "Network": "eliminated",
     }
 
@@ -390,7 +392,12 @@ def test_a_broken_mechanism_changes_its_rows_and_no_others(whole, broken, change
 
 def test_every_row_is_broken_by_some_case():
     changed = {name for _, _, changes in BROKEN.values() for name in changes}
-    assert {source.name for source in SOURCES} - changed == {"Processor randomness"}
+    assert {source.name for source in SOURCES} - changed == {
+        "Processor randomness",
+        "File system",
+    }
+    assert "run directory on ext4, temporary files on tmpfs" in evidence_of(TRAINER, "File system")
+    assert "could not find out" in evidence_of(surroundings(file_systems={}), "File system")
     assert "nothing masks them" in evidence_of(report(mode="system"), "Processor randomness")
     assert "told not to" in evidence_of(TRAINER, "Processor randomness")
 
@@ -445,6 +452,7 @@ def test_ledgers_are_compared_by_their_treatments():
     assert [(each.source, each.recorded) for each in hidden] == [
         ("Processor randomness", None),
         ("Clocks", None),
+        ("File system", None),
     ]
 
 

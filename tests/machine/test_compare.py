@@ -146,6 +146,7 @@ def test_another_processor_than_a_recorded_intel_one(here, portable, native):
     ("change", "portable", "native"),
     [
         ({"logical_cores": 64}, "recorded-only", "recorded-only"),
+        ({"usable_cores": 1}, "recorded-only", "recorded-only"),
         ({"stepping": 5}, "recorded-only", "recorded-only"),
         ({"name": "another"}, "recorded-only", "recorded-only"),
         ({"caches": {"L3": 1}}, "recorded-only", "may differ"),
@@ -362,8 +363,15 @@ def test_other_settings_are_not_known_to_change_a_bit(section):
     assert grade(machine(), machine(), same) == "bitwise"
 
 
+def test_another_file_system_matters_where_listings_are_not_sorted():
+    there = machine().model_copy(update={"scratch": "xfs"})
+    unsorted = PORTABLE.model_copy(update={"determinism": DeterminismSpec(sorted_listings=False)})
+    assert effects(machine(), there, PORTABLE)["scratch"] == "recorded-only"
+    assert effects(machine(), there, unsorted)["scratch"] == "may differ"
+
+
 def test_all_cores_are_other_sums_on_other_cores():
-    free = PORTABLE.model_copy(update={"determinism": DeterminismSpec(threads=None)})
+    free = PORTABLE.model_copy(update={"determinism": DeterminismSpec(threads=None, cores=None)})
     more = machine(CASCADE_LAKE.model_copy(update={"logical_cores": 64}))
     assert grade(machine(), machine(), free) == "bitwise"
     assert grade(machine(), more, free) == "statistical"

@@ -53,12 +53,15 @@ def test_a_processor_is_read_from_its_first_core(tmp_path):
         stepping=1,
         flags=("avx", "avx2", "avx512_bf16", "avx512f", "avx_vnni", "f16c", "fma", "sse4_2"),
         logical_cores=os.cpu_count(),
+        usable_cores=len(os.sched_getaffinity(0)),
         caches={"L1d": 48 << 10, "L1i": 32 << 10, "L2": 1 << 20, "L3": 512 << 20},
     )
 
 
 def test_what_a_processor_does_not_tell_is_null(tmp_path):
-    assert read_cpu(tmp_path / "none", tmp_path / "none") == Cpu(logical_cores=os.cpu_count())
+    assert read_cpu(tmp_path / "none", tmp_path / "none") == Cpu(
+        logical_cores=os.cpu_count(), usable_cores=len(os.sched_getaffinity(0))
+    )
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nstepping : unknown\nFeatures : asimd\n")
     assert read_cpu(cpuinfo, tmp_path).stepping is None

@@ -35,8 +35,17 @@ def _machines(evidence: Evidence) -> Judgement:
     return "assumed", f"it began on {', then '.join(names)}, and was resumed on another machine"
 
 
+def _file_systems(evidence: Evidence) -> Judgement:
+    found = evidence.mechanisms.surroundings.file_systems
+    if not found:
+        return "assumed", "the run could not find out"
+    shown = ", ".join(f"{name} on {kind}" for name, kind in sorted(found.items()))
+    return "assumed", f"{shown}: sizes of folders, inode numbers and times of files are its own"
+
+
 SOURCES = (
     Source("Software", _software, "code that is downloaded at run time"),
+    Source("File system", _file_systems, "a program that reads more of a file than it wrote"),
     Source("Network", _network, "nothing that the engine permits"),
     Source("Change of machine", _machines, "arithmetic that is not the same on both"),
 )
