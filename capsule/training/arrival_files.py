@@ -18,9 +18,13 @@ from capsule.experiment.arrival_log import (
     Completions,
     Messages,
     Wait,
+    parse_arrivals,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.job import write_file
+from capsule.training.job import write_document, write_file
+from capsule.training.standstill import Standstill
+
+NOT_REPEATED = "CAP-T381"
 
 
 def begin_arrivals(directory: Path, *, resumed: bool) -> None:
@@ -43,9 +47,23 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
         shutil.rmtree(folder)
 
 
-def arrivals_failed(directory: Path) -> bool:
-    """Tell whether a process of the program left an error; others of it may wait for ever."""
-    return _failure(directory).exists()
+class ArrivalWatch:
+    """Tells while a program runs whether its arrivals keep it from its end."""
+
+    def __init__(self, directory: Path) -> None:
+        """Watch the program of a run directory."""
+        self._directory = directory
+        repeats = (directory / contract.ARRIVALS_REPLAY).exists()
+        self._standstill = Standstill() if repeats else None
+
+    def failed(self) -> bool:
+        """Tell whether a process left an error, or all of them wait for what never comes."""
+        if not _failure(self._directory).exists():
+            if self._standstill is None or not self._standstill.reached():
+                return False
+            waits = ", ".join(_unfinished(self._directory))
+            leave_error(self._directory, not_repeated(f"all of it waits, and {waits}"))
+        return True
 
 
 def check_arrivals(directory: Path) -> None:
@@ -54,15 +72,45 @@ def check_arrivals(directory: Path) -> None:
     Raises:
         CapsuleError: That error: CAP-T381 to CAP-T383.
     """
-    if not arrivals_failed(directory):
+    path = _failure(directory)
+    if not path.exists():
         return
-    failure = contract.Failure.model_validate_json(_failure(directory).read_bytes())
-    status = ExitCode.DIFFERS if failure.code == "CAP-T381" else ExitCode.TRAINING_FAILED
+    failure = contract.Failure.model_validate_json(path.read_bytes())
+    status = ExitCode.DIFFERS if failure.code == NOT_REPEATED else ExitCode.TRAINING_FAILED
     raise CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=status)
+
+
+def not_repeated(how: str) -> CapsuleError:
+    """Return the error of a program that does something else than when it was recorded."""
+    return CapsuleError(
+        NOT_REPEATED,
+        f"the program does not repeat the recorded run: {how}",
+        fix="Let what the program does depend only on its inputs, its randomness and the order of "
+        "arrivals; 'capsule diagnose' looks for other causes.",
+        exit_code=ExitCode.DIFFERS,
+    )
+
+
+def leave_error(directory: Path, error: CapsuleError) -> None:
+    """Leave an error for Capsule's own process, unless there is one: the first one counts."""
+    path = _failure(directory)
+    if not path.exists():
+        failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
+        write_document(path, failure)
 
 
 def _failure(directory: Path) -> Path:
     return directory / contract.ARRIVALS_FOLDER / contract.FAILURE
+
+
+def _unfinished(directory: Path) -> Iterator[str]:
+    """Name the waits that have begun and have not been given all that was recorded."""
+    recorded = parse_arrivals((directory / contract.ARRIVALS_REPLAY).read_bytes()).waits
+    begun, taken = _read_back(directory)
+    for name in sorted(begun):
+        given, wanted = len(taken.get(name, [])), len(recorded[name].order)
+        if given < wanted:
+            yield f"{name!r} is given nothing after {given:,} of {wanted:,} arrivals"
 
 
 def too_many() -> CapsuleError:
@@ -82,19 +130,24 @@ def collect_arrivals(directory: Path) -> None:
     Raises:
         CapsuleError: CAP-T383, there are more arrivals than a log holds.
     """
-    files = sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))
-    begun: dict[str, tuple[str, int | None]] = {}
-    taken: dict[str, list[Any]] = {}
-    for name, *facts in _lines(files):
-        if len(facts) == 1:
-            taken.setdefault(name, []).extend(facts)
-        else:
-            begun[name] = (facts[0], facts[1])
+    begun, taken = _read_back(directory)
     if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
         raise too_many()
     if begun:
         waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
         write_file(directory / contract.ARRIVALS, ArrivalLog(waits=waits).document())
+
+
+def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:
+    """Return by name the waits that were begun, and what each was given."""
+    begun: dict[str, tuple[str, int | None]] = {}
+    taken: dict[str, list[Any]] = {}
+    for name, *facts in _lines(sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))):
+        if len(facts) == 1:
+            taken.setdefault(name, []).extend(facts)
+        else:
+            begun[name] = (facts[0], facts[1])
+    return begun, taken
 
 
 def _lines(files: Iterable[Path]) -> Iterator[list[Any]]:

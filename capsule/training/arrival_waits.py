@@ -26,9 +26,8 @@ from weakref import WeakValueDictionary
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
-from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.arrival_files import too_many
+from capsule.training.arrival_files import leave_error, not_repeated, too_many
 from capsule.training.scopes import Place, next_place
 
 NAMES = "names"  # folder with an empty file for each name that a process took
@@ -140,14 +139,7 @@ class Wait(Generic[Item]):
 
     def differs(self, how: str) -> NoReturn:
         """Refuse to repeat a run that does something else than the recorded one."""
-        error = CapsuleError(
-            "CAP-T381",
-            f"the program does not repeat the recorded run: its wait {self._name!r} {how}",
-            fix="Let what the program does depend only on its inputs, its randomness and the order "
-            "of arrivals; 'capsule diagnose' looks for other causes.",
-            exit_code=ExitCode.DIFFERS,
-        )
-        _refuse(self._directory, error)
+        _refuse(self._directory, not_repeated(f"its wait {self._name!r} {how}"))
 
     def misused(self, how: str) -> NoReturn:
         """Refuse a use whose order of arrival would not be well defined."""
@@ -210,11 +202,8 @@ def submitted(directory: Path) -> Place | None:
 
 
 def _refuse(directory: Path, error: CapsuleError) -> NoReturn:
-    """Leave an error for Capsule's own process, which ends the program, and raise it."""
-    failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
-    path = directory / contract.ARRIVALS_FOLDER / contract.FAILURE
-    if not path.exists():  # of several errors, the first one counts
-        write_atomic(path, canonical_json(failure.model_dump(mode="json", by_alias=True)))
+    """Raise an error, for which Capsule's own process ends the program."""
+    leave_error(directory, error)
     raise error
 
 

@@ -32,7 +32,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.training import determinism
 from capsule.training.accounts import record_mechanisms
 from capsule.training.arrival_files import (
-    arrivals_failed,
+    ArrivalWatch,
     begin_arrivals,
     check_arrivals,
     collect_arrivals,
@@ -155,7 +155,7 @@ def _execute(
 ) -> int:
     """Run the command until it and all that it started have ended; return its process id."""
     _adopt_orphans()
-    path = directory / contract.STANDARD_OUTPUT
+    arrivals, path = ArrivalWatch(directory), directory / contract.STANDARD_OUTPUT
     reading, writing = os.pipe()
     # Threads inherit the mask: the launcher's answer would end one that does not block it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWER)
@@ -165,9 +165,7 @@ def _execute(
         copying = pool.submit(_copy_output, reader, path, append=resumed)
         with writer:
             process = _start(directory, spec, trainer, writer, resumed=resumed)
-        status = _await(
-            process, copying, stop, lambda: watch.exceeded() or arrivals_failed(directory)
-        )
+        status = _await(process, copying, stop, lambda: watch.exceeded() or arrivals.failed())
         _end_leftovers()
         _finished(copying, path)
     if watch.error is not None:

@@ -148,7 +148,7 @@ class Randomness:
         else:
             torch.manual_seed(seed)  # initialization and dropout
         self.shuffling = np.random.default_rng(seed)
-        self.augmentation = random.Random(seed)  # noqa: S311 - no secret
+        self.augmentation = random.Random(seed)
 
 
 def prepare(data: Data, recipe: Recipe) -> Data:

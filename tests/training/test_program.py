@@ -9,6 +9,7 @@ import time
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import ArrivalLog, Messages
 from capsule.experiment.contract import Event, Failure, Outputs, ProgramResult, Runtime
 
 from .conftest import (
@@ -233,3 +234,21 @@ def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program
     status, errors = finish_run(directory, environment=variables)
     assert status == 6, errors
     assert read(directory, contract.FAILURE)["code"] == "CAP-T382"
+
+
+def test_a_repeated_program_is_ended_when_all_of_it_waits_for_what_never_comes(program):
+    directory, variables = program(
+        "import queue, threading\n"
+        "from capsule.training import arrivals\n"
+        "mail = arrivals.Inbox(queue.Queue(), name='mail')\n"
+        "mail.put(1, source='other')\n"
+        "threading.Thread(target=queue.Queue().get).start()\n"
+        "mail.get()\n"
+    )
+    log = ArrivalLog(waits={"mail~1": Messages(sources=("me",), order=(0, 0))})
+    (directory / contract.ARRIVALS_REPLAY).write_bytes(log.document())
+    status, errors = finish_run(directory, environment=variables)
+    assert status == 1, errors
+    failure = read(directory, contract.FAILURE)
+    assert failure["code"] == "CAP-T381"
+    assert "'mail~1' is given nothing after 0 of 2 arrivals" in failure["message"]

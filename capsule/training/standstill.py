@@ -1,0 +1,103 @@
+"""Whether a program has come to a standstill: nothing of it runs, and nothing can wake it.
+
+A program that repeats a recorded order of arrival waits for one certain message. If the program
+takes another path, the message may never be sent, because its sender waits as well. The kernel
+tells in which system call each thread sleeps. If all threads of all processes sleep in calls that
+end only when another thread acts, and none has run since the last look, nothing will go on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LOOK_SECONDS = 1.0  # between two looks
+LOOKS = 10  # in which nothing has run: something outside of the program may still wake it
+
+# System calls of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl) that wait: the place of the
+# argument that limits how long, and its value without a limit; None for those that have no limit.
+_INFINITE = 0xFFFFFFFF  # -1, of 32 bits
+_WAITS: dict[int, tuple[int, int] | None] = {
+    0: None,  # read
+    45: None,  # recvfrom
+    47: None,  # recvmsg
+    61: None,  # wait4
+    247: None,  # waitid
+    7: (2, _INFINITE),  # poll
+    23: (4, 0),  # select
+    202: (3, 0),  # futex
+    232: (3, _INFINITE),  # epoll_wait
+    270: (4, 0),  # pselect6
+    271: (2, 0),  # ppoll
+    281: (3, _INFINITE),  # epoll_pwait
+    441: (3, 0),  # epoll_pwait2
+}
+
+
+class Standstill:
+    """Looks at the descendants of this process, from time to time."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic()
+        self._seen: dict[Path, str] | None = None
+        self._looks = 0
+
+    def reached(self) -> bool:
+        """Tell whether nothing has run for some looks, and nothing can."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + LOOK_SECONDS
+        seen = _sleeping()
+        self._looks = self._looks + 1 if seen and seen == self._seen else 0
+        self._seen = seen
+        return self._looks >= LOOKS
+
+
+def _sleeping() -> dict[Path, str] | None:
+    """Return how often each thread has gone to sleep; None if one can go on by itself."""
+    switches = {}
+    try:
+        for thread in _threads():
+            if _can_go_on(thread):
+                return None
+            switches[thread] = (thread / "status").read_text().partition("\nvoluntary_ctxt")[2]
+    except OSError:  # one has just ended, or may not be looked at
+        return None
+    return switches
+
+
+def _threads() -> Iterator[Path]:
+    """Yield the folder of each thread of the descendants that have not ended."""
+    parents: dict[int, list[Path]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        state, parent = _stat(folder)
+        if state not in "ZX":
+            parents.setdefault(parent, []).append(folder)
+    found = parents.get(os.getpid(), [])
+    for folder in found:
+        found += parents.get(int(folder.name), [])
+        yield from sorted((folder / "task").iterdir())
+
+
+def _stat(folder: Path) -> tuple[str, int]:
+    try:
+        state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "X", 0
+    return state, int(parent)
+
+
+def _can_go_on(thread: Path) -> bool:
+    if _stat(thread)[0] in "ZX":
+        return False
+    call = (thread / "syscall").read_text().split()
+    if _stat(thread)[0] != "S" or not call[0].isdecimal() or int(call[0]) not in _WAITS:
+        return True
+    limit = _WAITS[int(call[0])]
+    if limit is None:
+        return False
+    place, without = limit
+    given = int(call[1 + place], 16)
+    return (given & _INFINITE if without == _INFINITE else given) != without

@@ -1,0 +1,71 @@
+"""The agents of examples/multi-turn: two live runs differ, and each of them is reproduced."""
+
+import json
+import shutil
+
+import pytest
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.keys import load_public
+from capsule.experiment.arrival_log import parse_arrivals
+from capsule.experiment.canonical import sha256_hex
+
+from .conftest import ROOT, edit_json, forge, run
+
+pytestmark = pytest.mark.network
+
+SPEC = "multi-turn/capsule.yaml"
+FEW = ("--set", "trainer.command=[python, agents.py, --agents, '4', --episodes, '12']")
+
+
+@pytest.fixture(scope="module")
+def example(workplace):
+    shutil.copytree(ROOT / "examples/multi-turn", workplace / "multi-turn")
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def outside(example):
+    return run(example, "--engine", "process", *FEW, spec=SPEC)
+
+
+def members(own):
+    with open_bundle(own.bundle, [load_public(own.public)]) as bundle:
+        return {name: bundle.content(name) for name in bundle.files}
+
+
+def test_two_runs_differ_and_each_is_reproduced_from_its_bundle(example, outside, tmp_path):
+    other = run(example, "--engine", "process", *FEW, spec=SPEC)
+    policies = [members(own)["workspace/outputs/policy.json"] for own in (outside, other)]
+    assert policies[0] != policies[1]
+    for own in (outside, other):
+        log = parse_arrivals(members(own)[run_bundle.ARRIVALS])
+        claims = json.loads(members(own)[run_bundle.CLAIMS])
+        assert claims["arrivals"] == log.digest()
+        assert set(log.waits["server~1"].sources) == {f"agent {number}" for number in range(4)}
+        done = own.verify(own.bundle, "--engine", "process", cwd=tmp_path)
+        assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
+
+
+def test_a_false_order_is_not_reproduced(outside, tmp_path):
+    def swap_two_agents(files):
+        def change(log):
+            sources = log["waits"]["server~1"]["sources"]
+            sources[:2] = reversed(sources[:2])
+
+        edit_json(files, run_bundle.ARRIVALS, change)
+        digest = sha256_hex(files[run_bundle.ARRIVALS])
+        edit_json(files, run_bundle.CLAIMS, lambda claims: claims.update(arrivals=digest))
+
+    lie = forge(outside, swap_two_agents, tmp_path / "lie.tar")
+    done = outside.verify(lie, "--engine", "process", cwd=tmp_path)
+    assert (done.status, done.document["verdict"]) == (1, "not-reproduced"), done.output
+
+
+@pytest.mark.engine
+def test_in_a_container_it_is_reproduced_as_often_as_one_likes(example, tmp_path):
+    own = run(example, *FEW, spec=SPEC)
+    for _ in range(2):
+        done = own.verify(own.bundle, cwd=tmp_path)
+        assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
