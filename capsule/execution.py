@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
+from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
 from capsule.engine.supervise import RESERVE_BYTES, spoilt, unattended_seconds
 from capsule.entropy.attempt import Attempt
@@ -210,11 +211,13 @@ def _write_ledger(
     streams = None
     if not isinstance(spec.trainer, CommandTrainer):
         streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
+    arrivals = run_directory / contract.ARRIVALS
     evidence = Evidence(
         runtime=_checked(contract.Runtime, run_directory / contract.RUNTIME),
         mechanisms=_checked(Mechanisms, run_directory / contract.MECHANISMS),
         report=report,
         streams=streams,
+        arrivals=read_arrivals(arrivals) if arrivals.exists() else None,
         engine=engine,
         image=image,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsule.entropy.report import EntropyReport, ProgramReport, Tally, ToldReport
+from capsule.experiment.arrival_log import ArrivalLog
 from capsule.experiment.contract import Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses
 
@@ -34,6 +35,7 @@ class Evidence:
         report: What the launcher, its supervisor and the interposer counted; None if the run was
             not started by the launcher.
         streams: What the trainer's random streams gave out; None for a program of the user's own.
+        arrivals: In which order a program took results and messages, if it recorded that.
         engine: What the engine says of itself.
         image: Identity of the image whose container ran, as the engine reports it after the start;
             None without a container.
@@ -43,6 +45,7 @@ class Evidence:
     mechanisms: Mechanisms
     report: EntropyReport | None
     streams: StreamProfiles | None
+    arrivals: ArrivalLog | None
     engine: Mapping[str, str]
     image: str | None
 

@@ -18,6 +18,7 @@ from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
+from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.verification.contents import Contents, equal, inconsistent
@@ -73,12 +74,19 @@ def _check_ledger(parts: Contents, observed: Observations) -> None:
         mechanisms=bundle.read(RUN + contract.MECHANISMS, Mechanisms),
         report=bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport),
         streams=streams,
+        arrivals=_arrivals(parts),
         engine=observed.engine,
         image=None,
     )
     ledgers = (compute_ledger(replace(evidence, image=name)) for name in _image_names(parts))
     if bundle.content(run_bundle.LEDGER) not in [ledger.document() for ledger in ledgers]:
         raise _underived(run_bundle.LEDGER)
+
+
+def _arrivals(parts: Contents) -> ArrivalLog | None:
+    if run_bundle.ARRIVALS not in parts.bundle.files:
+        return None
+    return parse_arrivals(parts.bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES))
 
 
 def _image_names(parts: Contents) -> tuple[str | None, ...]:

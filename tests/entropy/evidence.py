@@ -135,6 +135,7 @@ TRAINER = Evidence(
     mechanisms=make_mechanisms(),
     report=make_report(),
     streams=STREAMS,
+    arrivals=None,
     engine={"name": "docker"},
     image=IMAGE,
 )

@@ -11,6 +11,7 @@ import pytest
 from capsule.entropy.evidence import Evidence, is_own
 from capsule.entropy.ledger import SOURCES, Ledger, compare_ledgers, compute_ledger
 from capsule.entropy.report import Tally
+from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.contract import StreamProfiles
 from capsule.experiment.spec import Spec
@@ -30,6 +31,7 @@ from tests.entropy.evidence import (
     told,
 )
 
+ARRIVALS = ArrivalLog(waits={"mail~1": Messages(sources=("a",), order=(0, NOTHING, 0))})
 CUDA = SERIAL.model_copy(update={"device": "cuda:0"})
 
 
@@ -277,6 +279,11 @@ BROKEN = {
         mechanisms(trainer=SERIAL.model_copy(update={"schedule": "live", "actors": 4})),
         {"Scheduling": "unsupported"},
     ),
+    "arrivals, written down": (
+        PROGRAM,
+        replace(PROGRAM, arrivals=ARRIVALS),
+        {"Order of arrival": "recorded"},
+    ),
     "torch warns only": (
         TRAINER,
         torch(deterministic_debug_mode="1"),
@@ -404,7 +411,9 @@ def test_every_row_is_broken_by_some_case():
 
 def test_no_row_can_be_taken_from_the_spec():
     fields = {field.name for field in dataclasses.fields(Evidence)}
-    assert fields == {"runtime", "mechanisms", "report", "streams", "engine", "image"}
+    assert fields == {
+        *("runtime", "mechanisms", "report", "streams", "arrivals", "engine", "image")
+    }
     assert not any(isinstance(getattr(TRAINER, name), Spec) for name in fields)
 
 
@@ -470,3 +479,8 @@ def test_the_documentation_lists_the_rows_in_their_order():
     section = page.partition("## The rows")[2]
     rows = re.findall(r"^\| ([A-Za-z][^|]*?) \|", section, re.MULTILINE)
     assert rows == ["source", *(source.name for source in SOURCES)]
+
+
+def test_arrivals_are_counted_without_the_moments_at_which_nothing_had_come():
+    evidence = replace(PROGRAM, arrivals=ARRIVALS)
+    assert evidence_of(evidence, "Order of arrival") == "the order of 2 arrivals was written down"

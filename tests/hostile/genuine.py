@@ -32,7 +32,13 @@ from capsule.entropy.journal import Call, Source
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract, trace
-from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Completions, Messages
+from capsule.experiment.arrival_log import (
+    NOTHING,
+    ArrivalLog,
+    Completions,
+    Messages,
+    parse_arrivals,
+)
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
@@ -327,11 +333,13 @@ def write_ledger(run: Path, engine: str, image: str | None) -> None:
         streams = contract.StreamProfiles.model_validate_json((run / contract.STREAMS).read_bytes())
     mechanisms = make_mechanisms(program=streams is None)
     _write(run, contract.MECHANISMS, mechanisms)
+    arrivals = run / contract.ARRIVALS
     evidence = Evidence(
         runtime=runtime,
         mechanisms=mechanisms,
         report=report,
         streams=streams,
+        arrivals=parse_arrivals(arrivals.read_bytes()) if arrivals.exists() else None,
         engine={"name": engine},
         image=image,
     )

@@ -71,10 +71,18 @@ def _trainer_schedule(trainer: TrainerUse) -> Judgement:
             return "unsupported", f"that of {actors} was learned as it arrived"
 
 
+def _arrivals(evidence: Evidence) -> Judgement:
+    log = evidence.arrivals
+    if log is None:
+        return None
+    return "recorded", f"the order of {log.arrivals:,} arrivals was written down"
+
+
 SOURCES = (
     Source("Clocks", _clocks, "results that depend on how long something took"),
     Source("Listing order", _listings, "a program that asks the kernel without the C library"),
     Source("Processor count", _cores, "a program that reads files of /proc or /sys"),
     Source("Scheduling", _scheduling, "threads or processes that race for shared state"),
+    Source("Order of arrival", _arrivals, "tasks that communicate other than by these waits"),
     # Actors that are answered by a service: batches, seeds and routes of its requests go here.
 )
