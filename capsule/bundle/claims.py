@@ -116,6 +116,20 @@ class ProgramClaims(Claims):
         printed = self.standard_output is not None and self.standard_output.size > 0
         return not (self.outputs or self.deleted or self.empty_folders or printed)
 
+    @property
+    def described(self) -> str:
+        """Say in words what is claimed."""
+        if self.nothing:
+            return "NOTHING: the program left no file and printed nothing"
+        printed = None if self.standard_output is None else self.standard_output.size
+        counts = {
+            "files": len(self.outputs),
+            "deleted files": len(self.deleted),
+            "empty folders": len(self.empty_folders),
+            "bytes of standard output": printed,
+        }
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
 
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:
     """Return what a run of ``lock`` claims."""

@@ -39,6 +39,7 @@ SUFFIX = ".receipt.json"
 
 Verdict = Literal[
     "reproduced-bitwise",
+    "reproduced-content",
     "reproduced-segments",
     "reproduced-prefix",
     "reproduced-statistical",
@@ -46,6 +47,7 @@ Verdict = Literal[
 ]
 Level = Literal[
     "CAPSULE_REPRODUCED_BITWISE",
+    "CAPSULE_REPRODUCED_CONTENT",
     "CAPSULE_REPRODUCED_SEGMENTS",
     "CAPSULE_REPRODUCED_PREFIX",
     "CAPSULE_REPRODUCED_STATISTICAL",
@@ -54,6 +56,7 @@ Level = Literal[
 # The strongest first. Only a verdict that says something of the run has a level.
 LEVELS: dict[Verdict, Level] = {
     "reproduced-bitwise": "CAPSULE_REPRODUCED_BITWISE",
+    "reproduced-content": "CAPSULE_REPRODUCED_CONTENT",
     "reproduced-segments": "CAPSULE_REPRODUCED_SEGMENTS",
     "reproduced-prefix": "CAPSULE_REPRODUCED_PREFIX",
     "reproduced-statistical": "CAPSULE_REPRODUCED_STATISTICAL",
@@ -63,6 +66,7 @@ LEVELS: dict[Verdict, Level] = {
 # What a re-execution must have covered to have given each verdict.
 MODES: dict[Verdict, re.Pattern[str]] = {
     "reproduced-bitwise": re.compile(r"full"),
+    "reproduced-content": re.compile(r"full"),
     "reproduced-segments": re.compile(r"segments:(all|[1-9][0-9]{0,8})"),
     "reproduced-prefix": re.compile(r"prefix:[1-9][0-9]{0,15}"),
     "reproduced-statistical": re.compile(r"full"),

@@ -238,6 +238,7 @@ def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, Tally]:
 
 _PHRASES: dict[Verdict, str] = {
     "reproduced-bitwise": "reproduced bitwise",
+    "reproduced-content": "reproduced in content",
     "reproduced-segments": "reproduced in segments",
     "reproduced-prefix": "reproduced in a prefix",
     "reproduced-statistical": "reproduced statistically",

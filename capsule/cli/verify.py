@@ -79,7 +79,7 @@ def command(
         str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
     ] = None,
     grade: Annotated[
-        Literal["bitwise", "statistical"],
+        Literal["bitwise", "content", "statistical"],
         typer.Option("--grade", help="Weakest grade that ends with exit status 0."),
     ] = "bitwise",
     engine: EngineOption = "auto",

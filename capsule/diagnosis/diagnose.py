@@ -31,7 +31,8 @@ from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.training.instruments import InstrumentReport, OperatorUse
 from capsule.training.operators import STATUSES
-from capsule.verification.comparison import STANDARD_OUTPUT, compare_traces
+from capsule.verification.comparison import compare_traces
+from capsule.verification.outputs import STANDARD_OUTPUT
 
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory

@@ -42,9 +42,11 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     """Yield the lines of an analysis, what matters most first."""
     yield from _place(found)
     for cause in found.causes:
-        yield "cause", f"{cause.name} ({cause.certainty})"
+        yield "cause", cause.shown
         for sentence in cause.evidence:
             yield "", f"- {sentence}"
+        if cause.fix is not None:
+            yield "fix", cause.fix
     for number in found.numbers:
         yield "apart", _number(number)
     yield from _tensors(found.checkpoint, found.tensors)

@@ -289,7 +289,7 @@ def _divergences(subject: Subject) -> Iterator[Markup]:
 
 def _causes(name: str, found: Divergence) -> Iterator[Markup]:
     """Say why two runs differ, the most likely cause first, and what else could explain it."""
-    causes = [(_cause(each), each.certainty, " ".join(each.evidence)) for each in found.causes]
+    causes = [(_cause(each), each.certainty or "", " ".join(_said(each))) for each in found.causes]
     yield _bounded(f"Why: {name}", ("cause", "certainty", "evidence"), causes)
     pins = [(each.what, each.a, each.b, each.why) for each in found.explanations]
     heads = ("difference", "recorded", "here", "why it could matter")
@@ -301,6 +301,10 @@ def _causes(name: str, found: Divergence) -> Iterator[Markup]:
 
 def _cause(cause: Cause) -> str:
     return cause.name.replace("-", " ")
+
+
+def _said(cause: Cause) -> tuple[str, ...]:
+    return (*cause.evidence, *(() if cause.fix is None else (cause.fix,)))
 
 
 def _statistics(name: str, found: ReturnStatistics) -> Markup:

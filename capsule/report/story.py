@@ -78,6 +78,9 @@ def _verdict(good: list[str], executed: int, subject: Subject) -> tuple[str, str
     grades = set(good)
     if grades == {"reproduced-bitwise"}:
         return "Reproduced, bit for bit", f"{again}, with the very same results."
+    if "reproduced-content" in grades and "reproduced-statistical" not in grades:
+        content = "the content of every output; dates or packaging differ"
+        return "Reproduced in content", f"{again}: not always the same bits, but {content}."
     if "reproduced-statistical" in grades:
         tolerance = "its returns agree within the tolerance that the spec declares"
         return "Reproduced statistically", f"{again}: not always the same bits, but {tolerance}."
@@ -108,7 +111,7 @@ def _of_report(name: str, report: Report) -> str:
 def _cause(report: Report) -> str:
     """Name the most likely cause of a difference, if one was found."""
     causes = () if report.divergence is None else report.divergence.causes
-    return f"; cause: {causes[0].name.replace('-', ' ')} ({causes[0].certainty})" if causes else ""
+    return f"; cause: {causes[0].shown.replace('-', ' ')}" if causes else ""
 
 
 def _not_shown(subject: Subject, executed: bool) -> tuple[str, ...]:

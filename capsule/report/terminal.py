@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from capsule.report.divergence import divergence_lines, show_lines
+from capsule.report.outputs import output_rows
 from capsule.report.returns import returns_rows
 from capsule.report.text import printable
 from capsule.verification.verdict import OutputDifference, Report, TraceDifference
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _STYLES = {
     "reproduced-bitwise": "bold green",
+    "reproduced-content": "bold yellow",
     "reproduced-prefix": "bold green",
     "reproduced-statistical": "bold green",
     "reproduced-segments": "bold green",
@@ -64,6 +66,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("image", _image(report)),
         ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
         ("not checked", _listed(report.unchecked)),
+        ("claims", report.claimed),
         ("relaxations", ", ".join(report.relaxations) or None),
         ("not controlled", _open_sources(report)),
         *_ledger_differences(report),
@@ -77,6 +80,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("first difference", place_of(first)))
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
+    if report.outputs is not None:
+        rows += output_rows(report.outputs)
     if report.statistics is not None:
         rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
@@ -138,7 +143,7 @@ def _ledger_differences(report: Report) -> Iterator[tuple[str, str]]:
 def place_of(first: TraceDifference | OutputDifference) -> str:
     """Say where a first difference is."""
     if isinstance(first, OutputDifference):
-        return first.path + (f", line {first.line:,}" if first.line is not None else "")
+        return first.path + (f", {first.where}" if first.where is not None else "")
     return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
 
 

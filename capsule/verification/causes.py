@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from capsule.verification.content.parts import HARMLESS, Nature, Part
 from capsule.verification.explanations import Change, Family, Kind
 from capsule.verification.ulp import Distance
 from capsule.verification.verdict import (
@@ -19,6 +20,8 @@ from capsule.verification.verdict import (
     CauseName,
     Certainty,
     ComponentDifference,
+    OutputComparison,
+    OutputDifference,
 )
 from capsule.verification.walk import STATES, Walk
 
@@ -42,6 +45,7 @@ class Facts:
         contradictions: What a side says of itself that cannot be.
         loss: How far apart the losses are where they first differ.
         bisection: What dense records of both sides showed.
+        outputs: The outputs of a program that differ, compared by content.
     """
 
     walk: Walk | None
@@ -50,6 +54,7 @@ class Facts:
     contradictions: tuple[str, ...] = ()
     loss: Distance | None = None
     bisection: Bisection | None = None
+    outputs: OutputComparison | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -87,7 +92,7 @@ def explain(facts: Facts) -> tuple[Cause, ...]:
     """Name the classes that the evidence allows, the most likely first, at most two."""
     found = [cause for rule in _RULES if (cause := rule(facts)) is not None]
     order = get_args(Certainty)
-    found.sort(key=lambda cause: order.index(cause.certainty))
+    found.sort(key=lambda cause: order.index(cause.certainty or "possible"))
     return tuple(found[:CAUSES_SHOWN]) or (_unexplained(facts),)
 
 
@@ -222,7 +227,77 @@ def _unexplained(facts: Facts) -> Cause:
             "locks and machines, as far as they are known, are the same: 'capsule diagnose' says "
             "whether the run repeats at all"
         )
-    return _cause("unexplained", "possible", _first(facts), hint)
+    return Cause(name="unexplained", certainty=None, evidence=(_first(facts), hint))
+
+
+def _clock(facts: Facts) -> Cause | None:
+    """Dates of the two runs stand in the outputs."""
+    dated = _of_nature(facts, "date")
+    if not dated or facts.outputs is None:
+        return None
+    only = facts.outputs.nature in HARMLESS
+    return Cause(
+        name="clock",
+        certainty="shown" if only else "likely",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in dated[:_EVIDENCE]),
+            "each is a date by its format, or lies in the time of the run that wrote it"
+            + ("; nothing else differs" if only else "; what else differs may follow from it"),
+        ),
+        fix="Set entropy.clock: fixed, with which every run reads the same time; or leave the file "
+        "out with trainer.outputs.",
+    )
+
+
+def _packaging(facts: Facts) -> Cause | None:
+    if facts.outputs is None or facts.outputs.nature != "packaging":
+        return None
+    places = [place for place, _ in _of_nature(facts, "packaging")]
+    return Cause(
+        name="packaging",
+        certainty="shown",
+        evidence=(f"the same content is written down otherwise: {_listed(places)}",),
+    )
+
+
+def _order_of_lines(facts: Facts) -> Cause | None:
+    reordered = _of_nature(facts, "order")
+    if not reordered:
+        return None
+    return Cause(
+        name="order-of-lines",
+        certainty="shown",
+        evidence=(f"the same lines stand in another order from {reordered[0][0]} on",),
+        fix="Let one thread or process write the file, or sort its lines; "
+        "trainer.standard_output: false if it is the standard output.",
+    )
+
+
+def _other_names(facts: Facts) -> Cause | None:
+    files = () if facts.outputs is None else facts.outputs.files
+    renamed = [f for f in files if f.found_path is not None and f.content is None]
+    if not renamed or all(file.nature == "date" for file in renamed):
+        return None
+    pairs = [f"{file.path} / {file.found_path}" for file in renamed]
+    return Cause(
+        name="other-names",
+        certainty="shown",
+        evidence=(f"equal content stands under other names: {_listed(pairs)}",),
+        fix="Derive names of files from the seed or the step, not from a time, a process id or a "
+        "random number.",
+    )
+
+
+def _of_nature(facts: Facts, nature: Nature) -> list[tuple[str, Part | OutputDifference]]:
+    """Return the parts of outputs that differ in one way, each with its place."""
+    files = () if facts.outputs is None else facts.outputs.files
+    found: list[tuple[str, Part | OutputDifference]] = [
+        (file.path, file) for file in files if file.content is None and file.nature == nature
+    ]
+    for file in files:
+        parts = () if file.content is None else file.content.parts
+        found += [(f"{file.path}, {part.where}", part) for part in parts if part.nature == nature]
+    return found
 
 
 _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
@@ -233,6 +308,10 @@ _RULES: tuple[Callable[[Facts], Cause | None], ...] = (
     _other_settings,
     _arithmetic,
     _changed_program,
+    _clock,
+    _packaging,
+    _order_of_lines,
+    _other_names,
 )
 
 

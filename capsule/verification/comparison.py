@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from io import TextIOWrapper
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from capsule.bundle.claims import NO_NAMESPACES, CheckpointClaim, Claims, ProgramClaims
+from capsule.bundle.claims import NO_NAMESPACES, CheckpointClaim, Claims
 from capsule.experiment import contract
-from capsule.experiment.beneath import open_beneath
-from capsule.experiment.contract import Output
 from capsule.experiment.states import ResumeState
 from capsule.experiment.trace import Difference, Mark, first_difference
 from capsule.verification.verdict import (
     ComponentDifference,
-    OutputDifference,
     TraceDifference,
 )
 
 MAX_DIFFERENCES = 40
 SHOWN_CHARACTERS = 120
-STANDARD_OUTPUT = "standard output"  # what reports call it, beside paths of files
-MAX_LINE_CHARACTERS = 1 << 20
 
 # Causes before effects: the first fact that differs is the one to look at. What only a trainer of
 # Capsule's own or only a user's program claims is absent from the other's claims.
@@ -105,85 +99,6 @@ def compare_states(claimed: ResumeState, found: ResumeState) -> tuple[ComponentD
     left = claimed.model_dump(mode="json", exclude={"seconds"})
     right = found.model_dump(mode="json", exclude={"seconds"})
     return tuple(islice(_differences("state", left, right), MAX_DIFFERENCES))
-
-
-def compare_outputs(
-    claimed: ProgramClaims, found: ProgramClaims, recorded: Mapping[str, Path], directory: Path
-) -> OutputDifference | None:
-    """Find the first output of a program that differs, and in a text the first line that does.
-
-    Files come first, in order of their paths, the standard output last.
-
-    Args:
-        claimed: What the bundle claims.
-        found: What the re-execution claims.
-        recorded: The bundle's copy of each claimed output, by path in the working folder or
-            :data:`STANDARD_OUTPUT`.
-        directory: Run directory of the re-execution.
-    """
-    before, after = _all_outputs(claimed), _all_outputs(found)
-    for path in sorted({*before, *after}, key=lambda path: (path == STANDARD_OUTPUT, path)):
-        if before.get(path) != after.get(path):
-            is_file = path != STANDARD_OUTPUT
-            copy = f"{contract.WORKSPACE}/{path}" if is_file else contract.STANDARD_OUTPUT
-            lines = None
-            if path in recorded and path in after and after[path].target is None:
-                lines = _first_line(recorded[path], directory, copy)
-            return _output_difference(path, before.get(path), after.get(path), lines)
-    return None
-
-
-def _all_outputs(claims: ProgramClaims) -> dict[str, Output]:
-    printed = claims.standard_output
-    return claims.outputs | ({} if printed is None else {STANDARD_OUTPUT: printed})
-
-
-def _output_difference(
-    path: str, before: Output | None, after: Output | None, lines: tuple[int, str, str] | None
-) -> OutputDifference:
-    if lines is not None:
-        number, left, right = lines
-        return OutputDifference(path=path, line=number, claimed=_show(left), found=_show(right))
-    return OutputDifference(path=path, claimed=_described(before), found=_described(after))
-
-
-def _first_line(recorded: Path, directory: Path, path: str) -> tuple[int, str, str] | None:
-    """Return number and content of the first line that differs; None unless both are text.
-
-    What the re-execution says of its files is its own word: where it says that a file is, there
-    may be a link to a file of this machine, which must not end up in a report.
-    """
-    try:
-        with (
-            recorded.open(encoding="utf-8", newline="") as left,
-            TextIOWrapper(open_beneath(directory, path), encoding="utf-8", newline="") as right,
-        ):
-            for number, (a, b) in enumerate(zip_longest(_lines(left), _lines(right)), 1):
-                if a != b:
-                    return number, _ended(a), _ended(b)
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None
-
-
-def _lines(stream: TextIO) -> Iterator[str]:
-    """Yield lines of a file, none longer than :data:`MAX_LINE_CHARACTERS`."""
-    while line := stream.readline(MAX_LINE_CHARACTERS):
-        if "\0" in line:
-            raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "not text")
-        yield line
-
-
-def _ended(line: str | None) -> str:
-    return "end of file" if line is None else line.rstrip("\n")
-
-
-def _described(output: Output | None) -> str:
-    if output is None:
-        return "missing"
-    if output.target is not None:
-        return f"link to {output.target}"
-    return f"{output.size} bytes, sha256:{output.sha256}"
 
 
 def trace_difference(difference: Difference) -> TraceDifference:

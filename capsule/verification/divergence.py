@@ -25,6 +25,7 @@ from capsule.verification.verdict import (
     ComponentDifference,
     Divergence,
     NumberDifference,
+    OutputComparison,
     Replica,
     TensorDifference,
 )
@@ -56,7 +57,10 @@ class Comparison:
 
 
 def compare_sides(
-    a: Side, b: Side, differences: tuple[ComponentDifference, ...] | None = None
+    a: Side,
+    b: Side,
+    differences: tuple[ComponentDifference, ...] | None = None,
+    outputs: OutputComparison | None = None,
 ) -> Comparison:
     """Compare two runs.
 
@@ -64,6 +68,7 @@ def compare_sides(
         a: One.
         b: The other.
         differences: What differs beside the trace, if the caller knows.
+        outputs: The outputs of a program that differ, if the caller has compared them by content.
 
     Raises:
         CapsuleError: CAP-V073, one is a trainer's and the other a program's; CAP-T141, CAP-V011, a
@@ -92,7 +97,9 @@ def compare_sides(
     if differences is not None:
         report = report.model_copy(update={"differences": differences})
     contradictions = [f"{side.name}: {each}" for side in (a, b) for each in side.contradictions]
-    facts = Facts(walk, report.differences, changes(a, b), tuple(contradictions), loss)
+    facts = Facts(
+        walk, report.differences, changes(a, b), tuple(contradictions), loss, outputs=outputs
+    )
     equal = report.first is None and not report.differences and not contradictions
     update = {
         "equal": equal,
@@ -108,6 +115,7 @@ def analysis(
     engine: Engine,
     directory: Path,
     differences: tuple[ComponentDifference, ...],
+    outputs: OutputComparison | None = None,
 ) -> dict[str, Any]:
     """Return what a verification report has of a bundle (a) and its re-execution here (b).
 
@@ -117,6 +125,7 @@ def analysis(
         engine: Where it was executed again.
         directory: Run directory of that.
         differences: What differs in the claims.
+        outputs: What differs in the outputs of a program.
 
     Returns:
         ``divergence``; of a trainer's run ``first_difference``, and of a whole one ``replica``.
@@ -124,7 +133,7 @@ def analysis(
     machine = take_fingerprint(engine.describe())
     a = bundle_side(bundle, "the bundle", checked=True)
     b = directory_side(directory, "the re-execution", lock, machine, checked=True)
-    report = compare_sides(a, b, differences).report
+    report = compare_sides(a, b, differences, outputs).report
     facts: dict[str, Any] = {"divergence": None if report.equal else report}
     if b.training is not None:
         facts["first_difference"] = report.first

@@ -82,6 +82,6 @@ def signers_of(report: Report) -> tuple[str, ...]:
 
 def _difference(report: Report) -> str | None:
     """Return what differs; a stranger's text may hold surrogates, which JSON in UTF-8 cannot."""
-    if report.verdict not in ("not-reproduced", "reproduced-statistical"):
+    if report.verdict not in ("not-reproduced", "reproduced-content", "reproduced-statistical"):
         return None
     return report.summary[:MAX_DIFFERENCE].encode(errors="replace").decode()

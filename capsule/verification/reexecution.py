@@ -5,13 +5,17 @@ Everything goes through :func:`capsule.execution.execute`, as ``capsule run`` do
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from capsule import execution
 from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
+    Observations,
     ProgramClaims,
     TrainingClaims,
     collect_claims,
@@ -24,24 +28,23 @@ from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger, compare_ledgers
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.image.assemble import Image
 from capsule.verification.bounds import reexecution_folder
 from capsule.verification.challenge import Recorded, challenge, fresh_seed, judge
-from capsule.verification.comparison import (
-    STANDARD_OUTPUT,
-    compare_checkpoints,
-    compare_claims,
-    compare_outputs,
-)
+from capsule.verification.comparison import compare_checkpoints, compare_claims
 from capsule.verification.consistency import recorded_outputs
+from capsule.verification.content.parts import HARMLESS
+from capsule.verification.content.times import Span, Times
 from capsule.verification.contents import Contents
 from capsule.verification.divergence import analysis
 from capsule.verification.equivalence import compare_returns
 from capsule.verification.grading import beyond_arithmetic, grade_replica, inconsistent
 from capsule.verification.mode import Mode
-from capsule.verification.verdict import ComponentDifference, Grade, OutputDifference
+from capsule.verification.outputs import COMPONENTS, STANDARD_OUTPUT, compare_outputs
+from capsule.verification.verdict import ComponentDifference, Grade, OutputComparison
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
     if run.mode.challenges and isinstance(parts.claims, TrainingClaims):
         return _challenge(run, Recorded(parts.bundle, parts.lock, parts.claims), facts)
     member, claims = parts.bundle.member, parts.claims
+    started = time.time()
     with reexecution_folder(run.reporter.note) as directory:
         follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
         repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
@@ -117,8 +121,10 @@ def reexecute(run: Reexecution, facts: dict[str, Any]) -> tuple[Grade, str]:
         facts["ledger_differences"] = compare_ledgers(facts["recorded_ledger"], ledger)
         facts["relaxations"] = _all_relaxations(run, directory)
         if isinstance(claims, ProgramClaims):
-            _compare_program(run, claims, directory, facts)
-        elif isinstance(claims, TrainingClaims) and isinstance(result, contract.Result):
+            times = Times(recorded_span(parts.bundle), Span(started, time.time()))
+            _compare_program(run, claims, directory, times, facts)
+            return _judge_program(claims, facts)
+        if isinstance(claims, TrainingClaims) and isinstance(result, contract.Result):
             facts["reexecuted_steps"] = result.steps
             _compare_training(run, claims, directory, facts)
             if run.mode.steps is None and facts["differences"]:
@@ -156,7 +162,7 @@ def _challenge(run: Reexecution, recorded: Recorded, facts: dict[str, Any]) -> t
 
 
 def _compare_program(
-    run: Reexecution, claims: ProgramClaims, directory: Path, facts: dict[str, Any]
+    run: Reexecution, claims: ProgramClaims, directory: Path, times: Times, facts: dict[str, Any]
 ) -> None:
     """Compare what a program of the user's own wrote and printed."""
     bundle, lock = run.contents.bundle, run.contents.lock
@@ -165,9 +171,24 @@ def _compare_program(
     recorded = recorded_outputs(bundle, claims)
     if claims.standard_output is not None:
         recorded[STANDARD_OUTPUT] = bundle.member(run_bundle.STANDARD_OUTPUT)
-    facts["first_difference"] = compare_outputs(claims, found, recorded, directory)
+    outputs = compare_outputs(claims, found, recorded, directory, times)
+    facts["outputs"] = outputs
+    facts["first_difference"] = None if outputs is None else outputs.files[0]
     facts["differences"] = compare_claims(claims, found)
-    facts |= analysis(bundle, lock, run.engine, directory, facts["differences"])
+    facts |= analysis(bundle, lock, run.engine, directory, facts["differences"], outputs)
+
+
+def recorded_span(bundle: OpenedBundle) -> Span:
+    """Return the time of the recorded run, as its signer says it; none if that is malformed."""
+    observed = bundle.read(run_bundle.OBSERVATIONS, Observations)
+    try:
+        moments = [
+            datetime.fromisoformat(text).timestamp()
+            for text in (observed.started, observed.finished)
+        ]
+    except (ValueError, OverflowError):
+        return Span(0.0, 0.0)
+    return Span(*moments)
 
 
 def _compare_training(
@@ -209,11 +230,50 @@ def _judge_returns(
     )
 
 
+def _judge_program(claims: ProgramClaims, facts: dict[str, Any]) -> tuple[Grade, str]:
+    """Judge a program's re-execution by its outputs.
+
+    Raises:
+        CapsuleError: CAP-V045, nothing is claimed and nothing came out, which decides nothing.
+    """
+    outputs: OutputComparison | None = facts["outputs"]
+    differences = facts["differences"]
+    others = [each for each in differences if not each.component.startswith(COMPONENTS)]
+    if outputs is not None and (others or outputs.nature not in HARMLESS):
+        first = outputs.files[0]
+        where = "" if first.where is None else f", at {first.where}"
+        return "not-reproduced", f"the outputs first differ in {first.path}{where}"
+    if others:
+        return "not-reproduced", f"the outputs are equal, but {others[0].component} differs"
+    if outputs is not None:
+        return "reproduced-content", _same_content(outputs)
+    if claims.nothing:
+        raise nothing_claimed()
+    return "reproduced-bitwise", "every claim was obtained again, bit for bit"
+
+
+def _same_content(outputs: OutputComparison) -> str:
+    what = "dates" if outputs.nature == "date" else "how the same content is written down"
+    files = "1 output" if outputs.count == 1 else f"{outputs.count:,} outputs"
+    return (
+        f"the content of every output was obtained again, but not every bit: {files} differ only "
+        f"in {what}"
+    )
+
+
+def nothing_claimed() -> CapsuleError:
+    """Return the error of a program's run that claims nothing."""
+    return CapsuleError(
+        "CAP-V045",
+        "NOTHING IS CLAIMED: the program left no file and printed nothing, so there is nothing "
+        "that could be reproduced",
+        fix="Have the program write its results into its working folder, or print them.",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )
+
+
 def _judge(mode: Mode, facts: dict[str, Any]) -> tuple[Grade, str]:
     first, differences = facts["first_difference"], facts["differences"]
-    if isinstance(first, OutputDifference):
-        line = "" if first.line is None else f", at line {first.line:,}"
-        return "not-reproduced", f"the outputs first differ in {first.path}{line}"
     if first is not None:
         where = f" ({first.name})" if first.name else ""
         return (
@@ -221,8 +281,7 @@ def _judge(mode: Mode, facts: dict[str, Any]) -> tuple[Grade, str]:
             f"the runs first differ at step {first.step}, in {first.component}{where}",
         )
     if differences:
-        what = "traces" if "reexecuted_steps" in facts else "outputs"
-        return "not-reproduced", f"the {what} are equal, but {differences[0].component} differs"
+        return "not-reproduced", f"the traces are equal, but {differences[0].component} differs"
     if mode.steps is not None:
         return (
             "reproduced-prefix",

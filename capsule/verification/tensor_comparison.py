@@ -71,12 +71,13 @@ def compare_tensors(first: Path, second: Path) -> tuple[TensorDifference, ...]:
     """
     left, right = map_tensors(first), map_tensors(second)
     names = dict.fromkeys([*left, *right])
-    found = [_difference(name, left.get(name), right.get(name)) for name in names]
+    found = [compare_tensor(name, left.get(name), right.get(name)) for name in names]
     differing = [item for item in found if item is not None]
     return tuple(sorted(differing, key=lambda item: -math.inf if item.ulp is None else -item.ulp))
 
 
-def _difference(name: str, left: Tensor | None, right: Tensor | None) -> TensorDifference | None:
+def compare_tensor(name: str, left: Tensor | None, right: Tensor | None) -> TensorDifference | None:
+    """Compare two tensors of one name, one of which may be missing; None if they are equal."""
     if left is None or right is None or (left.dtype, left.shape) != (right.dtype, right.shape):
         elements = max(each.elements for each in (left, right) if each is not None)
         return TensorDifference(name=name, elements=elements, differing=elements)

@@ -13,6 +13,7 @@ from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
 from capsule.machine.compare import ExpectedGrade, Row
 from capsule.machine.kind import MachineKind
+from capsule.verification.content.parts import Comparison, Nature
 from capsule.verification.equivalence import ReturnStatistics
 
 Grade = Literal[
@@ -21,6 +22,7 @@ Grade = Literal[
     "intact",
     "environment-matches",
     "reproduced-bitwise",
+    "reproduced-content",
     "reproduced-prefix",
     "reproduced-statistical",
     "reproduced-segments",
@@ -28,12 +30,13 @@ Grade = Literal[
     "not-reproduced",
     "inconclusive",
 ]
-RequiredGrade = Literal["bitwise", "statistical"]
+RequiredGrade = Literal["bitwise", "content", "statistical"]
 
 # What each grade that a user may require accepts, the strongest first. A verdict of this list that
 # is weaker than the required one ends with the status of a run that differs.
 ACCEPTED: dict[RequiredGrade, Grade] = {
     "bitwise": "reproduced-bitwise",
+    "content": "reproduced-content",
     "statistical": "reproduced-statistical",
 }
 
@@ -43,6 +46,7 @@ EXIT_CODES: dict[Grade, ExitCode] = {
     "intact": ExitCode.OK,
     "environment-matches": ExitCode.OK,
     "reproduced-bitwise": ExitCode.OK,
+    "reproduced-content": ExitCode.OK,
     "reproduced-prefix": ExitCode.OK,
     "reproduced-statistical": ExitCode.OK,
     "reproduced-segments": ExitCode.OK,
@@ -72,12 +76,31 @@ class TraceDifference(Model):
 
 
 class OutputDifference(Model):
-    """The first output of a program that differs."""
+    """An output of a program that differs."""
 
     path: str = Field(description="In the working folder, or 'standard output'.")
-    line: int | None = Field(None, description="First line that differs, from 1, if it is text.")
-    claimed: str = Field(description="That line, or the digest, or 'missing'.")
+    found_path: str | None = Field(
+        None, description="The re-execution's file, if it has another name."
+    )
+    claimed: str = Field(description="The first part that differs, or what is at the path.")
     found: str
+    nature: Nature = Field("content", description="The gravest of all that differs.")
+    content: Comparison | None = Field(
+        None, description="Part by part; null if there are no two files to compare."
+    )
+
+    @property
+    def where(self) -> str | None:
+        """Name the first part that differs."""
+        return self.content.parts[0].where or None if self.content else None
+
+
+class OutputComparison(Model):
+    """All outputs of a program that differ."""
+
+    count: int
+    nature: Nature = Field(description="The gravest of all.")
+    files: tuple[OutputDifference, ...] = Field(description="In order of paths; at most 40.")
 
 
 class DivergenceMap(Model):
@@ -126,6 +149,10 @@ CauseName = Literal[
     "actor-order",
     "changed-code-or-library",
     "tampering",
+    "clock",
+    "packaging",
+    "order-of-lines",
+    "other-names",
     "unexplained",
 ]
 Certainty = Literal["shown", "likely", "possible"]
@@ -135,8 +162,14 @@ class Cause(Model):
     """A class of causes, and what speaks for it."""
 
     name: CauseName
-    certainty: Certainty
+    certainty: Certainty | None = Field(description="Null for 'unexplained'.")
     evidence: tuple[str, ...]
+    fix: str | None = Field(None, description="What makes the run repeat, where that is known.")
+
+    @property
+    def shown(self) -> str:
+        """Return name and certainty."""
+        return self.name if self.certainty is None else f"{self.name} ({self.certainty})"
 
 
 class Explanation(Model):
@@ -284,7 +317,11 @@ class Report(Model):
     own_code: bool | None = Field(
         None, description="The image's training code is that of the Capsule that verifies."
     )
+    claimed: str | None = Field(None, description="What a program's run claims, in words.")
     first_difference: TraceDifference | OutputDifference | None = None
+    outputs: OutputComparison | None = Field(
+        None, description="Of a program, the outputs that differ; null if none does."
+    )
     differences: tuple[ComponentDifference, ...] = ()
     statistics: ReturnStatistics | None = Field(
         None, description="Comparison of returns, where the bits of a whole run differ."

@@ -122,6 +122,8 @@ def _verify(
             "relaxations": claims.relaxations,
             "recorded_ledger": bundle.read(run_bundle.LEDGER, Ledger),
         }
+        if isinstance(claims, ProgramClaims):
+            facts["claimed"] = claims.described
         _require_trust(bundle, request)
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":

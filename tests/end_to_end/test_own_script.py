@@ -139,7 +139,7 @@ def test_another_source_differs_in_the_first_line_that_it_changes(outside, tmp_p
     done = verify(outside, lie, tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced"), done.output
-    assert (first["path"], first["line"]) == (METRICS, 2)
+    assert (first["path"], first["content"]["parts"][0]["where"]) == (METRICS, "line 2: value")
     assert "metrics.jsonl, at line 2" in done.document["summary"]
 
 
@@ -180,7 +180,7 @@ def test_another_output_is_tampering_or_with_its_claims_not_reproduced(outside, 
     done = verify(outside, forge(outside, and_its_claims, tmp_path / "b.tar"), tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
-    assert (first["path"], first["line"]) == ("model.bin", None)
+    assert (first["path"], first["content"]["format"]) == ("model.bin", "bytes")
     assert [item["component"] for item in done.document["differences"]] == [
         "outputs.model.bin.sha256"
     ]
@@ -192,7 +192,7 @@ def test_a_script_that_prints_the_time_is_not_reproduced(workplace, tmp_path):
     done = verify(own, own.bundle, tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
-    assert (first["path"], first["line"]) == ("standard output", 2)
+    assert (first["path"], first["content"]["parts"][0]["where"]) == ("standard output", "line 2")
 
 
 def test_an_interrupted_script_starts_over_to_the_same_claims(outside, workplace, tmp_path):

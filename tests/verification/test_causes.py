@@ -89,12 +89,12 @@ def test_equal_traces_and_other_results():
     assert name(equal, change("library"), results=judged) == [("tampering", "possible")]
     assert name(equal, change("library"), results=learned) == [("tampering", "shown")]
     outside = (ComponentDifference(component="flags.threads", claimed="1", found="2"),)
-    assert name(equal, results=outside) == [("unexplained", "possible")]
+    assert name(equal, results=outside) == [("unexplained", None)]
 
 
 def test_without_evidence_nothing_is_named():
-    assert name(parting("loss")) == [("unexplained", "possible")]
-    assert name(None, change("code")) == [("unexplained", "possible")]
+    assert name(parting("loss")) == [("unexplained", None)]
+    assert name(None, change("code")) == [("unexplained", None)]
 
 
 def write(path, records):

@@ -1,26 +1,18 @@
 """Comparing claims and traces, on hand-made cases."""
 
 import json
-import shutil
 
-import pytest
-
-from capsule.bundle.claims import CheckpointClaim, ProgramClaims, TraceClaim, TrainingClaims
-from capsule.experiment.canonical import sha256_hex
+from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
 from capsule.experiment.contract import (
-    WORKSPACE,
     Checkpoint,
     CheckpointIndex,
     Evaluation,
     EvaluationPoint,
-    Output,
 )
 from capsule.verification.comparison import (
     MAX_DIFFERENCES,
-    STANDARD_OUTPUT,
     compare_checkpoints,
     compare_claims,
-    compare_outputs,
     compare_traces,
 )
 
@@ -121,121 +113,8 @@ def test_only_a_prefix_may_end_early(tmp_path):
     assert compare_traces(whole, part, prefix=False).component == "end"
 
 
-def make_output(folder, path, data):
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).write_bytes(data)
-    return Output(size=len(data), sha256=sha256_hex(data))
-
-
-@pytest.fixture
-def two_runs(tmp_path):
-    """Compare a recorded run with another, both given as files and standard output."""
-
-    def compare(recorded_files, found_files, printed=(b"", b"")):
-        recorded, directory = tmp_path / "recorded", tmp_path / "again"
-        claims = []
-        for files, text, folder, output in (
-            (recorded_files, printed[0], recorded, "stdout.txt"),
-            (found_files, printed[1], directory / WORKSPACE, "../stdout.txt"),
-        ):
-            claims.append(
-                ProgramClaims(
-                    lock=ZERO,
-                    image=None,
-                    relaxations=(),
-                    flags={},
-                    libraries={},
-                    outputs={path: make_output(folder, path, data) for path, data in files.items()},
-                    standard_output=make_output(folder, output, text),
-                )
-            )
-        members = {path: recorded / path for path in recorded_files}
-        members[STANDARD_OUTPUT] = recorded / "stdout.txt"
-        return compare_outputs(*claims, members, directory), compare_claims(*claims)
-
-    return compare
-
-
-def test_equal_outputs_do_not_differ(two_runs):
-    assert two_runs({"a": b"1"}, {"a": b"1"}) == (None, ())
-
-
-def test_the_first_file_and_line_that_differ_are_named(two_runs):
-    first, all_of_them = two_runs(
-        {"b.jsonl": b"1\n2\n3\n", "c": b"x", "a": b"="},
-        {"b.jsonl": b"1\n2\n4\n", "c": b"y", "a": b"="},
-        printed=(b"p", b"q"),
-    )
-    assert (first.path, first.line, first.claimed, first.found) == ("b.jsonl", 3, "3", "4")
-    assert [item.component for item in all_of_them] == [
-        "outputs.b.jsonl.sha256",
-        "outputs.c.sha256",
-        "standard_output.sha256",
-    ]
-
-
-def test_a_shorter_text_differs_where_it_ends(two_runs):
-    first, _ = two_runs({"a": b"1\n2\n"}, {"a": b"1\n"})
-    assert (first.line, first.claimed, first.found) == (2, "2", "end of file")
-
-
-def test_bytes_that_are_no_text_have_no_line(two_runs):
-    for data in (b"\xff\n", b"\0\n"):
-        first, _ = two_runs({"a": data + b"1"}, {"a": data + b"2"})
-        assert (first.path, first.line) == ("a", None)
-        assert first.claimed.startswith(f"{len(data) + 1} bytes, sha256:")
-
-
-def test_a_missing_and_an_additional_file_are_named(two_runs):
-    first, _ = two_runs({"a": b"", "b": b""}, {"b": b""})
-    assert (first.path, first.found) == ("a", "missing")
-    first, _ = two_runs({"b": b""}, {"a": b"", "b": b""})
-    assert (first.path, first.claimed) == ("a", "missing")
-
-
-def test_what_was_printed_comes_last(two_runs):
-    first, _ = two_runs({"z": b"="}, {"z": b"="}, printed=(b"1\nlast\n", b"1\nend\n"))
-    assert (first.path, first.line, first.claimed) == ("standard output", 2, "last")
-
-
-@pytest.mark.parametrize("link", ["a", "folder"])
-def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, link):
-    """A program says that it wrote a file, and leaves a link to one that only the machine has."""
-    (tmp_path / "machine").mkdir()
-    (tmp_path / "machine/a").write_text("secret")
-    path = "a" if link == "a" else "folder/a"
-    two_runs({path: b"claimed"}, {path: b"secret"})
-    workspace = tmp_path / "again" / WORKSPACE
-    if link == "a":
-        (workspace / "a").unlink()
-        (workspace / "a").symlink_to(tmp_path / "machine/a")
-    else:
-        shutil.rmtree(workspace / "folder")
-        (workspace / "folder").symlink_to(tmp_path / "machine")
-    left, right = (make_program_claims({path: data}) for data in (b"claimed", b"secret"))
-    recorded = {path: tmp_path / "recorded" / path}
-    first = compare_outputs(left, right, recorded, tmp_path / "again")
-    assert (first.path, first.line) == (path, None)
-    assert "secret" not in first.found
-
-
 def test_namespaces_that_one_machine_lacks_contradict_no_claim():
     left, right = (make_claims(relaxations=names) for names in ((), ("engine.namespaces=none",)))
     assert compare_claims(left, right) == compare_claims(right, left) == ()
     (difference,) = compare_claims(left, make_claims(relaxations=("engine=process",)))
     assert difference.component.startswith("relaxations")
-
-
-def make_program_claims(files):
-    outputs = {
-        path: Output(size=len(data), sha256=sha256_hex(data)) for path, data in files.items()
-    }
-    return ProgramClaims(
-        lock=ZERO,
-        image=None,
-        relaxations=(),
-        flags={},
-        libraries={},
-        outputs=outputs,
-        standard_output=None,
-    )

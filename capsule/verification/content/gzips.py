@@ -1,0 +1,45 @@
+"""gzip (RFC 1952): the content, and what the header says beside it."""
+
+from __future__ import annotations
+
+import zlib
+
+from capsule.verification.content.parts import (
+    MAX_MEMBER_BYTES,
+    Comparison,
+    Context,
+    Data,
+    Findings,
+    NotComparableError,
+)
+
+MAGIC = b"\x1f\x8b\x08"
+_MTIME = slice(4, 8)
+_GZIP = 31  # window bits: the format of gzip alone
+
+
+def compare_gzip(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare what two files unpack to, then their headers."""
+    found = Findings("gzip")
+    before, after = _unpacked(left, context), _unpacked(right, context)
+    if before != after:
+        found.include("content", context.inner("content", before, after))
+        return found.comparison()
+    found.same("content")
+    if left[_MTIME] != right[_MTIME]:
+        found.differs("time in the header", (_time(left), _time(right)), "date")
+    return found.comparison()
+
+
+def _time(data: Data) -> int:
+    return int.from_bytes(data[_MTIME], "little")
+
+
+def _unpacked(data: Data, context: Context) -> bytes:
+    """Unpack the one member that a file must consist of."""
+    unpacking = zlib.decompressobj(_GZIP)
+    unpacked = unpacking.decompress(data[:], MAX_MEMBER_BYTES)
+    context.budget.spend(len(unpacked))
+    if not unpacking.eof or unpacking.unused_data:
+        raise NotComparableError("too large, cut off, or more than one member")
+    return unpacked

@@ -1,0 +1,142 @@
+"""What a comparison of two files finds, and the bounds that it keeps."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from capsule.experiment.fields import Model
+from capsule.verification.content.times import Times
+
+MAX_PARTS = 20  # kept of one file
+MAX_EQUAL = 20  # names of equal parts that are kept of one file
+MAX_MEMBER_BYTES = 64 << 20  # of a member that is unpacked into memory
+MAX_UNPACKED_BYTES = 4 << 30  # of both sides, over a whole verification
+MAX_DEPTH = 3  # of files within files
+SHOWN_CHARACTERS = 80
+
+# The gravest last. Dates are what a format, or the time of the run, shows to be dates; packaging is
+# how a format writes the same content down.
+Nature = Literal["packaging", "date", "order", "content"]
+NATURES: tuple[Nature, ...] = ("packaging", "date", "order", "content")
+HARMLESS: frozenset[Nature] = frozenset({"packaging", "date"})
+
+Data = bytes | mmap.mmap
+
+
+class NotComparableError(Exception):
+    """A file is not of the format, or exceeds a bound."""
+
+
+class Part(Model):
+    """A part of a file that differs."""
+
+    where: str = Field(description="E.g. a member, a tensor, a line, a field; empty for the file.")
+    claimed: str
+    found: str
+    nature: Nature = "content"
+
+
+class Comparison(Model):
+    """Two files of one format, compared part by part."""
+
+    format: str
+    equal: tuple[str, ...] = Field((), description="Parts that are equal; at most 20 names.")
+    parts: tuple[Part, ...] = Field(description="Parts that differ; at most 20.")
+    count: int = Field(description="How many parts differ.")
+    nature: Nature = Field(description="The gravest of all parts that differ.")
+
+
+@dataclass
+class Findings:
+    """Collects what differs in two files of one format."""
+
+    format: str
+    equal: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    count: int = 0
+    natures: set[Nature] = field(default_factory=set)
+
+    def differs(self, where: str, pair: tuple[object, object], nature: Nature = "content") -> None:
+        """Note a part that differs, with what was claimed and what was found."""
+        self.count += 1
+        self.natures.add(nature)
+        if len(self.parts) < MAX_PARTS:
+            claimed, found = map(shown, pair)
+            self.parts.append(Part(where=where, claimed=claimed, found=found, nature=nature))
+
+    def same(self, where: str) -> None:
+        """Note a part that is equal."""
+        if len(self.equal) < MAX_EQUAL:
+            self.equal.append(where)
+
+    def include(self, where: str, inner: Comparison) -> None:
+        """Note what differs inside of one part."""
+        for part in inner.parts:
+            if len(self.parts) < MAX_PARTS:
+                place = f"{where}: {part.where}" if part.where else where
+                self.parts.append(part.model_copy(update={"where": place}))
+        self.count += inner.count
+        self.natures.add(inner.nature)
+
+    def comparison(self) -> Comparison:
+        """Return the result; bytes that differ without any part that does are packaging."""
+        if not self.natures:
+            self.differs("", ("other bytes", "for the same content"), "packaging")
+        nature = max(self.natures, key=NATURES.index)
+        return Comparison(
+            format=self.format,
+            equal=tuple(self.equal),
+            parts=tuple(self.parts),
+            count=self.count,
+            nature=nature,
+        )
+
+
+@dataclass
+class Budget:
+    """How many bytes may still be unpacked."""
+
+    left: int = MAX_UNPACKED_BYTES
+
+    def spend(self, count: int) -> None:
+        """Take some of it.
+
+        Raises:
+            NotComparableError: That is more than is left.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise NotComparableError(f"more than {MAX_UNPACKED_BYTES >> 30} GiB are to be unpacked")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a comparison is given beside the two files.
+
+    Attributes:
+        times: When the two runs took place.
+        compare: Compares two files within these files, by name and content.
+        budget: Shared by all comparisons of a verification.
+        depth: How many files this one is within.
+    """
+
+    times: Times
+    compare: Callable[[str, Data, Data, Context], Comparison]
+    budget: Budget = field(default_factory=Budget)
+    depth: int = 0
+
+    def inner(self, name: str, left: Data, right: Data) -> Comparison:
+        """Compare two files within these files."""
+        deeper = Context(self.times, self.compare, self.budget, self.depth + 1)
+        return self.compare(name, left, right, deeper)
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value as text."""
+    text = str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,109 @@
+"""Pickles, read opcode by opcode: nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from capsule.verification.content.parts import (
+    Comparison,
+    Context,
+    Data,
+    Findings,
+    NotComparableError,
+)
+from capsule.verification.content.reading import Window
+from capsule.verification.content.values import compare_leaves
+
+MAX_OPCODES = 2_000_000
+_PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+_FRAMING = frozenset({"FRAME", "PROTO"})
+_STORAGES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+}
+
+
+class _Opcode(NamedTuple):
+    name: str
+    argument: Any
+    place: int
+
+
+def compare_pickle(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two pickles opcode by opcode, as long as both have the same ones."""
+    found = Findings("pickle")
+    label = "the beginning"
+    pairs = zip_longest(_opcodes(left), _opcodes(right))
+    for a, b in pairs:
+        if a is None or b is None or a.name != b.name:
+            found.differs(f"structure after {label}", (_described(a), _described(b)))
+            break
+        if repr(a.argument) != repr(b.argument) and a.name not in _FRAMING:
+            where = f"{_kind(a.argument)} after {label}"
+            compare_leaves(where, (a.argument, b.argument), found, context)
+        if isinstance(a.argument, str) and a.argument == b.argument:
+            label = repr(a.argument[:40])
+    return found.comparison()
+
+
+def storage_types(data: Data) -> dict[str, str]:
+    """Return the type of each storage that the pickle of a torch file refers to, by its key.
+
+    Such a pickle refers to a storage by the tuple ('storage', torch.FloatStorage, key, place,
+    elements), in protocol 2.
+    """
+    types: dict[str, str] = {}
+    memo: dict[int, str] = {}
+    last = ""  # type whose GLOBAL or GET was the last of all opcodes that name one
+    named = ""  # type that awaits its key
+    for opcode in _opcodes(data):
+        if opcode.name == "GLOBAL":
+            last = named = _STORAGES.get(str(opcode.argument).removeprefix("torch "), "")
+        elif opcode.name in ("BINPUT", "LONG_BINPUT") and last:
+            memo[opcode.argument] = last
+        elif opcode.name in ("BINGET", "LONG_BINGET") and opcode.argument in memo:
+            named = memo[opcode.argument]
+        elif opcode.name == "BINUNICODE" and named:
+            types[opcode.argument], named = named, ""
+        if opcode.name != "GLOBAL":
+            last = ""
+    return types
+
+
+def _opcodes(data: Data) -> Iterator[_Opcode]:
+    """Yield the opcodes of a file that is one pickle.
+
+    Raises:
+        ValueError: It is none.
+        NotComparableError: It has more than :data:`MAX_OPCODES`, or something else behind it.
+    """
+    if data[:2] not in _PROTOCOLS:
+        raise NotComparableError("not a pickle")
+    place = 0
+    stream = cast("BinaryIO", Window(data))
+    for count, (opcode, argument, at) in enumerate(pickletools.genops(stream), 1):
+        if count > MAX_OPCODES:
+            raise NotComparableError(f"more than {MAX_OPCODES:,} opcodes")
+        place = at or 0
+        yield _Opcode(opcode.name, argument, place)
+    if place + 1 != len(data):
+        raise NotComparableError("bytes behind the pickle")
+
+
+def _described(opcode: _Opcode | None) -> str:
+    return "end" if opcode is None else f"{opcode.name} at byte {opcode.place:,}"
+
+
+def _kind(argument: Any) -> str:
+    return {str: "text", int: "number", float: "number", bytes: "bytes"}.get(
+        type(argument), "value"
+    )

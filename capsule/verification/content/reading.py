@@ -1,0 +1,61 @@
+"""Reading a file in memory as a stream, no large piece at a time."""
+
+from __future__ import annotations
+
+import io
+
+from capsule.verification.content.parts import Data, NotComparableError
+
+MAX_PIECE_BYTES = 64 << 20
+
+
+class Window(io.RawIOBase):
+    """A stream over a file in memory.
+
+    What an untrusted file says of its sizes goes to ``read``: one piece is at most
+    :data:`MAX_PIECE_BYTES` long.
+    """
+
+    def __init__(self, data: Data) -> None:
+        """Read ``data`` from its beginning."""
+        super().__init__()
+        self._data = data
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that any place can be read."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place.
+
+        Raises:
+            ValueError: It is before the beginning.
+        """
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise ValueError("before the beginning")
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes, all that are left if ``size`` is negative.
+
+        Raises:
+            NotComparableError: They are more than :data:`MAX_PIECE_BYTES`.
+        """
+        left = max(0, len(self._data) - self._place)
+        count = left if size is None or size < 0 else min(size, left)
+        if count > MAX_PIECE_BYTES:
+            raise NotComparableError(f"a piece of {count:,} bytes")
+        data = self._data[self._place : self._place + count]
+        self._place += count
+        return data

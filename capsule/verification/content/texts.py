@@ -1,0 +1,141 @@
+"""Texts: the lines that differ; of JSON lines and CSV also the fields."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from capsule.verification.content.parts import (
+    Comparison,
+    Context,
+    Data,
+    Findings,
+    Nature,
+    NotComparableError,
+)
+from capsule.verification.content.values import (
+    MAX_JSON_BYTES,
+    compare_leaves,
+    compare_values,
+    parse,
+)
+
+MAX_TEXT_BYTES = 256 << 20
+_END = "end of file"
+
+
+def compare_json(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two JSON documents, leaf by leaf."""
+    if max(len(left), len(right)) > MAX_JSON_BYTES:
+        raise NotComparableError("too large")
+    found = Findings("JSON")
+    before, after = (parse(data[:].decode("utf-8")) for data in (left, right))
+    if not all(isinstance(value, dict | list) for value in (before, after)):
+        raise NotComparableError("neither an object nor an array")
+    compare_values("", before, after, found, context)
+    return found.comparison()
+
+
+def compare_json_lines(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two texts whose every line is a JSON object, field by field."""
+    found = Findings("JSON lines")
+    for number, a, b in _pairs(left, right):
+        before, after = (parse(line) if line else {} for line in (a, b))
+        if not all(isinstance(value, dict) for value in (before, after)):
+            raise NotComparableError("a line is no object")
+        if a and b and a != b:
+            inner = Findings("JSON")
+            compare_values("", before, after, inner, context)
+            found.include(f"line {number:,}", inner.comparison())
+        elif a != b:
+            found.differs(f"line {number:,}", (_shown(a), _shown(b)))
+    return _reordered(left, right, found).comparison()
+
+
+def compare_csv(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two tables with a head, cell by cell."""
+    found = Findings("CSV")
+    heads: list[str] = []
+    for number, (a, b) in enumerate(zip_longest(_rows(left), _rows(right)), 1):
+        heads = heads or list(a or b or ())
+        if len(heads) < 2 or any(row and len(row) != len(heads) for row in (a, b)):
+            raise NotComparableError("not a table")
+        if not a or not b:
+            found.differs(f"line {number:,}", (_END if a is None else a, _END if b is None else b))
+            continue
+        for head, x, y in zip(heads, a, b, strict=True):
+            if x != y:
+                _compare_cells(f"line {number:,}, column {head}", (x, y), found, context)
+    return _reordered(left, right, found).comparison()
+
+
+def compare_text(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two texts line by line."""
+    found = Findings("text")
+    for number, a, b in _pairs(left, right):
+        if a != b:
+            nature: Nature = "date" if a and b and context.times.dates(a, b) else "content"
+            found.differs(f"line {number:,}", (_shown(a), _shown(b)), nature)
+    return _reordered(left, right, found).comparison()
+
+
+def _reordered(left: Data, right: Data, found: Findings) -> Findings:
+    """Say of the same lines in another order that they are."""
+    if "content" not in found.natures:
+        return found
+    lines = [Counter(_lines(data)) for data in (left, right)]
+    if lines[0] != lines[1]:
+        return found
+    ordered = Findings(found.format)
+    for part in found.parts:
+        ordered.differs(part.where, (part.claimed, part.found), "order")
+    ordered.count = found.count
+    return ordered
+
+
+def _compare_cells(where: str, cells: tuple[str, str], found: Findings, context: Context) -> None:
+    left, right = map(_number, cells)
+    if left is None or right is None:
+        compare_leaves(where, cells, found, context)
+    elif repr(left) == repr(right):
+        found.differs(where, cells, "packaging")
+    else:
+        compare_leaves(where, (left, right), found, context)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _shown(line: str) -> str:
+    return line.rstrip("\r\n") if line else _END
+
+
+def _pairs(left: Data, right: Data) -> Iterator[tuple[int, str, str]]:
+    """Yield number and content of each line of both; a line that is missing is empty."""
+    pairs = zip_longest(_lines(left), _lines(right), fillvalue="")
+    return ((number, *pair) for number, pair in enumerate(pairs, 1))
+
+
+def _lines(data: Data) -> Iterator[str]:
+    if len(data) > MAX_TEXT_BYTES:
+        raise NotComparableError("too large")
+    if data.find(b"\0") >= 0:
+        raise NotComparableError("not text")
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start) + 1 or len(data)
+        yield data[start:end].decode("utf-8")
+        start = end
+
+
+def _rows(data: Data) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(_lines(data), strict=True)
+    except csv.Error as error:
+        raise NotComparableError(str(error)) from error

@@ -1,0 +1,68 @@
+"""Which numbers and texts of an output are dates: those that lie in the time of its own run.
+
+A number that is, as seconds, milliseconds, microseconds or nanoseconds since 1970, a moment of the
+run that wrote it, is a reading of the clock. The verifier has measured the time of its own
+re-execution; so whoever signs a false time of the recorded run gains nothing: what the re-execution
+wrote must still be a reading of the verifier's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in whole seconds
+_SCALES = (1.0, 1e3, 1e6, 1e9)  # seconds to nanoseconds
+_TOKEN = re.compile(
+    r"\d{4}-\d\d-\d\d[T _]\d\d[:.-]\d\d[:.-]\d\d(?:[.,]\d{1,9})?"  # ISO 8601, also as in file names
+    r"|\d{8}[T_-]?\d{6}"
+    r"|(?<!\d)(?<!\d\.)\d{10}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?(?!\d)"
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time of a run, in seconds since 1970."""
+
+    start: float
+    end: float
+
+    def holds(self, number: float) -> bool:
+        """Tell whether a number is a moment of this time, in a usual unit."""
+        low, high = self.start - SLACK_SECONDS, self.end + SLACK_SECONDS
+        return any(low * scale <= number <= high * scale for scale in _SCALES)
+
+    def masked(self, text: str) -> str:
+        """Return a text with every date of this time replaced by one sign."""
+        return _TOKEN.sub(lambda match: "\0" if self._is_date(match[0]) else match[0], text)
+
+    def _is_date(self, token: str) -> bool:
+        digits = re.sub(r"\D", "", token)
+        if token.replace(".", "", 1).isdigit() and not _is_compact(token):
+            return self.holds(float(token))
+        try:
+            moment = datetime.strptime(digits[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+        except ValueError:
+            return False
+        return self.start - SLACK_SECONDS <= moment.timestamp() <= self.end + SLACK_SECONDS
+
+
+@dataclass(frozen=True)
+class Times:
+    """When the recorded run and its re-execution took place."""
+
+    claimed: Span
+    found: Span
+
+    def dates(self, claimed: object, found: object) -> bool:
+        """Tell whether two values are dates, each of its own run."""
+        if isinstance(claimed, str) and isinstance(found, str):
+            return self.claimed.masked(claimed) == self.found.masked(found)
+        numbers = all(type(value) in (int, float) for value in (claimed, found))
+        return numbers and self.claimed.holds(claimed) and self.found.holds(found)  # type: ignore[arg-type]
+
+
+def _is_compact(token: str) -> bool:
+    """Tell YYYYMMDDHHMMSS from nanoseconds and the like."""
+    return len(token) == 14

@@ -1,0 +1,145 @@
+"""Zip archives, and the files of numpy and torch that are such: member by member.
+
+The storages of a torch file are compared as numbers of the type that its pickle names, which is
+read opcode by opcode and never executed.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from typing import BinaryIO, cast
+
+from capsule.verification.content.arrays import note_tensors
+from capsule.verification.content.parts import (
+    MAX_MEMBER_BYTES,
+    Comparison,
+    Context,
+    Data,
+    Findings,
+    NotComparableError,
+)
+from capsule.verification.content.pickles import storage_types
+from capsule.verification.content.reading import Window
+from capsule.verification.tensor_comparison import Tensor
+
+MAGIC = b"PK\x03\x04"
+MAX_MEMBERS = 20_000
+_LOCAL_BYTES = 30  # of a local header before name and extra field (APPNOTE 6.3.10, section 4.3.7)
+_DESCRIPTOR_BYTES = 24  # at most, behind a member
+_PIECE_BYTES = 1 << 20
+_PICKLE = "/data.pkl"  # of a torch file, beside data/0, data/1, …
+_HELD = {True: "present", False: "missing"}
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
+
+
+def compare_zip(left: Data, right: Data, context: Context) -> Comparison:
+    """Compare two archives member by member, by content and then by what is said of them."""
+    found = Findings("zip")
+    archives = _Archive(left), _Archive(right)
+    before, after = (archive.members for archive in archives)
+    for name in dict.fromkeys([*before, *after]):
+        if name not in before or name not in after:
+            found.differs(name, (_HELD[name in before], _HELD[name in after]))
+        elif _equal(archives, name, context):
+            found.same(name)
+            _compare_facts(before[name], after[name], found)
+        else:
+            _compare_members(archives, name, found, context)
+    if list(before) != list(after) and before.keys() == after.keys():
+        orders = ", ".join(before), ", ".join(after)
+        found.differs("order of the members", orders, "packaging")
+    return found.comparison()
+
+
+class _Archive:
+    """An archive whose bytes all belong to its members or its directory."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._zip = zipfile.ZipFile(cast("BinaryIO", Window(data)))
+        infos = self._zip.infolist()
+        if len(infos) > MAX_MEMBERS:
+            raise NotComparableError(f"{len(infos):,} members")
+        self.members = {info.filename: info for info in infos}
+        if len(self.members) < len(infos) or self._zip.comment:
+            raise NotComparableError("a member twice, or a comment")
+        self._check_gaps()
+        pickles = [name for name in self.members if name.endswith(_PICKLE)]
+        self._types = {}
+        if len(pickles) == 1:
+            folder = pickles[0].removesuffix(_PICKLE)
+            types = storage_types(self.whole(pickles[0]))
+            self._types = {f"{folder}/data/{key}": dtype for key, dtype in types.items()}
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a member."""
+        return cast("BinaryIO", self._zip.open(name))
+
+    def whole(self, name: str) -> bytes:
+        """Return a member's content."""
+        with self.open(name) as stream:
+            data = stream.read(MAX_MEMBER_BYTES + 1)
+        if len(data) > MAX_MEMBER_BYTES:
+            raise NotComparableError("a member is too large")
+        return data
+
+    def storage(self, name: str) -> Tensor | None:
+        """Return a member as the numbers that it holds; None if it is no storage."""
+        dtype = self._types.get(name)
+        data = None if dtype is None else self.whole(name)
+        if dtype is None or data is None or len(data) % _SIZES[dtype]:
+            return None
+        return Tensor(dtype, (len(data) // _SIZES[dtype],), memoryview(data))
+
+    def _check_gaps(self) -> None:
+        """Check that nothing is hidden before, between or behind the members."""
+        place = 0
+        for info in sorted(self.members.values(), key=lambda info: info.header_offset):
+            head = self._data[info.header_offset : info.header_offset + _LOCAL_BYTES]
+            lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+            slack = info.header_offset - place
+            if not 0 <= slack <= (_DESCRIPTOR_BYTES if place else 0):
+                raise NotComparableError("bytes that belong to no member")
+            place = info.header_offset + _LOCAL_BYTES + lengths + info.compress_size
+        if not 0 <= self._zip.start_dir - place <= _DESCRIPTOR_BYTES:
+            raise NotComparableError("bytes that belong to no member")
+
+
+def _equal(archives: tuple[_Archive, _Archive], name: str, context: Context) -> bool:
+    """Tell whether a member has the same content in both archives."""
+    with archives[0].open(name) as left, archives[1].open(name) as right:
+        while True:
+            pieces = left.read(_PIECE_BYTES), right.read(_PIECE_BYTES)
+            context.budget.spend(len(pieces[0]) + len(pieces[1]))
+            if pieces[0] != pieces[1]:
+                return False
+            if not pieces[0]:
+                return True
+
+
+def _compare_members(
+    archives: tuple[_Archive, _Archive], name: str, found: Findings, context: Context
+) -> None:
+    left, right = archives
+    sizes = left.members[name].file_size, right.members[name].file_size
+    if max(sizes) > MAX_MEMBER_BYTES:
+        found.differs(name, (f"{sizes[0]:,} bytes", f"{sizes[1]:,} bytes"))
+        return
+    before, after = left.storage(name), right.storage(name)
+    if before is None or after is None:
+        found.include(name, context.inner(name, left.whole(name), right.whole(name)))
+    else:
+        note_tensors(name, before, after, found)
+
+
+def _compare_facts(left: zipfile.ZipInfo, right: zipfile.ZipInfo, found: Findings) -> None:
+    """Compare what two archives say of a member with equal content."""
+    if left.date_time != right.date_time:
+        found.differs(f"{left.filename}, date", (_date(left), _date(right)), "date")
+    if left.external_attr != right.external_attr:
+        modes = f"{left.external_attr:#x}", f"{right.external_attr:#x}"
+        found.differs(f"{left.filename}, attributes", modes, "packaging")
+
+
+def _date(info: zipfile.ZipInfo) -> str:
+    return "{}-{:02}-{:02} {:02}:{:02}:{:02}".format(*info.date_time)
