@@ -75,7 +75,7 @@ def command(
     from rich.console import Console
 
     from capsule import execution
-    from capsule.bundle.claims import read_document
+    from capsule.bundle.claims import ProgramClaims, read_document
     from capsule.bundle.keys import load_private
     from capsule.bundle.packing import FinishedRun, pack_run
     from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
@@ -116,6 +116,9 @@ def command(
         bundle, claims = pack_run(
             finished, key, directory, cache, embed_image=embed_image, ssh_key=ssh_key
         )
+    claimed = claims.described if isinstance(claims, ProgramClaims) else None
+    if isinstance(claims, ProgramClaims) and claims.nothing:
+        typer.echo(f"WARNING: this run claims {claimed}; no re-execution can confirm it", err=True)
     if as_json:
         print_json(
             {
@@ -124,12 +127,15 @@ def command(
                 "claim_id": claims.claim_id(),
                 "run_directory": str(directory),
                 "relaxations": list(claims.relaxations),
+                "claimed": claimed,
             }
         )
         return
     if not quiet:
         show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
     typer.echo(f"claim id  {claims.claim_id()}")
+    if claimed is not None:
+        typer.echo(f"claimed   {claimed}")
     typer.echo(f"bundle    {bundle}")
     typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)
 

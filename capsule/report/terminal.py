@@ -75,7 +75,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
     rows += _challenge(report)
     analysed = report.divergence is not None and report.divergence.first is not None
-    if report.first_difference is not None and not analysed:
+    if report.first_difference is not None and not analysed and report.outputs is None:
         first = report.first_difference
         rows.append(("first difference", place_of(first)))
         rows.append(("", f"claimed {first.claimed}"))

@@ -81,10 +81,10 @@ def run(directory: Path) -> None:
         if (directory / contract.RESULT).exists():
             return
         job = read_job(directory)
-        determinism.prepare(job.spec)
         if isinstance(job.spec.trainer, CommandTrainer):
             run_program(directory, job, job.spec.trainer)
             return
+        determinism.prepare(job.spec)
         runtime = determinism.apply(job.spec)
         record_runtime(directory, runtime, portable=determinism.is_portable(job.spec))
         with accounted(directory, runtime.flags), stop_signals() as stop:

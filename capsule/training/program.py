@@ -89,6 +89,7 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
 def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> int:
     """Run the program; return its process id."""
     spec = job.spec
+    determinism.prepare(spec)
     with stop_signals() as stop:
         _check_flags(directory, spec)
         resumed = make_workspace(directory, job, trainer)

@@ -244,8 +244,8 @@ def _clock(facts: Facts) -> Cause | None:
             "each is a date by its format, or lies in the time of the run that wrote it"
             + ("; nothing else differs" if only else "; what else differs may follow from it"),
         ),
-        fix="Set entropy.clock: fixed, with which every run reads the same time; or leave the file "
-        "out with trainer.outputs.",
+        fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
+        "leave the file out with trainer.outputs.",
     )
 
 

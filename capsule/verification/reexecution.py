@@ -234,7 +234,7 @@ def _judge_program(claims: ProgramClaims, facts: dict[str, Any]) -> tuple[Grade,
     """Judge a program's re-execution by its outputs.
 
     Raises:
-        CapsuleError: CAP-V045, nothing is claimed and nothing came out, which decides nothing.
+        CapsuleError: CAP-V048, nothing is claimed and nothing came out, which decides nothing.
     """
     outputs: OutputComparison | None = facts["outputs"]
     differences = facts["differences"]
@@ -264,7 +264,7 @@ def _same_content(outputs: OutputComparison) -> str:
 def nothing_claimed() -> CapsuleError:
     """Return the error of a program's run that claims nothing."""
     return CapsuleError(
-        "CAP-V045",
+        "CAP-V048",
         "NOTHING IS CLAIMED: the program left no file and printed nothing, so there is nothing "
         "that could be reproduced",
         fix="Have the program write its results into its working folder, or print them.",

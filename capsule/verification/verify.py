@@ -38,6 +38,7 @@ from capsule.verification.reexecution import Reexecution, reexecute
 from capsule.verification.verdict import Grade, Report, RequiredGrade
 
 EMBEDDED = "; the image was the signer's own and was not rebuilt from the lock"
+INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
 NO_KEY = "CAP-V002"
 
 
@@ -127,7 +128,8 @@ def _verify(
         _require_trust(bundle, request)
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":
-            return "intact", "the bundle is unchanged since it was signed, and agrees with itself"
+            nothing = isinstance(claims, ProgramClaims) and claims.nothing
+            return "intact", INTACT + (", but it claims nothing" if nothing else "")
         engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
         check_embedded(request.image, engine)
         expectation = _compare_environment(lock, observations, engine, facts)
