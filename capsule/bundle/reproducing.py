@@ -80,6 +80,10 @@ They list every output with its SHA-256. The outputs themselves are in `workspac
 one whose name an archive cannot hold is in this bundle as `outputs/SHA256`.
 """
 
+_NOTHING = """
+**Nothing is claimed.** The program left no file and printed nothing: equal lists show no result.
+"""
+
 _WITHOUT_ARCHIVE = """
 This bundle does not carry the whole image, only the layers that package mirrors may one day no
 longer hold (`image/layer-*.tar.zst`). The rest is named, with SHA-256 digests, in
@@ -117,6 +121,7 @@ def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool) -> str:
             copied=_copied(claims),
         )
         + (_COMPARE_PROGRAM if program else _COMPARE)
+        + (_NOTHING if isinstance(claims, ProgramClaims) and claims.nothing else "")
     )
 
 

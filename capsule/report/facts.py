@@ -65,7 +65,7 @@ def results(subject: Subject) -> str:
         )
     if isinstance(claims, TrainingClaims):
         return "no evaluation"
-    return f"{len(claims.outputs):,} output files, each claimed by its SHA-256"
+    return claims.described + ("" if claims.nothing else "; each file is claimed by its SHA-256")
 
 
 def reproduced(subject: Subject) -> str:

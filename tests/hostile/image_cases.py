@@ -139,6 +139,16 @@ OUTPUTS = {
 }
 
 
+def deleted(path: str) -> Change:
+    """Claim a deletion, consistently."""
+
+    def change(files: Files) -> None:
+        for name in (run_bundle.RUN + contract.OUTPUTS, run_bundle.CLAIMS):
+            edit_json(files, name, lambda document: document.update(deleted=[path]))
+
+    return change
+
+
 def checkpoint(data: bytes) -> Change:
     return lambda files: files.update({FINAL: data})
 
@@ -221,6 +231,23 @@ def arrived(order: list[int]) -> Change:
 CASES = [
     *(changed(number, name, "CAP-V040", change) for name, (number, change) in IMAGES.items()),
     *(changed(38, name, "CAP-V044", output(path), program) for name, path in OUTPUTS.items()),
+    changed(38, "deletion-in-the-parent-folder", "CAP-V044", deleted("../../etc/passwd"), program),
+    changed(
+        38,
+        "deletion-in-the-claims-alone",
+        "CAP-V010",
+        lambda files: edit_json(
+            files, run_bundle.CLAIMS, lambda claims: claims.update(deleted=["train.py"])
+        ),
+        program,
+    ),
+    changed(
+        38,
+        "another-source-tree-in-the-job",
+        "CAP-V010",
+        lambda files: edit_json(files, run_bundle.JOB, lambda job: job.update(tree={})),
+        program,
+    ),
     *(changed(38, name, code, change) for name, (code, change) in TENSORS.items()),
     *(changed(38, name, "CAP-T141", traced(line)) for name, line in TRACES.items()),
     *(changed(38, name, "CAP-T385", arrived(order), program) for name, order in ARRIVALS.items()),
