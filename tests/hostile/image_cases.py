@@ -244,7 +244,7 @@ CASES = [
     changed(
         38,
         "another-source-tree-in-the-job",
-        "CAP-V010",
+        "CAP-V046",
         lambda files: edit_json(files, run_bundle.JOB, lambda job: job.update(tree={})),
         program,
     ),
