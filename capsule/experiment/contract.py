@@ -337,7 +337,6 @@ class Ended(Model):
     """A program ended well; what it wrote may not have been listed yet."""
 
     schema_id: Literal["capsule/ended/v1"] = Field("capsule/ended/v1", alias="schema")
-    process: PositiveInt = Field(description="Process id of the program. Observed.")
     seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 
@@ -348,7 +347,6 @@ class ProgramResult(Model):
         "capsule/program-result/v1", alias="schema"
     )
     outputs: Sha256 = Field(description="Digest of outputs.json.")
-    process: PositiveInt = Field(description="Process id of the program. Observed.")
     seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
 
 

@@ -87,3 +87,6 @@ class Mechanisms(Model):
         description="Null if the program changed or removed the account of its processes."
     )
     trainer: TrainerUse | None = Field(description="Null for a program of the user's own.")
+    process: PositiveInt | None = Field(
+        description="Process id of a program of the user's own; null for a trainer."
+    )

@@ -65,18 +65,24 @@ def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
             os.environ[contract.RUN_VARIABLE] = before
 
 
-def record_mechanisms(directory: Path, trainer: TrainerUse | None) -> None:
+def record_mechanisms(
+    directory: Path, trainer: TrainerUse | None, *, process: int | None = None
+) -> None:
     """Write what the run used, at its end.
 
     Args:
         directory: The run directory.
         trainer: What the trainer did; None for a program of the user's own.
+        process: Process id of such a program.
 
     Raises:
         CapsuleError: CAP-T131, the file cannot be written.
     """
     mechanisms = Mechanisms(
-        surroundings=surroundings(directory), interpreters=interpreters(directory), trainer=trainer
+        surroundings=surroundings(directory),
+        interpreters=interpreters(directory),
+        trainer=trainer,
+        process=process,
     )
     write_document(directory / contract.MECHANISMS, mechanisms)
 

@@ -75,19 +75,17 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     drop_partial_line(events)
     if not ended.exists():
         started = time.monotonic()
-        process = _run_to_its_end(directory, job, trainer)
-        write_document(ended, Ended(process=process, seconds=time.monotonic() - started))
+        _run_to_its_end(directory, job, trainer)
+        write_document(ended, Ended(seconds=time.monotonic() - started))
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
     _tell(events, "finish", f"{len(outputs.files)} files written")
     digest = sha256_hex(canonical_json(outputs.model_dump(mode="json", by_alias=True)))
-    end = Ended.model_validate_json(ended.read_bytes())
-    result = ProgramResult(outputs=digest, process=end.process, seconds=end.seconds)
-    write_document(directory / contract.RESULT, result)
+    seconds = Ended.model_validate_json(ended.read_bytes()).seconds
+    write_document(directory / contract.RESULT, ProgramResult(outputs=digest, seconds=seconds))
 
 
-def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> int:
-    """Run the program; return its process id."""
+def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
     spec = job.spec
     determinism.prepare(spec)
     with stop_signals() as stop:
@@ -101,8 +99,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> int:
             (directory / contract.INTERPRETERS).unlink(missing_ok=True)
         process = _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
     collect_arrivals(directory)
-    record_mechanisms(directory, None)
-    return process
+    record_mechanisms(directory, None, process=process)
 
 
 def _check_flags(directory: Path, spec: Spec) -> None:

@@ -72,8 +72,9 @@ def test_numbers_repeat_on_a_busy_machine(workplace, tree, engine, tmp_path, bus
     files = contents(own)
     report = EntropyReport.model_validate_json(files[run_bundle.ENTROPY_REPORT])
     assert report.numbers_pinned
-    result = json.loads(files[run_bundle.RUN + contract.RESULT])
-    assert result["process"] == contract.PROGRAM_PROCESS
+    rows = json.loads(files[run_bundle.LEDGER])["rows"]
+    (row,) = (row for row in rows if row["source"] == "Process numbers")
+    assert row["treatment"] == "eliminated"
     printed = files[run_bundle.STANDARD_OUTPUT]
     first = contract.FIRST_PROCESS
     assert printed.startswith(f"process 1000 {first} {first} {first}\n".encode())

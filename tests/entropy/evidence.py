@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.report import EntropyReport, LibraryUse, ProgramReport, Tally, ToldReport
-from capsule.experiment.contract import FIRST_PROCESS, Runtime, StreamProfile, StreamProfiles
+from capsule.experiment.contract import (
+    FIRST_PROCESS,
+    PROGRAM_PROCESS,
+    Runtime,
+    StreamProfile,
+    StreamProfiles,
+)
 from capsule.experiment.mechanisms import (
     Interpreters,
     Mechanisms,
@@ -67,6 +73,7 @@ def make_mechanisms(*, program=False, **changes):
         surroundings=SURROUNDINGS,
         interpreters=make_interpreters(),
         trainer=None if program else SERIAL,
+        process=PROGRAM_PROCESS if program else None,
     )
     return whole.model_copy(update=changes)
 

@@ -13,7 +13,7 @@ from capsule.entropy.ledger import SOURCES, Ledger, compare_ledgers, compute_led
 from capsule.entropy.report import Tally
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.contract import StreamProfiles
+from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS, StreamProfiles
 from capsule.experiment.spec import Spec
 from tests.entropy.evidence import (
     FLAGS,
@@ -54,6 +54,7 @@ def test_a_trainer_on_a_cpu_in_a_container():
         "Clocks": "assumed",
         "Listing order": "ordered",
         "Processor count": "eliminated",
+        "Process numbers": "eliminated",
         "Scheduling": "ordered",
         "Torch operators": "eliminated",
         "Uninitialised memory": "eliminated",
@@ -76,6 +77,7 @@ def test_a_program_has_no_rows_of_what_only_trainers_have():
         "Clocks": "ordered",
         "Listing order": "ordered",
         "Processor count": "eliminated",
+        "Process numbers": "eliminated",
         "Scheduling": "assumed",
         "Torch operators": "eliminated",
         "Uninitialised memory": "eliminated",
@@ -190,6 +192,7 @@ BROKEN = {
             "Entropy by raw system calls": "assumed",
             "Start bytes of programs": "assumed",
             "Memory addresses": "assumed",
+            "Process numbers": "assumed",
             "Listing order": "assumed",
             "Processor count": "assumed",
         },
@@ -268,6 +271,21 @@ BROKEN = {
             programs=(executed(), executed("0.2x", preloaded=False, linkage="static")),
         ),
         {"Clocks": "assumed", "Listing order": "assumed", "Processor count": "assumed"},
+    ),
+    "the launcher is not alone in its process id namespace": (
+        PROGRAM,
+        report(PROGRAM, own_numbers=False),
+        {"Process numbers": "assumed"},
+    ),
+    "the first process has another number": (
+        TRAINER,
+        report(first_process=FIRST_PROCESS + 1),
+        {"Process numbers": "assumed"},
+    ),
+    "the program has another number": (
+        PROGRAM,
+        mechanisms(PROGRAM, process=PROGRAM_PROCESS + 1),
+        {"Process numbers": "assumed"},
     ),
     "unrolls in the order of arrival, written down": (
         TRAINER,

@@ -388,7 +388,7 @@ def _program_files(run: Path, _lock: Lock) -> None:
     )
     _write(run, contract.OUTPUTS, outputs)
     digest = sha256_hex((run / contract.OUTPUTS).read_bytes())
-    _write(run, contract.RESULT, contract.ProgramResult(outputs=digest, process=1000, seconds=1.0))
+    _write(run, contract.RESULT, contract.ProgramResult(outputs=digest, seconds=1.0))
     call = Call(Source.GETRANDOM, "libc.so.6", 4, b"abcd")
     threads = (profile.ThreadProfile("0", "0", (call,)),)
     document = profile.serialize(profile.Profile(profile.X86_64, threads))

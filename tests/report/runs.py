@@ -211,5 +211,5 @@ def _write_program(directory, lock, parts):
     _write(
         directory,
         contract.RESULT,
-        contract.ProgramResult(outputs=digest, process=1000, seconds=3.0),
+        contract.ProgramResult(outputs=digest, seconds=3.0),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment
+from capsule.experiment.contract import PROGRAM_PROCESS
 from capsule.experiment.mechanisms import TrainerUse
 
 
@@ -47,6 +48,21 @@ def _passed(evidence: Evidence) -> str | None:
     return f"{count:,} programs are not linked with the C library in which that is done"
 
 
+def _numbers(evidence: Evidence) -> Judgement:
+    report, process = evidence.report, evidence.mechanisms.process
+    if report is None:
+        return "assumed", "the run was not started by the launcher, which pins them"
+    if not report.own_numbers:
+        return "assumed", "the launcher saw other processes that take numbers of the same namespace"
+    shown = f"alone in its namespace, the launcher started process {report.first_process}"
+    if evidence.is_program:
+        shown += f", and that one the program, process {process}"
+    expected = PROGRAM_PROCESS if evidence.is_program else None
+    if not report.numbers_pinned or process != expected:
+        return "assumed", f"{shown}: other numbers than in every other run"
+    return "eliminated", shown
+
+
 def _scheduling(evidence: Evidence) -> Judgement:
     trainer = evidence.mechanisms.trainer
     if trainer is not None:
@@ -82,6 +98,7 @@ SOURCES = (
     Source("Clocks", _clocks, "results that depend on how long something took"),
     Source("Listing order", _listings, "a program that asks the kernel without the C library"),
     Source("Processor count", _cores, "a program that reads files of /proc or /sys"),
+    Source("Process numbers", _numbers, "threads or processes that race to start others"),
     Source("Scheduling", _scheduling, "threads or processes that race for shared state"),
     Source("Order of arrival", _arrivals, "tasks that communicate other than by these waits"),
     # Actors that are answered by a service: batches, seeds and routes of its requests go here.
