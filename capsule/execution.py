@@ -40,6 +40,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.image.assemble import Image, assemble
 from capsule.image.cache import Cache
+from capsule.image.closure import check_packages
 from capsule.image.fetch import fetch
 from capsule.image.project import check_project
 from capsule.machine.compare import select_gpu
@@ -87,7 +88,8 @@ def prepare(
         The image; None with the plain-process engine, which uses none.
 
     Raises:
-        CapsuleError: A package cannot be had or differs (CAP-I…), or the engine refuses (CAP-E…).
+        CapsuleError: A package is not available, differs, or nothing asks for it (CAP-I…), or the
+            engine refuses (CAP-E…).
     """
     supplied = supplied or {}
     if lock.project is not None and project is not None:
@@ -97,6 +99,7 @@ def prepare(
     if engine.name == "process" or "base" in supplied:
         wanted = lock.image.model_copy(update={"debian": ()})
     fetch(wanted, cache, sources, progress=reporter.note)
+    check_packages(lock, cache, debian=bool(wanted.debian))
     if engine.name != "process":
         image = assemble(lock, cache, supplied=supplied, progress=reporter.note)
     engine.prepare(lock, image, cache, progress=reporter.note)

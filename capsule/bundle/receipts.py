@@ -117,9 +117,13 @@ class Policy(Model):
     """How far the verification went, and what it accepted."""
 
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
-    image: Literal["rebuilt", "embedded"] | None = Field(
+    image: Literal["rebuilt", "supplied-base", "embedded"] | None = Field(
         None,
-        description="Whose image ran: the verifier's own from the lock, or the signer's; or none.",
+        description="Whose image ran: the verifier's own from the lock, the same but for the base "
+        "layer, which was the signer's, or the signer's; or none.",
+    )
+    own_code: bool = Field(
+        description="The training code was that of the verifier's Capsule, not the signer's."
     )
     tolerance: ToleranceSpec | None
 

@@ -26,8 +26,8 @@ executed and signed by Capsule {version}.
     pip install capsule-rl
     capsule verify BUNDLE.capsule.tar --key SIGNER.pub
 
-That checks the signature, compares this machine with the recorded one, rebuilds the image from
-`spec/lock.json`, runs it again and compares every claim.
+That checks the signature, compares this machine with the recorded one, rebuilds the image from the
+packages that `spec/lock.json` names, runs it again and compares every claim.
 
 ## Without Capsule
 
@@ -85,10 +85,12 @@ _NOTHING = """
 """
 
 _WITHOUT_ARCHIVE = """
-This bundle does not carry the whole image, only the layers that package mirrors may one day no
-longer hold (`image/layer-*.tar.zst`). The rest is named, with SHA-256 digests, in
-`spec/lock.json`. `capsule build spec/lock.json --archive image.tar` writes an archive for
-`docker load`; it contains the image whose config digest is `{config}`.
+This bundle does not carry the whole image. `capsule build spec/lock.json --archive image.tar`
+builds it from the packages that `spec/lock.json` names with SHA-256 digests, and writes an archive
+for `docker load`; it contains the image whose config digest is `{config}`.
+
+`image/layer-*.tar.zst` are copies of layers that package mirrors may one day no longer hold. Only
+the signer vouches for the base layer among them, unless its digest is one that Capsule ships.
 """
 
 _PROCESS = """

@@ -91,7 +91,8 @@ class Receipt(Model):
     )
     verdict: Verdict
     mode: str
-    image: Literal["rebuilt", "embedded"] | None
+    image: Literal["rebuilt", "supplied-base", "embedded"] | None
+    own_code: bool
     expected: Literal["bitwise", "statistical"]
     machine: MachineKind
     time: str
@@ -206,6 +207,7 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
         verdict=detail.verdict,
         mode=detail.policy.mode,
         image=detail.policy.image,
+        own_code=detail.policy.own_code,
         expected=detail.expected,
         machine=detail.machine,
         time=summary.time_verified,

@@ -88,5 +88,7 @@ def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
     place = ", ".join(part for part in parts if part)
-    mode = f"{receipt.mode}, embedded" if receipt.image == "embedded" else receipt.mode
+    code = None if receipt.own_code else "supplied-code"
+    accepted = None if receipt.image == "rebuilt" else receipt.image
+    mode = ", ".join(filter(None, (receipt.mode, accepted, code)))
     return (receipt.verdict, mode, receipt.standing), (signer, place, receipt.file, "")

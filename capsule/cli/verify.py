@@ -75,6 +75,14 @@ def command(
         Path | None,
         typer.Option("--expect-spec", help="Refuse the bundle of any other experiment."),
     ] = None,
+    expect_lock: Annotated[
+        str | None,
+        typer.Option(
+            "--expect-lock",
+            metavar="FILE|DIGEST",
+            help="Refuse the bundle of any other lock, which names every package by digest.",
+        ),
+    ] = None,
     expect_claim: Annotated[
         str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
     ] = None,
@@ -90,6 +98,20 @@ def command(
             help="Rebuild the image from the lock, or load the signer's own from the bundle.",
         ),
     ] = "rebuilt",
+    base: Annotated[
+        Literal["packages", "supplied"],
+        typer.Option(
+            "--base",
+            help="Build the image's base layer from Debian's packages, or take the signer's own.",
+        ),
+    ] = "packages",
+    code: Annotated[
+        Literal["own", "supplied"],
+        typer.Option(
+            "--code",
+            help="Execute only this Capsule's own training code, or the signer's other version.",
+        ),
+    ] = "own",
     limits: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +144,7 @@ def command(
     from capsule.report.progress import open_reporter
     from capsule.report.terminal import show_report
     from capsule.verification.bounds import parse_limits
-    from capsule.verification.expectation import Expectation, parse_claim
+    from capsule.verification.expectation import Expectation, parse_claim, parse_lock
     from capsule.verification.mode import Mode
     from capsule.verification.receipt import require_execution, sign_report
     from capsule.verification.verify import Request, verify
@@ -160,9 +182,12 @@ def command(
         allow_untrusted=allow_untrusted,
         expected=Expectation(
             spec=load_spec(expect_spec) if expect_spec else None,
+            lock=parse_lock(expect_lock) if expect_lock is not None else None,
             claim=parse_claim(expect_claim) if expect_claim is not None else None,
         ),
         image=image,
+        base=base,
+        code=code,
         limits=parse_limits(limits or []),
         required=grade,
     )

@@ -114,6 +114,7 @@ def _open(address: str) -> DockerClient:
     if address.startswith("unix://"):
         # The SDK would leak its socket and hide the system's reason.
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_CONNECT_SECONDS)  # connecting waits where the queue is full
             probe.connect(address.removeprefix("unix://"))
     client = DockerClient(base_url=address, version="auto", timeout=_CONNECT_SECONDS)
     client.api.timeout = _REQUEST_SECONDS

@@ -12,7 +12,6 @@ Where it does not, the launcher reads that back, and ``engine.namespaces=none`` 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -23,17 +22,16 @@ from pathlib import Path
 from typing import Literal
 
 import capsule
+from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedProject
 from capsule.experiment.owner import temporary_folder
 from capsule.image.assemble import Image
 from capsule.image.cache import Cache
-from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.project import project_archive, unpack_project
 from capsule.native import native_part
 
@@ -80,15 +78,7 @@ class ProcessEngine:
             Path(path).exists() for path in _GPU_DRIVERS
         ):
             raise no_gpu("no NVIDIA driver is loaded")
-        key = environment_key(lock)
-        environment = cache.folder("environments") / key
-        with cache.lock(f"environment-{key}"):
-            # The interpreter is a link to this machine's own, which may have gone since.
-            if not (environment / "bin" / f"python{lock.spec.image.python}").exists():
-                progress("installing the locked packages for the plain-process engine")
-                shutil.rmtree(environment, ignore_errors=True)
-                _make_environment(lock, cache, environment)
-        self._environment = environment
+        self._environment = prepare_environment(lock, cache, progress)
         self._project = _unpacked(lock.project, cache) if lock.project else None
         refusal = namespaces_refused()
         self._encloses = refusal is None
@@ -222,13 +212,6 @@ class _RunningProcess:
         return False  # the kernel does not say
 
 
-def environment_key(lock: Lock) -> str:
-    """Return the digest of all that an environment is made of; hyper-parameters are not."""
-    wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
-    code = lock.image.code.sha256
-    return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
-
-
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
     gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
@@ -308,30 +291,6 @@ def _keep_output(process: subprocess.Popen[bytes], path: Path) -> None:
         write_log(iter(lambda: os.read(stream.fileno(), 1 << 16), b""), path)
 
 
-def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
-    code = training_code()
-    if (digest := training_code_digest(code)) != lock.image.code.sha256:
-        raise CapsuleError(
-            "CAP-E014",
-            f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
-            fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
-            exit_code=ExitCode.BUILD_FAILED,
-        )
-    version = lock.spec.image.python
-    with cache.scratch() as scratch:
-        made = scratch / "environment"
-        _uv(scratch, "venv", "--python", version, "--no-python-downloads", str(made))
-        wheels = _named_wheels(lock, cache, scratch / "wheels")
-        options = ("--python", str(made), "--no-deps", "--no-index", "--offline")
-        _uv(scratch, "pip", "install", *options, *wheels)
-        for name, content in code.items():
-            file = made / "lib" / f"python{version}" / "site-packages" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-            file.chmod(0o755 if is_program(name) else 0o644)
-        made.rename(target)
-
-
 def _unpacked(project: LockedProject, cache: Cache) -> Path:
     """Return a folder with the files of a source tree, made once per tree."""
     folder = cache.folder("projects") / project.sha256
@@ -341,43 +300,3 @@ def _unpacked(project: LockedProject, cache: Cache) -> Path:
                 unpack_project(project_archive(project, cache), scratch / "tree")
                 (scratch / "tree").rename(folder)
     return folder
-
-
-def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
-    """Link the locked wheels under their names, which installers read; check each again."""
-    folder.mkdir()
-    for wheel in lock.image.wheels:
-        path = cache.path(wheel.sha256)
-        if not path.is_file() or sha256_file(path) != wheel.sha256:
-            raise CapsuleError(
-                "CAP-E013",
-                f"{wheel.filename} is missing from the cache or damaged",
-                fix=f"Delete {path} and run 'capsule build' again.",
-                exit_code=ExitCode.BUILD_FAILED,
-            )
-        (folder / wheel.filename).symlink_to(path)
-    return [str(folder / wheel.filename) for wheel in lock.image.wheels]
-
-
-def _uv(scratch: Path, *arguments: str) -> None:
-    """Run uv with nothing but its arguments to go by; what it unpacks is linked, not copied."""
-    from uv import find_uv_bin
-
-    process = subprocess.run(
-        [find_uv_bin(), "--no-config", "--quiet", *arguments],
-        env={
-            "HOME": str(scratch),
-            "PATH": os.environ.get("PATH", os.defpath),
-            "UV_CACHE_DIR": str(scratch / "uv"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        raise CapsuleError(
-            "CAP-E015",
-            f"uv cannot make the environment: {' '.join(process.stderr.split())}",
-            fix="Install the Python version that the spec names, or use a container engine.",
-            exit_code=ExitCode.BUILD_FAILED,
-        )

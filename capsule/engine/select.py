@@ -8,30 +8,33 @@ from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
-from capsule.experiment.errors import CapsuleError
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.owner import remove_abandoned
 
 EngineChoice = Literal["auto", "docker", "podman", "process"]
 
 
-def open_engine(choice: EngineChoice, *, progress: Progress) -> Engine:
+def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progress) -> Engine:
     """Open the engine to run on, and remove what a Capsule left that was killed.
 
     Args:
         choice: One engine, or ``auto``: Docker, else Podman, else a plain process.
+        strange: The run comes from somebody else. ``auto`` then never becomes a plain process,
+            which would give that person's code everything that the caller may do.
         progress: Told which one it is, and why when it is the last resort.
 
     Raises:
-        CapsuleError: CAP-E001 or CAP-E002, the chosen engine is not there.
+        CapsuleError: CAP-E001 the chosen engine, or for a stranger's run any container engine,
+            does not answer; CAP-E002 another engine than the chosen one does.
     """
-    engine = _opened(choice, progress)
+    engine = _opened(choice, strange=strange, progress=progress)
     if isinstance(engine, ContainerEngine):
         engine.remove_abandoned(progress=progress)
     remove_abandoned()  # folders, in which no container writes any more
     return engine
 
 
-def _opened(choice: EngineChoice, progress: Progress) -> Engine:
+def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engine:
     if choice == "process":
         return ProcessEngine()
     if choice != "auto":
@@ -45,8 +48,21 @@ def _opened(choice: EngineChoice, progress: Progress) -> Engine:
             continue
         progress(f"engine: {name} {engine.describe()['version']}")
         return engine
+    if strange:
+        raise _no_container(reasons)
     progress(
         "engine: plain process, because " + " and ".join(reasons) + ". The run is not isolated "
         "and uses this machine's system libraries: a declared relaxation (engine=process)"
     )
     return ProcessEngine()
+
+
+def _no_container(reasons: list[str]) -> CapsuleError:
+    return CapsuleError(
+        "CAP-E001",
+        "nothing was executed, because a bundle's code runs in a container and "
+        + " and ".join(reasons),
+        fix="Start Docker or Podman. '--engine process' would execute the bundle's code without a "
+        "container, with all that your account may do.",
+        exit_code=ExitCode.NO_ENGINE,
+    )

@@ -54,6 +54,7 @@ class LockedImage(Model):
     recipe: Literal["cpu", "cuda"]
     recipe_sha256: Sha256 = Field(description="Digest of the recipe in canonical form.")
     debian: tuple[LockedDebianPackage, ...]
+    base: Sha256 = Field(description="Digest of the layer that the Debian packages make.")
     wheels: tuple[LockedWheel, ...]
     code: LockedCode
 

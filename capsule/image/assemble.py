@@ -10,23 +10,19 @@ variables are.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
-from capsule.experiment.lock import Lock, LockedDebianPackage, LockedProject, LockedWheel
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex
+from capsule.experiment.lock import Lock, LockedProject, LockedWheel
 from capsule.experiment.variables import environment_variables
+from capsule.image.base import check_base, plan_base, supplied_base
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
-from capsule.image.deb import deb_entries
 from capsule.image.layer_reader import read_layer
 from capsule.image.layers import (
     CHUNK,
@@ -38,50 +34,30 @@ from capsule.image.layers import (
     tar_header,
     write_tar,
 )
+from capsule.image.making import (
+    ASSEMBLER_VERSION,
+    SUPPLY_FIX,
+    Layer,
+    Made,
+    Plan,
+    Progress,
+    fetched,
+    layer_key,
+    make_layers,
+    size_in,
+)
 from capsule.image.project import FOLDER, project_archive
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
 
-ASSEMBLER_VERSION = 3
-
 OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
 
 _MAX_CODE_BYTES = 64 << 20
-_MAKERS = 4  # layers made at a time, at most
-_SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
 _CREATED = "2020-01-01T00:00:00Z"  # layers.EPOCH
 TASK_USER = 61_183  # uid and gid of tasks: a number that systemd assigns to nothing
 _ARCHITECTURE = "amd64"
 _MEDIA = "application/vnd.oci.image"
-_LINKS = {
-    "bin": "usr/bin",
-    "lib": "usr/lib",
-    "lib64": "usr/lib64",
-    "sbin": "usr/sbin",
-    "usr/bin/python": "python3.11",
-    "usr/bin/python3": "python3.11",
-}
-_FOLDERS = ("out", SITE, "usr/lib64", "usr/sbin")
-
-Progress = Callable[[str], None]
 Supplied = Mapping[Literal["base", "code"], Path]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer: an uncompressed tar archive on this machine.
-
-    Attributes:
-        name: ``base``, a large wheel's distribution name, ``wheels``, ``code`` or ``project``.
-        diff_id: ``sha256:`` and the digest of the archive.
-        path: The archive.
-        size: Its size in bytes.
-    """
-
-    name: str
-    diff_id: str
-    path: Path
-    size: int
 
 
 @dataclass(frozen=True)
@@ -106,18 +82,6 @@ class Image:
     reference: str | None
 
 
-_Made = tuple[Layer, dict[str, str]]  # with its facts, as layers.write_tar returns them
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How to make one layer; ``key`` covers everything that its bytes depend on."""
-
-    name: str
-    key: str
-    entries: Callable[[ExitStack], Iterable[Entry]]
-
-
 def assemble(
     lock: Lock,
     cache: Cache,
@@ -131,26 +95,27 @@ def assemble(
         lock: The lock. Its packages must be in the cache already.
         cache: Holds the packages, and keeps the layers for the next time.
         supplied: Layer archives to use instead of making them. A code layer must hold exactly the
-            locked code. A base layer is only checked for its form: whether it is the recorded one
-            shows in the image's identity.
+            locked code, a base layer must be in canonical form and have the locked digest.
         progress: Told about each layer that has to be made.
 
     Raises:
         CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a package is missing or
             damaged, CAP-I104 to CAP-I109 a package is refused (:mod:`capsule.image.layers`,
             :mod:`capsule.image.deb`, :mod:`capsule.image.wheel`), CAP-I110 a supplied layer is
-            refused, CAP-I111 a layer cannot be written, CAP-I112 the source tree is missing.
+            refused, CAP-I111 a layer cannot be written, CAP-I112 the source tree is missing,
+            CAP-I113 the base layer is not the locked one.
     """
     recipe = _matching_recipe(lock)
     code = _supplied_code(supplied["code"], lock) if "code" in supplied else _own_code(lock)
     plans = [*_plan_wheels(lock, recipe, cache), _plan_code(lock, code)]
     top = [_project_layer(lock.project, cache)] if lock.project else []
     if "base" in supplied:
-        bottom = [_supplied_base(supplied["base"])]
+        bottom = [supplied_base(supplied["base"], lock.image)]
     else:
         bottom = []
-        plans.insert(0, _plan_base(lock, recipe, cache))
-    made = bottom + _make_layers(plans, cache, progress) + top
+        plans.insert(0, plan_base(lock.image.debian, recipe, cache))
+    made = bottom + make_layers(plans, cache, progress) + top
+    check_base(lock.image, made[0][0].diff_id.removeprefix("sha256:"))
     refuse_collisions((layer.name, facts) for layer, facts in made)
     return _image(lock, recipe, tuple(layer for layer, _ in made))
 
@@ -164,23 +129,6 @@ def image_of(lock: Lock, layers: tuple[Layer, ...]) -> Image:
     return _image(lock, _matching_recipe(lock), layers)
 
 
-def canonical_layer(path: Path, name: str) -> tuple[str, dict[str, str]]:
-    """Return the digest and the facts of a layer archive, if this module could have written it.
-
-    Raises:
-        CapsuleError: CAP-I110, it is in another form; CAP-I104 to CAP-I108, it holds what no layer
-            may hold.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        facts = write_tar(read_layer(stream, f"the supplied {name} layer"), digest.update)
-    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
-        raise refused(
-            "CAP-I110", f"the supplied {name} layer is not in canonical form", _SUPPLY_FIX
-        )
-    return f"sha256:{digest.hexdigest()}", facts
-
-
 def check_code_layer(path: Path, lock: Lock) -> None:
     """Check that a layer archive is the one of the locked training code, and nothing else.
 
@@ -190,7 +138,7 @@ def check_code_layer(path: Path, lock: Lock) -> None:
     digest = hashlib.sha256()
     write_tar(_code_entries(_supplied_code(path, lock)), digest.update)
     if digest.hexdigest() != sha256_file(path):
-        raise refused("CAP-I110", "the supplied code layer holds more than code", _SUPPLY_FIX)
+        raise refused("CAP-I110", "the supplied code layer holds more than code", SUPPLY_FIX)
 
 
 def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ()) -> None:
@@ -259,53 +207,31 @@ def _matching_recipe(lock: Lock) -> Recipe:
     return recipe
 
 
-def _plan_base(lock: Lock, recipe: Recipe, cache: Cache) -> _Plan:
-    packages = sorted(lock.image.debian, key=lambda package: package.name)
-
-    def entries(stack: ExitStack) -> Iterator[Entry]:
-        folder = stack.enter_context(cache.scratch())
-        scratch = stack.enter_context((folder / "unpacked").open("w+b"))
-        for package in packages:
-            yield from deb_entries(_fetched(cache, package), package, scratch)
-        for path, text in recipe.files.items():
-            yield file_entry(path.removeprefix("/"), "recipe", text.encode())
-        for path, target in _LINKS.items():
-            yield Entry(path, "recipe", "symlink", 0o777, target=target)
-        for path in _FOLDERS:
-            yield Entry(path, "recipe", "directory")
-
-    inputs = {
-        "debian": [(p.name, p.version, p.architecture, p.sha256) for p in packages],
-        "files": recipe.files,
-    }
-    return _Plan("base", _key("base", inputs), entries)
-
-
-def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[_Plan]:
+def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
     """Yield a plan per large wheel, by name, and one for all others."""
     wheels = sorted(lock.image.wheels, key=lambda wheel: wheel.name)
-    large = [w for w in wheels if _size(cache, w) >= OWN_LAYER_BYTES]
+    large = [w for w in wheels if size_in(cache, w) >= OWN_LAYER_BYTES]
     for wheel in large:
         yield _plan_wheel_layer(wheel.name, [wheel], recipe, cache)
     if small := [wheel for wheel in wheels if wheel not in large]:
         yield _plan_wheel_layer("wheels", small, recipe, cache)
 
 
-def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> _Plan:
+def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> Plan:
     def entries(stack: ExitStack) -> Iterator[Entry]:
         for wheel in wheels:
-            archive = stack.enter_context(open_wheel(_fetched(cache, wheel), wheel))
+            archive = stack.enter_context(open_wheel(fetched(cache, wheel), wheel))
             yield from wheel_entries(archive, wheel, recipe.prune_patterns(wheel.name))
 
     inputs = [
         (w.name, w.version, w.filename, w.sha256, recipe.prune_patterns(w.name)) for w in wheels
     ]
-    return _Plan(name, _key("wheels", inputs), entries)
+    return Plan(name, layer_key("wheels", inputs), entries)
 
 
-def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> _Plan:
+def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> Plan:
     entries = _code_entries(code)
-    return _Plan("code", _key("code", lock.image.code.sha256), lambda _: entries)
+    return Plan("code", layer_key("code", lock.image.code.sha256), lambda _: entries)
 
 
 def _code_entries(code: Mapping[str, bytes]) -> list[Entry]:
@@ -313,104 +239,6 @@ def _code_entries(code: Mapping[str, bytes]) -> list[Entry]:
         file_entry(f"{SITE}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
         for name, data in code.items()
     ]
-
-
-def _key(kind: str, inputs: Any) -> str:
-    document = {"assembler": ASSEMBLER_VERSION, "kind": kind, "inputs": inputs}
-    return sha256_hex(canonical_json(document))
-
-
-def _make_layers(plans: list[_Plan], cache: Cache, progress: Progress) -> list[_Made]:
-    """Return every layer with its facts: from the cache, or made, several at a time.
-
-    Making one is hashing and decompression, during which Python runs other threads.
-    """
-    layers = {plan.key: _cached(plan, cache) for plan in plans}
-    missing = [plan for plan in plans if layers[plan.key] is None]
-    stop = threading.Event()
-    with ThreadPoolExecutor(min(_MAKERS, len(os.sched_getaffinity(0)))) as pool:
-        futures = [pool.submit(_make, plan, cache, stop) for plan in missing]
-        try:
-            for plan, future in zip(missing, futures, strict=True):
-                progress(f"assembling layer {plan.name}")
-                layers[plan.key] = future.result()
-        except BaseException:  # an interrupt too: the pool waits for its threads
-            stop.set()
-            raise
-    return [layer for plan in plans if (layer := layers[plan.key])]
-
-
-def _cached(plan: _Plan, cache: Cache) -> _Made | None:
-    """Return a layer that was made before. It is not read; a truncated one has another size."""
-    blob, record = _places(plan, cache)
-    try:
-        made = json.loads(record.read_bytes())
-        if blob.stat().st_size != made["size"]:
-            return None
-        return Layer(plan.name, made["diff_id"], blob, made["size"]), made["facts"]
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _make(plan: _Plan, cache: Cache, stop: threading.Event) -> _Made:
-    """Write a layer and, after it, the record that makes it count."""
-    blob, record = _places(plan, cache)
-    digest = hashlib.sha256()
-    try:
-        with ExitStack() as stack:
-            target = stack.enter_context(cache.scratch()) / blob.name
-            stream = stack.enter_context(target.open("wb"))
-
-            def write(data: bytes) -> None:
-                if stop.is_set():
-                    raise InterruptedError("another layer failed")
-                digest.update(data)
-                stream.write(data)
-
-            facts = write_tar(plan.entries(stack), write)
-            size = stream.tell()
-            stream.close()
-            target.replace(blob)
-        diff_id = f"sha256:{digest.hexdigest()}"
-        document = {"diff_id": diff_id, "size": size, "facts": facts}
-        write_atomic(record, json.dumps(document).encode())
-    except OSError as error:
-        raise refused(
-            "CAP-I111",
-            f"layer {plan.name} cannot be written to {blob.parent}: {error.strerror or error}",
-            "Free some space there, or set CAPSULE_CACHE to another folder.",
-        ) from error
-    return Layer(plan.name, diff_id, blob, size), facts
-
-
-def _places(plan: _Plan, cache: Cache) -> tuple[Path, Path]:
-    """Return where a layer's archive and its record live."""
-    return cache.derived(f"{plan.key}.layer.tar"), cache.derived(f"{plan.key}.layer.json")
-
-
-def _fetched(cache: Cache, package: LockedDebianPackage | LockedWheel) -> Path:
-    """Return a fetched package, whose bytes are the locked ones."""
-    path = cache.path(package.sha256)
-    _size(cache, package)
-    if (found := sha256_file(path)) != package.sha256:
-        raise refused(
-            "CAP-I103",
-            f"{package.name} {package.version} in the cache has SHA-256 {found}, not "
-            f"{package.sha256}",
-            f"Delete {path} and build again.",
-        )
-    return path
-
-
-def _size(cache: Cache, package: LockedDebianPackage | LockedWheel) -> int:
-    try:
-        return cache.path(package.sha256).stat().st_size
-    except FileNotFoundError as error:
-        raise refused(
-            "CAP-I103",
-            f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
-            "Fetch the lock's packages first: capsule build does.",
-        ) from error
 
 
 def _own_code(lock: Lock) -> dict[str, bytes]:
@@ -424,23 +252,17 @@ def _own_code(lock: Lock) -> dict[str, bytes]:
     return code
 
 
-def _project_layer(project: LockedProject, cache: Cache) -> _Made:
+def _project_layer(project: LockedProject, cache: Cache) -> Made:
     """Return the source tree's layer, which was made when the spec was locked."""
     path = project_archive(project, cache)
     facts = {f"{FOLDER}/{name}": fact for name, fact in project.files.items()}
     return Layer("project", f"sha256:{project.sha256}", path, project.size), facts
 
 
-def _supplied_base(path: Path) -> _Made:
-    """Accept a base layer only in the form that this module writes."""
-    diff_id, facts = canonical_layer(path, "base")
-    return Layer("base", diff_id, path, path.stat().st_size), facts
-
-
 def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     """Return the files of a code layer, if they are the locked code; the rest is not taken."""
     if path.stat().st_size > _MAX_CODE_BYTES:
-        raise refused("CAP-I110", "the supplied code layer is larger than 64 MiB", _SUPPLY_FIX)
+        raise refused("CAP-I110", "the supplied code layer is larger than 64 MiB", SUPPLY_FIX)
     with path.open("rb") as stream:
         files = {
             entry.path.removeprefix(f"{SITE}/"): b"".join(entry.content())
@@ -452,7 +274,7 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
         raise refused(
             "CAP-I110",
             f"the supplied code has digest {digest}, the lock needs {lock.image.code.sha256}",
-            _SUPPLY_FIX,
+            SUPPLY_FIX,
         )
     return code
 

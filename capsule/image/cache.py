@@ -2,7 +2,8 @@
 
 Layout under the root: ``objects/ab/cdef…`` (verified content), ``derived/KEY`` (layer blobs),
 ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what those programs keep for themselves).
-Deleting any of it is always safe.
+Deleting any of it is always safe. What is derived is used as it was left, so nobody else may write
+there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.owner import remove_abandoned, temporary_folder
 
 _CHUNK = 1 << 20
+_MODE = 0o755  # of folders, whatever the umask adds to it
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -59,7 +62,8 @@ class Cache:
             HashMismatchError: CAP-I301; the cache stays as it was.
         """
         target = self.path(sha256)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self.folder("objects")
+        target.parent.mkdir(mode=_MODE, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
         try:
             found = _copy_hashed(source, handle)
@@ -104,10 +108,16 @@ class Cache:
         return self.folder("derived") / key
 
     def folder(self, name: str) -> Path:
-        """Return an existing folder of the cache."""
-        path = self.root / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        """Return an existing folder of the cache, in which nobody else can write.
+
+        Raises:
+            CapsuleError: CAP-I308, somebody else can.
+        """
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.root, self.root / name):
+            path.mkdir(mode=_MODE, exist_ok=True)
+            _refuse_shared(path)
+        return self.root / name
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -125,6 +135,15 @@ class Cache:
             yield folder
 
 
+def file_state(path: Path) -> list[int]:
+    """Return numbers that change whenever a file does: its inode, size, mode and time of change.
+
+    The kernel sets that time (``st_ctime``); no program chooses it. Links are not followed.
+    """
+    facts = path.lstat()
+    return [facts.st_ino, facts.st_size, facts.st_mode, facts.st_ctime_ns]
+
+
 def default_root() -> Path:
     """Return ``$CAPSULE_CACHE``, else ``$XDG_CACHE_HOME/capsule``, else ``~/.cache/capsule``."""
     if own := os.environ.get("CAPSULE_CACHE"):
@@ -132,6 +151,22 @@ def default_root() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification has relative values ignored.
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "capsule"
+
+
+def _refuse_shared(path: Path) -> None:
+    """Refuse a folder whose layers or environments somebody else could have put there."""
+    facts = path.stat()
+    whose = f"belongs to uid {facts.st_uid}" if facts.st_uid not in (os.geteuid(), 0) else None
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        whose = f"is writable by others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    if whose is not None:
+        raise CapsuleError(
+            "CAP-I308",
+            f"the cache folder {path} {whose}, so what is in it may not be Capsule's",
+            fix="Delete it, or set CAPSULE_CACHE to a folder that is your own and that nobody else "
+            "can write.",
+            exit_code=ExitCode.USAGE,
+        )
 
 
 def _copy_hashed(source: Path, handle: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import zipfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> 
             :func:`capsule.image.layers.read_tar`.
     """
     owner = package.pool.rpartition("/")[2]
+    if zipfile.is_zipfile(path):  # a file that an index of wheels may have brought into the cache
+        raise refused("CAP-I104", f"{owner} is a zip archive, too")
     with path.open("rb") as stream:
         _, control_member, data_member = _deb_members(stream, owner)
         control = _control(_unpacked(stream, control_member, scratch, owner), owner)
@@ -58,6 +61,20 @@ def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> 
         data = _unpacked(stream, data_member, scratch, owner)
     status = f"var/lib/dpkg/status.d/{package.name}"
     return [file_entry(status, owner, control), *map(_merge_usr, data)]
+
+
+def deb_control(path: Path, package: LockedDebianPackage) -> dict[str, str]:
+    """Return the fields of a package's control file.
+
+    Raises:
+        CapsuleError: CAP-I104 malformed, or not the locked package.
+    """
+    owner = package.pool.rpartition("/")[2]
+    with path.open("rb") as stream:
+        _, member, _ = _deb_members(stream, owner)
+        control = _control(_unpacked(stream, member, io.BytesIO(), owner), owner)
+    _refuse_other_package(control, package, owner)
+    return _fields(control)
 
 
 def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
@@ -144,11 +161,7 @@ def _control(entries: list[Entry], owner: str) -> bytes:
 
 
 def _refuse_other_package(control: bytes, package: LockedDebianPackage, owner: str) -> None:
-    fields = dict(
-        line.split(": ", 1)
-        for line in control.decode("utf-8", "replace").splitlines()
-        if ": " in line  # a continued line keeps its blank, so it is no field's name
-    )
+    fields = _fields(control)
     for field, locked in (
         ("Package", package.name),
         ("Version", package.version),
@@ -160,6 +173,14 @@ def _refuse_other_package(control: bytes, package: LockedDebianPackage, owner: s
                 f"{owner} says {field} {fields.get(field)!r}, the lock says {locked!r}",
                 "Lock the spec again; this lock does not describe its own packages.",
             )
+
+
+def _fields(control: bytes) -> dict[str, str]:
+    return dict(
+        line.split(": ", 1)
+        for line in control.decode("utf-8", "replace").splitlines()
+        if ": " in line  # a continued line keeps its blank, so it is no field's name
+    )
 
 
 def _merge_usr(entry: Entry) -> Entry:

@@ -7,6 +7,7 @@ is installed.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -14,9 +15,12 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from capsule.experiment.canonical import canonical_json, parse_canonical_json
+from pydantic import Field
+
+from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import LockedDebianPackage
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import LockedDebianPackage, Sha256
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
 from capsule.image.recipe import data_file
@@ -33,6 +37,20 @@ Package: *
 Pin: release *
 Pin-Priority: -1
 """
+
+
+class BaseLock(Model):
+    """``images/debian-12.lock.json``: the base that Capsule ships a lock of.
+
+    ``scripts/base_lock.py`` writes it.
+    """
+
+    layers: dict[str, Sha256] = Field(description="Recipe to SHA-256 of its base layer.")
+    packages: tuple[LockedDebianPackage, ...]
+
+    def document(self) -> bytes:
+        """Return the canonical JSON bytes."""
+        return canonical_json(self.model_dump(mode="json"))
 
 
 def resolve_debian(
@@ -69,7 +87,10 @@ def resolve_debian(
         apt.update()
         locked = apt.show(base, requested=frozenset(base)) if refresh_base else _from_shipped(base)
         added = apt.dependencies(extra, locked)
-    merged = {package.name: package for package in added}
+    asked = {*base, *extra}
+    merged = {
+        each.name: each.model_copy(update={"requested": each.name in asked}) for each in added
+    }
     for package in locked:  # apt may name a package again whose version stays
         if package.name not in merged or merged[package.name].version == package.version:
             merged[package.name] = package
@@ -78,13 +99,18 @@ def resolve_debian(
 
 def shipped_base() -> tuple[LockedDebianPackage, ...]:
     """Return the base packages that this version of Capsule ships a lock of."""
-    listed = parse_canonical_json(data_file("images", "debian-12.lock.json").read_bytes())
-    return tuple(LockedDebianPackage.model_validate(entry) for entry in listed)
+    return _shipped().packages
 
 
-def base_document(packages: Iterable[LockedDebianPackage]) -> bytes:
-    """Return the content of ``images/debian-12.lock.json`` for these packages."""
-    return canonical_json([package.model_dump(mode="json") for package in packages])
+def shipped_layers() -> dict[str, str]:
+    """Return recipe to SHA-256 of the base layer that the shipped packages make."""
+    return _shipped().layers
+
+
+@functools.cache
+def _shipped() -> BaseLock:
+    document = data_file("images", "debian-12.lock.json").read_bytes()
+    return BaseLock.model_validate_json(document)
 
 
 def mirrors(sources: SourcesSpec) -> list[str]:

@@ -23,13 +23,13 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.image.assemble import (
     Image,
-    Layer,
     archive_head,
-    canonical_layer,
     check_code_layer,
     layer_header,
 )
+from capsule.image.base import canonical_layer
 from capsule.image.layers import CHUNK, refuse_collisions
+from capsule.image.making import Layer
 
 MAX_ARCHIVE_BYTES = 32 << 30
 MAX_RATIO = 50  # of all bytes to compressed bytes; wheels and libraries have less than ten

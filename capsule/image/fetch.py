@@ -22,6 +22,7 @@ from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.debian import mirrors, run_apt
 from capsule.image.resolve import PLATFORM_TAGS, PYTHON, compile_wheels
 from capsule.image.sources import MachineSources, machine_sources
+from capsule.image.wheel import check_filename
 
 _APT_HELPER = Path("/usr/lib/apt/apt-helper")
 _TIMEOUT_S = 60.0
@@ -124,7 +125,7 @@ def fetch_debian(
         raise _error(
             "CAP-I304",
             "no Debian mirror is known: this machine's apt names none",
-            fix="Name one in image.sources.debian, or build from a bundle.",
+            fix="Name one in image.sources.debian.",
         )
     progress(f"fetching {len(left)} Debian packages")
     problems: list[str] = []
@@ -138,8 +139,7 @@ def fetch_debian(
     raise _error(
         "CAP-I303",
         f"no mirror has the locked Debian package {_about(left, problems)}",
-        fix="Run 'capsule lock --refresh-base' to take the current versions, or build from a "
-        "bundle, which carries the base layer.",
+        fix="Run 'capsule lock --refresh-base' to take the current versions.",
     )
 
 
@@ -172,21 +172,10 @@ def _pin(wheel: LockedWheel) -> str:
     Raises:
         CapsuleError: CAP-I305 the wheel's name or version is not that of its file.
     """
-    from packaging.utils import InvalidWheelFilename, canonicalize_version, parse_wheel_filename
+    from packaging.utils import parse_wheel_filename
 
-    try:
-        name, version, _, _ = parse_wheel_filename(wheel.filename)
-    except InvalidWheelFilename:
-        name, version = None, None
-    if name != wheel.name or canonicalize_version(wheel.version) != canonicalize_version(
-        str(version)
-    ):
-        raise CapsuleError(
-            "CAP-I305",
-            f"the lock says that {wheel.filename!r} is {wheel.name!r} {wheel.version!r}",
-            fix="Lock again; do not trust a bundle that holds such a lock.",
-            exit_code=ExitCode.TAMPERED,
-        )
+    check_filename(wheel)
+    name, version, _, _ = parse_wheel_filename(wheel.filename)
     return f"{name}=={version}"
 
 

@@ -10,14 +10,22 @@ from pydantic import ValidationError
 from capsule import __version__
 from capsule.experiment.canonical import parse_canonical_json, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock, LockedCode, LockedProject, without_sources
+from capsule.experiment.lock import (
+    Lock,
+    LockedCode,
+    LockedImage,
+    LockedProject,
+    without_sources,
+)
 from capsule.experiment.spec import Spec
-from capsule.image.assemble import ASSEMBLER_VERSION
+from capsule.image.base import locked_base
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.debian import resolve_debian
+from capsule.image.making import ASSEMBLER_VERSION
 from capsule.image.project import capture_project
 from capsule.image.recipe import load_recipe
-from capsule.image.resolve import resolve
+from capsule.image.resolve import resolve_wheels
 
 MAX_LOCK_BYTES = 4 << 20
 MAX_SHOWN = 20  # untracked files that are listed by name
@@ -88,13 +96,61 @@ def obtain_lock(
     project = _captured(spec, path, cache, progress)
     previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
     if previous is not None and _pins_fit(previous, spec):
-        lock = _with_current(previous, spec, project)
+        lock = _with_current(previous, spec, project, cache, progress)
     else:
         lock = resolve(spec, cache, project=project, refresh_base=refresh_base, progress=progress)
     if lock != previous:
         write_lock(path, lock)
         progress(f"wrote {path}")
     return lock
+
+
+def resolve(
+    spec: Spec,
+    cache: Cache,
+    *,
+    project: LockedProject | None = None,
+    refresh_base: bool = False,
+    progress: Callable[[str], None],
+) -> Lock:
+    """Resolve every pin of ``spec``.
+
+    Without a network, the package indexes of the last resolution are used.
+
+    Args:
+        spec: The spec.
+        cache: Keeps the package indexes between calls, and the Debian packages of a base layer
+            whose digest Capsule does not ship.
+        project: The captured source tree, if the spec has one.
+        refresh_base: Take the base's Debian packages from the machine's apt instead of the list
+            that Capsule ships.
+        progress: Told about each stage.
+
+    Raises:
+        CapsuleError: CAP-L101 to CAP-L109 Python packages, CAP-L121 to CAP-L125 Debian packages,
+            CAP-I… the base layer cannot be made of them.
+    """
+    recipe = load_recipe(spec.accelerator.kind)
+    sources = spec.image.sources
+    wheels = resolve_wheels(spec, recipe.packages, cache, progress)
+    debian = resolve_debian(
+        recipe.debian,
+        spec.image.debian,
+        sources,
+        cache,
+        refresh_base=refresh_base,
+        progress=progress,
+    )
+    image = LockedImage(
+        assembler=ASSEMBLER_VERSION,
+        recipe=recipe.name,
+        recipe_sha256=recipe.digest(),
+        debian=debian,
+        base=locked_base(debian, recipe, cache, sources, progress),
+        wheels=wheels,
+        code=LockedCode(version=__version__, sha256=training_code_digest()),
+    )
+    return Lock(spec=without_sources(spec), image=image, project=project)
 
 
 def _pins_fit(lock: Lock, spec: Spec) -> bool:
@@ -127,10 +183,22 @@ def _captured(
     return project
 
 
-def _with_current(lock: Lock, spec: Spec, project: LockedProject | None) -> Lock:
+def _with_current(
+    lock: Lock,
+    spec: Spec,
+    project: LockedProject | None,
+    cache: Cache,
+    progress: Callable[[str], None],
+) -> Lock:
     """Keep the packages of ``lock``; take all else as it is now."""
-    code = LockedCode(version=__version__, sha256=training_code_digest())
-    image = lock.image.model_copy(update={"assembler": ASSEMBLER_VERSION, "code": code})
+    changes: dict[str, object] = {
+        "assembler": ASSEMBLER_VERSION,
+        "code": LockedCode(version=__version__, sha256=training_code_digest()),
+    }
+    if lock.image.assembler != ASSEMBLER_VERSION:
+        recipe, sources = load_recipe(lock.image.recipe), spec.image.sources
+        changes["base"] = locked_base(lock.image.debian, recipe, cache, sources, progress)
+    image = lock.image.model_copy(update=changes)
     return Lock(spec=without_sources(spec), image=image, project=project)
 
 

@@ -1,8 +1,7 @@
-"""Resolving: a spec to a lock, every pin with its hash.
+"""Resolving Python packages: the requirements of a spec to wheels, each with its hash.
 
 uv resolves the Python packages for the image's platform, wheels only, and its ``pylock.toml``
-(PEP 751) is reduced to names, versions, file names and digests. Debian packages come from
-:mod:`capsule.image.debian`.
+(PEP 751) is reduced to names, versions, file names and digests.
 """
 
 from __future__ import annotations
@@ -18,23 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from capsule import __version__
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import (
-    Lock,
-    LockedCode,
-    LockedImage,
-    LockedProject,
-    LockedWheel,
-    without_sources,
-)
+from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
-from capsule.image.assemble import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
-from capsule.image.code import training_code_digest
-from capsule.image.debian import resolve_debian
-from capsule.image.recipe import load_recipe
 from capsule.image.sources import MachineSources, machine_sources, write_index
 
 if TYPE_CHECKING:
@@ -69,50 +56,6 @@ class ResolvedWheel:
     filename: str
     sha256: str
     url: str
-
-
-def resolve(
-    spec: Spec,
-    cache: Cache,
-    *,
-    project: LockedProject | None = None,
-    refresh_base: bool = False,
-    progress: Callable[[str], None],
-) -> Lock:
-    """Resolve every pin of ``spec``.
-
-    Without a network, the package indexes of the last resolution are used.
-
-    Args:
-        spec: The spec.
-        cache: Keeps the package indexes between calls.
-        project: The captured source tree, if the spec has one.
-        refresh_base: Take the base's Debian packages from the machine's apt instead of the list
-            that Capsule ships.
-        progress: Told about each stage.
-
-    Raises:
-        CapsuleError: CAP-L101 to CAP-L109 Python packages, CAP-L121 to CAP-L125 Debian packages.
-    """
-    recipe = load_recipe(spec.accelerator.kind)
-    wheels = resolve_wheels(spec, recipe.packages, cache, progress)
-    debian = resolve_debian(
-        recipe.debian,
-        spec.image.debian,
-        spec.image.sources,
-        cache,
-        refresh_base=refresh_base,
-        progress=progress,
-    )
-    image = LockedImage(
-        assembler=ASSEMBLER_VERSION,
-        recipe=recipe.name,
-        recipe_sha256=recipe.digest(),
-        debian=debian,
-        wheels=wheels,
-        code=LockedCode(version=__version__, sha256=training_code_digest()),
-    )
-    return Lock(spec=without_sources(spec), image=image, project=project)
 
 
 def cuda_libraries(lock: Lock) -> dict[str, str]:

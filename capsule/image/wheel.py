@@ -15,13 +15,20 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    canonicalize_version,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
 
-from capsule.experiment.errors import CapsuleError
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.patterns import chosen
 from capsule.image.layers import CHUNK, Content, Entry, file_entry, refused, safe_path
 
@@ -45,6 +52,27 @@ class _Recorded:
     size: int | None
 
 
+def check_filename(wheel: LockedWheel) -> None:
+    """Check that a locked wheel is what its file's name says.
+
+    Raises:
+        CapsuleError: CAP-I305.
+    """
+    try:
+        name, version, _, _ = parse_wheel_filename(wheel.filename)
+    except InvalidWheelFilename:
+        name, version = None, None
+    if name != wheel.name or canonicalize_version(wheel.version) != canonicalize_version(
+        str(version)
+    ):
+        raise CapsuleError(
+            "CAP-I305",
+            f"the lock says that {wheel.filename!r} is {wheel.name!r} {wheel.version!r}",
+            fix="Lock again; do not trust a bundle that holds such a lock.",
+            exit_code=ExitCode.TAMPERED,
+        )
+
+
 def open_wheel(path: Path, wheel: LockedWheel) -> zipfile.ZipFile:
     """Open a wheel; the caller closes it.
 
@@ -55,6 +83,33 @@ def open_wheel(path: Path, wheel: LockedWheel) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except _BROKEN as error:
         raise refused("CAP-I105", f"{wheel.filename} is not a wheel: {error}") from error
+
+
+def wheel_requirements(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[Requirement]:
+    """Return what an open wheel says it needs (``Requires-Dist`` of its METADATA).
+
+    Raises:
+        CapsuleError: CAP-I105 malformed, or not the locked wheel.
+    """
+    members = _members(archive, wheel)
+    info = _dist_info(members, wheel)
+    document = _read(archive, members.get(f"{info}/METADATA"), wheel)
+    fields = HeaderParser().parsestr(document.decode("utf-8", "replace"))
+    try:
+        return [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
+    except InvalidRequirement as error:
+        raise refused("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
+
+
+def wheel_paths(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[str]:
+    """Return where the files of an open wheel go in an image.
+
+    Raises:
+        CapsuleError: CAP-I105, CAP-I107 to CAP-I109, as :func:`wheel_entries`.
+    """
+    members = _members(archive, wheel)
+    info = _dist_info(members, wheel)
+    return [_destination(name, info, wheel)[0] for name in members]
 
 
 def wheel_entries(
@@ -238,7 +293,9 @@ def _content(
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo | None, wheel: LockedWheel) -> bytes:
     if member is None:
-        raise refused("CAP-I105", f"{wheel.filename} is not a wheel: it has no WHEEL or no RECORD")
+        raise refused(
+            "CAP-I105", f"{wheel.filename} is not a wheel: it lacks WHEEL, METADATA or RECORD"
+        )
     return b"".join(_content(archive, member, None, wheel)())
 
 

@@ -14,6 +14,7 @@ from capsule.verification.verdict import OutputDifference, Report, TraceDifferen
 if TYPE_CHECKING:
     from rich.console import Console
 
+_SHOWN_PACKAGES = 12
 _STYLES = {
     "reproduced-bitwise": "bold green",
     "reproduced-content": "bold yellow",
@@ -64,6 +65,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("integrity", _yes(report.integrity, "unchanged since it was signed", "NOT intact")),
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
+        ("packages", _packages(report)),
         ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
         ("not checked", _listed(report.unchecked)),
         ("claims", report.claimed),
@@ -158,9 +160,23 @@ def _yes(fact: bool | None, yes: str, no: str) -> str | None:
     return yes if fact else no
 
 
+def _packages(report: Report) -> str | None:
+    parts = []
+    if report.besides:
+        more = len(report.besides) - _SHOWN_PACKAGES
+        rest = f" and {more} more, which the report lists" if more > 0 else ""
+        shown = ", ".join(report.besides[:_SHOWN_PACKAGES])
+        parts.append(f"besides Capsule's own recipe: {shown}{rest}")
+    if report.startup:
+        parts.append(f"executed at every start: {', '.join(report.startup)}")
+    return "; ".join(parts) or None
+
+
 def _image(report: Report) -> str | None:
     if report.image_source == "embedded":
         return "the signer's own, from the bundle; NOT rebuilt from the lock"
+    if report.image_source == "supplied-base":
+        return "rebuilt from the lock but for the base layer, which is the SIGNER'S OWN"
     return _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")
 
 

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from capsule import __version__
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
+from capsule.engine.select import EngineChoice
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import LimitsSpec
+from capsule.image.code import training_code_digest
 
 _OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
 
@@ -45,6 +48,51 @@ def lowered(limits: LimitsSpec, wanted: Mapping[str, int]) -> LimitsSpec:
     return limits.model_copy(
         update={name: min(value, getattr(limits, name)) for name, value in wanted.items()}
     )
+
+
+def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
+    """Refuse to execute a bundle without a container unless the user chose that by name.
+
+    A trainer's bundle is no exception: its wheels are code, too.
+
+    Args:
+        choice: The engine that the user named in this command.
+        image: Whether the bundle's run had an image.
+
+    Raises:
+        CapsuleError: CAP-V009, the run had none, so it can only be repeated without a container.
+    """
+    if image or choice == "process":
+        return
+    raise CapsuleError(
+        "CAP-V009",
+        "the bundle was made without a container, and can only be executed without one",
+        fix="If you trust the code in the bundle with all that your account may do, pass "
+        "--engine process.",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )
+
+
+def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
+    """Refuse to execute training code that is not this Capsule's own, unless the user accepts it.
+
+    Returns:
+        Whether it is this Capsule's own.
+
+    Raises:
+        CapsuleError: CAP-V014.
+    """
+    own = lock.image.code.sha256 == training_code_digest()
+    if not own and accepted == "own":
+        raise CapsuleError(
+            "CAP-V014",
+            f"the training code in the bundle, by its own account of Capsule "
+            f"{lock.image.code.version}, is not that of this Capsule {__version__}",
+            fix="Verify with the version of Capsule that made the bundle; or read the code "
+            "(image/layer-code.tar.zst) and pass --code supplied.",
+            exit_code=ExitCode.INCONCLUSIVE,
+        )
+    return own
 
 
 def check_embedded(image: Literal["rebuilt", "embedded"], engine: Engine) -> None:

@@ -98,20 +98,16 @@ def parse_number(text: str) -> int | None:
     )
 
 
-def check_challengeable(
-    lock: Lock, *, segments: bool, number: int | None = None, confined: bool = True
-) -> None:
+def check_challengeable(lock: Lock, *, segments: bool, number: int | None = None) -> None:
     """Refuse a challenge that could decide nothing, before anything runs.
 
     Args:
         lock: The bundle's lock.
         segments: Whether segments are asked for, or a fresh seed only.
         number: How many segments; None: all.
-        confined: Whether it would run in a container, or somebody said that it need not.
 
     Raises:
-        CapsuleError: CAP-V062, the run cannot be challenged; CAP-V063, it has fewer segments;
-            CAP-V065, a stranger's states would be gone on from without a container.
+        CapsuleError: CAP-V062, the run cannot be challenged; CAP-V063, it has fewer segments.
     """
     if isinstance(lock.spec.trainer, CommandTrainer):
         raise _unchallengeable("it runs a program of its own, whose states and seeds are unknown")
@@ -123,13 +119,6 @@ def check_challengeable(
         raise _unchallengeable(
             "it recorded the system's randomness, of which nothing says how much a segment's "
             "beginning had used"
-        )
-    if not confined:
-        raise CapsuleError(
-            "CAP-V065",
-            "segments begin with states that a stranger made, and would run without a container",
-            fix="Start Docker or Podman; or, if you trust the signer, pass --engine process.",
-            exit_code=ExitCode.INCONCLUSIVE,
         )
     total = -(-lock.spec.trainer.total_steps // lock.spec.recording.checkpoint_interval)
     if number is not None and number > total:

@@ -25,6 +25,8 @@ from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import read_trace, trace_head
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
+from capsule.image.base import is_genuine
+from capsule.image.closure import check_pins
 from capsule.image.project import read_project
 from capsule.verification.contents import Contents, equal, inconsistent
 from capsule.verification.image_documents import PROJECT, layer_identities
@@ -47,12 +49,14 @@ def check_consistency(parts: Contents) -> tuple[str, ...]:
     Raises:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
             files that contradict each other; CAP-V045, CAP-V046, CAP-V047 of
-            :mod:`capsule.verification.members`.
+            :mod:`capsule.verification.members`; CAP-I305, CAP-I306, CAP-I113 the lock contradicts
+            itself.
     """
     observed = parts.bundle.read(run_bundle.OBSERVATIONS, Observations)
     _output_names(parts)
     check_layout(parts, observed)
     _lock(parts)
+    check_pins(parts.lock)
     _relaxations(parts, observed)
     for check in (_runtime, _image, _sbom, _entropy, check_events):
         check(parts)
@@ -109,7 +113,11 @@ def _entropy(parts: Contents) -> None:
 
 
 def _image(parts: Contents) -> None:
-    """Check the image's documents, and that the bundle carries the locked source tree."""
+    """Check the image's documents, and that the bundle carries the locked source tree.
+
+    A false digest of a base layer whose true one Capsule ships is a contradiction, too (CAP-I113).
+    """
+    is_genuine(parts.lock.image)
     identities = layer_identities(parts.bundle, parts.lock, parts.claims)
     if parts.claims.image is not None:
         for name in run_bundle.EMBEDDED_LAYERS:

@@ -30,6 +30,7 @@ from capsule.verification.bisection import (
     window_of,
     window_of_dense,
 )
+from capsule.verification.bounds import check_unconfined
 from capsule.verification.causes import Facts, explain
 from capsule.verification.challenge import Recorded, begin_before
 from capsule.verification.divergence import compare_sides
@@ -114,7 +115,9 @@ def _execute(
     """
     lock = _trusted_lock(side, request)
     try:
-        engine = open_engine(_engine(side, request.engine), progress=reporter.note)
+        image = side.bundle is None or run_bundle.IMAGE_CONFIG in side.bundle.files
+        check_unconfined(request.engine, image=image)
+        engine = open_engine(request.engine, strange=True, progress=reporter.note)
         with _supplied(side.bundle, lock) as (supplied, project):
             execution.prepare(
                 lock,
@@ -125,8 +128,7 @@ def _execute(
                 project=project,
                 reporter=reporter,
             )
-        confined = engine.name != "process" or request.engine == "process"
-        mark = _go_back(side, lock, window, directory) if confined else BEGINNING
+        mark = _go_back(side, lock, window, directory)
         reporter.note(f"executing {side.name} from step {mark.step:,} to {window.last:,}")
         execution.execute(
             lock,
@@ -153,10 +155,7 @@ def _execute(
 
 
 def _go_back(side: Side, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
-    """Begin at the last checkpoint before a window, if its state is there to go on from.
-
-    A stranger's state is gone on from in a container, or where somebody said that it may be.
-    """
+    """Begin at the last checkpoint before a window, if the bundle kept that state."""
     states = lock.spec.recording.segment_states and lock.spec.entropy.mode != "recorded"
     if side.bundle is None or side.training is None or not states:
         return BEGINNING
@@ -192,9 +191,3 @@ def _trusted_lock(side: Side, request: Request) -> Lock:
             exit_code=ExitCode.TAMPERED,
         )
     return side.lock
-
-
-def _engine(side: Side, choice: EngineChoice) -> EngineChoice:
-    """A run without an image can only be repeated without one."""
-    outside = side.bundle is not None and run_bundle.IMAGE_CONFIG not in side.bundle.files
-    return "process" if choice == "auto" and outside else choice

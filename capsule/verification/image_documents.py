@@ -18,7 +18,8 @@ from capsule.bundle.claims import Claims, ImageClaim
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.image.assemble import ASSEMBLER_VERSION, image_config, image_manifest
+from capsule.image.assemble import image_config, image_manifest
+from capsule.image.making import ASSEMBLER_VERSION
 from capsule.image.recipe import load_recipe
 
 PROJECT = "project"
@@ -51,6 +52,8 @@ def layer_identities(bundle: OpenedBundle, lock: Lock, claims: Claims) -> dict[s
     if claims.image is None:
         return {PROJECT: project} if project else {}
     layers = _layers(bundle, lock, claims.image)
+    if layers["base"].sha256 != lock.image.base:
+        raise _contradiction(run_bundle.IMAGE_MANIFEST, "the base layer is not the locked one")
     if layers.get(PROJECT) != project:
         raise _contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
     return layers

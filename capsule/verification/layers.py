@@ -7,7 +7,7 @@ So the work is bounded by what was signed, and that is bounded too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
@@ -17,8 +17,9 @@ from capsule.bundle.bundle import OpenedBundle
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.owner import temporary_folder
-from capsule.image.assemble import Image, Layer, image_of
+from capsule.image.assemble import Image, image_of
 from capsule.image.embedded import unpack_image
+from capsule.image.making import Layer
 from capsule.verification.image_documents import PROJECT, LayerIdentity
 
 MAX_LAYER_BYTES = 1 << 30
@@ -29,18 +30,20 @@ Name = Literal["base", "code"]
 
 @contextmanager
 def supplied_layers(
-    bundle: OpenedBundle, identities: Mapping[str, LayerIdentity]
+    bundle: OpenedBundle,
+    identities: Mapping[str, LayerIdentity],
+    names: Collection[Name] = ("base", "code"),
 ) -> Iterator[tuple[dict[Name, Path], Path | None]]:
-    """Unpack every layer that the bundle carries, the source tree's apart; deleted at the end.
+    """Unpack layers that the bundle carries, the source tree's apart; deleted at the end.
 
     Args:
         bundle: The bundle.
         identities: What each must unpack to, by name.
+        names: Which are wanted beside the source tree.
 
     Raises:
         CapsuleError: CAP-V004, one cannot be unpacked, is too large or is another.
     """
-    names: tuple[Name, ...] = ("base", "code")
     with ExitStack() as stack:
         supplied = {
             name: stack.enter_context(unpacked_layer(bundle, name, identities[name]))

@@ -63,6 +63,7 @@ def statement_of(report: Report) -> Statement | None:
             "policy": Policy(
                 mode=report.mode,
                 image=report.image_source,
+                own_code=bool(report.own_code),
                 tolerance=None if report.statistics is None else report.statistics.tolerance,
             ),
             "signers": signers_of(report),

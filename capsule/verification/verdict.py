@@ -30,6 +30,7 @@ Grade = Literal[
     "not-reproduced",
     "inconclusive",
 ]
+ImageSource = Literal["rebuilt", "supplied-base", "embedded"]
 RequiredGrade = Literal["bitwise", "content", "statistical"]
 
 # What each grade that a user may require accepts, the strongest first. A verdict of this list that
@@ -309,10 +310,17 @@ class Report(Model):
     )
     environment: tuple[Row, ...] = ()
     image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
-    image_source: Literal["rebuilt", "embedded"] | None = Field(
+    image_source: ImageSource | None = Field(
         None,
-        description="Rebuilt from the lock; or the signer's own, as embedded in the bundle; null "
-        "without an image.",
+        description="Rebuilt from the lock; the same but for the base layer, which is the signer's "
+        "own; or the signer's own image, as embedded in the bundle; null without an image.",
+    )
+    besides: tuple[str, ...] | None = Field(
+        None,
+        description="Python packages beyond those that Capsule's recipe and default spec bring.",
+    )
+    startup: tuple[str, ...] | None = Field(
+        None, description="Files of Python packages that every start of the interpreter executes."
     )
     own_code: bool | None = Field(
         None, description="The image's training code is that of the Capsule that verifies."

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle, open_bundle
-from capsule.bundle.claims import Claims, Observations, ProgramClaims, claims_model
+from capsule.bundle.claims import Observations, ProgramClaims, claims_model
 from capsule.bundle.trust import UNTRUSTED, Policy, UntrustedError
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
@@ -21,24 +21,38 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.assemble import Image
+from capsule.image.base import is_genuine
 from capsule.image.cache import Cache
+from capsule.image.closure import check_packages
 from capsule.image.code import training_code_digest
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
-from capsule.verification.bounds import check_embedded, check_gpu_host, lowered
+from capsule.verification.bounds import (
+    check_code,
+    check_embedded,
+    check_gpu_host,
+    check_unconfined,
+    lowered,
+)
 from capsule.verification.challenge import check_challengeable
 from capsule.verification.consistency import check_consistency
 from capsule.verification.contents import Contents
-from capsule.verification.expectation import OTHER_CLAIM, OTHER_SPEC, Expectation
+from capsule.verification.expectation import OTHER_CLAIM, OTHER_LOCK, OTHER_SPEC, Expectation
 from capsule.verification.image_documents import layer_identities
-from capsule.verification.layers import embedded_image, supplied_layers
+from capsule.verification.layers import Name, embedded_image, supplied_layers
 from capsule.verification.mode import Mode, check_prefix
 from capsule.verification.reexecution import Reexecution, reexecute
-from capsule.verification.verdict import Grade, Report, RequiredGrade
+from capsule.verification.verdict import Grade, ImageSource, Report, RequiredGrade
 
-EMBEDDED = "; the image was the signer's own and was not rebuilt from the lock"
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
+SIGNERS = {
+    "embedded": "; the image was the signer's own and was not rebuilt from the lock",
+    "supplied-base": "; the base layer was the signer's own and was not built from the packages",
+}
+OTHER_CODE = "; the training code was the signer's own and not this Capsule's"
+WITHOUT_IMAGE = "executed without the claimed image, which decides nothing about the run: "
+NO_DEBIAN = ("CAP-I303", "CAP-I304")
 NO_KEY = "CAP-V002"
 
 
@@ -52,6 +66,8 @@ class Request:
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
     image: Literal["rebuilt", "embedded"] = "rebuilt"
+    base: Literal["packages", "supplied"] = "packages"
+    code: Literal["own", "supplied"] = "own"
     limits: Mapping[str, int] = field(default_factory=dict)
     required: RequiredGrade = "bitwise"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
@@ -100,7 +116,7 @@ def _verdict_of(error: CapsuleError) -> Grade:
         return "not-reproduced"
     if error.exit_code != ExitCode.TAMPERED:
         return "inconclusive"
-    unwanted = (NO_KEY, OTHER_SPEC, OTHER_CLAIM, *UNTRUSTED)
+    unwanted = (NO_KEY, OTHER_SPEC, OTHER_LOCK, OTHER_CLAIM, *UNTRUSTED)
     return "untrusted" if error.code in unwanted else "tampered"
 
 
@@ -130,27 +146,42 @@ def _verify(
         if request.mode.name == "integrity":
             nothing = isinstance(claims, ProgramClaims) and claims.nothing
             return "intact", INTACT + (", but it claims nothing" if nothing else "")
-        engine = open_engine(_engine_for(request.engine, claims), progress=reporter.note)
+        check_unconfined(request.engine, image=claims.image is not None)
+        engine = open_engine(request.engine, strange=True, progress=reporter.note)
         check_embedded(request.image, engine)
         expectation = _compare_environment(lock, observations, engine, facts)
         reporter.note(f"expected before running: {facts['expected']}")
         if request.mode.name == "environment":
             return "environment-matches", f"this machine can re-execute the run; {expectation}"
-        check_prefix(request.mode, lock)
-        if request.mode.challenges:
-            check_challengeable(
-                lock,
-                segments=request.mode.name == "segments",
-                number=request.mode.segments,
-                confined=engine.name != "process" or request.engine == "process",
-            )
-        image = _prepare(request, contents, engine, cache, reporter)
-        _check_image(request, image, claims, facts)
-        facts["own_code"] = lock.image.code.sha256 == training_code_digest()
-        limits = lowered(lock.spec.limits, request.limits)
-        run = Reexecution(request.mode, contents, image, engine, limits, reporter)
-        verdict, summary = reexecute(run, facts)
-        return verdict, summary + (EMBEDDED if request.image == "embedded" else "")
+        return _execute(request, contents, engine, cache, reporter, facts)
+
+
+def _execute(
+    request: Request,
+    contents: Contents,
+    engine: Engine,
+    cache: Cache,
+    reporter: execution.Reporter,
+    facts: dict[str, Any],
+) -> tuple[Grade, str]:
+    lock, mode = contents.lock, request.mode
+    facts["own_code"] = check_code(lock, request.code)
+    check_prefix(mode, lock)
+    if mode.challenges:
+        check_challengeable(lock, segments=mode.name == "segments", number=mode.segments)
+    image = _prepare(request, contents, engine, cache, reporter)
+    _check_image(request, image, contents, facts)
+    if request.image == "rebuilt":  # whose wheels are in the signer's own image, nobody knows
+        packages = check_packages(lock, cache, debian=False)
+        facts |= {"besides": packages.besides, "startup": packages.startup}
+    limits = lowered(lock.spec.limits, request.limits)
+    verdict, summary = reexecute(
+        Reexecution(mode, contents, image, engine, limits, reporter), facts
+    )
+    if image is None and contents.claims.image is not None:
+        return "inconclusive", WITHOUT_IMAGE + summary
+    summary += SIGNERS.get(facts["image_source"], "")
+    return verdict, summary + ("" if facts["own_code"] else OTHER_CODE)
 
 
 def _prepare(
@@ -168,16 +199,49 @@ def _prepare(
         with embedded_image(bundle, lock, identities) as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
             return image
-    with supplied_layers(bundle, identities) as (supplied, project):
-        return execution.prepare(
-            lock,
-            engine,
-            cache,
-            sources=request.sources,
-            supplied=supplied,
-            project=project,
-            reporter=reporter,
-        )
+    with supplied_layers(bundle, identities, _wanted(request, lock)) as (supplied, project):
+        try:
+            return execution.prepare(
+                lock,
+                engine,
+                cache,
+                sources=request.sources,
+                supplied=supplied,
+                project=project,
+                reporter=reporter,
+            )
+        except CapsuleError as error:
+            if error.code not in NO_DEBIAN:
+                raise
+            raise _without_base(error) from error
+
+
+def _wanted(request: Request, lock: Lock) -> list[Name]:
+    """Choose what to take from the bundle, instead of building it here.
+
+    That is what the user accepts, and a base layer whose digest Capsule itself ships.
+    """
+    base = request.base == "supplied" or is_genuine(lock.image)
+    code = lock.image.code.sha256 != training_code_digest()
+    names: dict[Name, bool] = {"base": base, "code": code}
+    return [name for name, taken in names.items() if taken]
+
+
+def _without_base(error: CapsuleError) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V013",
+        f"the base layer cannot be built from the locked packages: {error.message}",
+        fix="Name a mirror that has the packages in apt's configuration; or pass --base supplied "
+        "to execute the base layer that the signer put into the bundle.",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )
+
+
+def _image_source(request: Request, lock: Lock) -> ImageSource:
+    if request.image == "embedded":
+        return "embedded"
+    genuine = request.base == "packages" or is_genuine(lock.image)
+    return "rebuilt" if genuine else "supplied-base"
 
 
 def _left(request: Request, bundle: OpenedBundle) -> Iterator[str]:
@@ -207,25 +271,6 @@ def _require_trust(bundle: OpenedBundle, request: Request) -> None:
     )
 
 
-def _engine_for(choice: EngineChoice, claims: Claims) -> EngineChoice:
-    """A run without an image can only be repeated without one.
-
-    Raises:
-        CapsuleError: CAP-V009, that would run a stranger's program without a container, and nobody
-            said that it may.
-    """
-    if choice != "auto" or claims.image is not None:
-        return choice
-    if isinstance(claims, ProgramClaims):
-        raise CapsuleError(
-            "CAP-V009",
-            "the bundle was made without a container, and so would its program run on this machine",
-            fix="If you trust the program, and not only its signature, pass --engine process.",
-            exit_code=ExitCode.INCONCLUSIVE,
-        )
-    return "process"
-
-
 def _compare_environment(
     lock: Lock, observations: Observations, engine: Engine, facts: dict[str, Any]
 ) -> str:
@@ -242,14 +287,12 @@ def _compare_environment(
 
 
 def _check_image(
-    request: Request, image: Image | None, claims: Claims, facts: dict[str, Any]
+    request: Request, image: Image | None, contents: Contents, facts: dict[str, Any]
 ) -> None:
-    """The image assembled or loaded here must be the claimed one, layer by layer."""
-    found = run_bundle.image_claim(image)
-    facts["image_source"] = None if found is None else request.image
-    facts["image_rebuilt"] = (
-        request.image == "rebuilt" and found is not None and found == claims.image
-    )
+    """Check that the image assembled or loaded here is the claimed one, layer by layer."""
+    found, claims = run_bundle.image_claim(image), contents.claims
+    facts["image_source"] = None if found is None else _image_source(request, contents.lock)
+    facts["image_rebuilt"] = found == claims.image and facts["image_source"] == "rebuilt"
     if found is None or found == claims.image:
         return
     raise CapsuleError(

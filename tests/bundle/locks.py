@@ -47,6 +47,7 @@ def make_lock(recipe="cpu", wheels=(), packages=(), **spec):
             recipe=recipe,
             recipe_sha256=digest_of(recipe),
             debian=packages,
+            base=digest_of("base"),
             wheels=wheels,
             code=LockedCode(version="0.1.0", sha256=digest_of("code")),
         ),

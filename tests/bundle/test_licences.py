@@ -23,9 +23,10 @@ from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.assemble import Image, Layer
+from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.layers import Entry, file_entry, write_tar
+from capsule.image.making import Layer
 from capsule.machine.fingerprint import take_fingerprint
 
 from .locks import debian, make_lock, wheel

@@ -59,7 +59,7 @@ def detail(verdict="reproduced-bitwise", machine=INTEL, mode="full", difference=
     return Detail(
         verdict=verdict,
         expected="bitwise",
-        policy=Policy(mode=mode, image="rebuilt", tolerance=None),
+        policy=Policy(mode=mode, image="rebuilt", own_code=True, tolerance=None),
         signers=(signer.public.fingerprint,),
         machine=machine,
         difference=difference,
@@ -318,6 +318,7 @@ LIES = {
     "another verdict": ((*EXTENSION, "verdict"), "reproduced-prefix"),
     "an undecided verdict": ((*EXTENSION, "verdict"), "inconclusive"),
     "another policy": ((*EXTENSION, "policy", "mode"), "prefix:8"),
+    "other training code": ((*EXTENSION, "policy", "own_code"), False),
     "another image": ((*EXTENSION, "policy", "image"), "embedded"),
     "no version": (("predicate", "verifier", "version"), {}),
     "another verifier": (("predicate", "verifier", "id"), "https://example.org"),

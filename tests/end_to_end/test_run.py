@@ -128,7 +128,13 @@ def test_the_plain_process_engine_gives_the_same_bits_and_says_what_it_is(
     versions = {claims["libraries"].pop("python").rpartition(".")[0] for claims in documents}
     assert versions == {"3.11"}
     assert outside_claims == inside
-    done = micro.verify(outside.bundle, "--mode", "prefix:240", cwd=tmp_path)
+    refused = micro.verify(outside.bundle, "--mode", "prefix:240", cwd=tmp_path)
+    assert (refused.status, refused.document["error"]["code"]) == (4, "CAP-V009")
+    options = ("--mode", "prefix:240", "--engine", "process")
+    without_image = micro.verify(micro.bundle, *options, cwd=tmp_path)
+    assert (without_image.status, without_image.document["verdict"]) == (4, "inconclusive")
+    assert "the first 240 steps are the same" in without_image.document["summary"]
+    done = micro.verify(outside.bundle, *options, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-prefix")
 
 

@@ -15,9 +15,10 @@ from capsule.engine.interface import Task
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
 from capsule.experiment.spec import LimitsSpec, Spec
-from capsule.image.assemble import Image, Layer
+from capsule.image.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.making import Layer
 from capsule.native import native_part
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
@@ -124,6 +125,7 @@ def _lock(wheels=(), accelerator=CPU, code=None):
             recipe=spec.accelerator.kind,
             recipe_sha256="0" * 64,
             debian=(),
+            base="0" * 64,
             wheels=tuple(
                 LockedWheel(name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=h)
                 for name, h in wheels

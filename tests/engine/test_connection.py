@@ -56,6 +56,17 @@ def test_auto_ends_with_a_plain_process_and_says_so(monkeypatch, tmp_path):
     assert "engine=process" in notes[0]
 
 
+def test_a_strangers_run_never_ends_with_a_plain_process(monkeypatch, tmp_path):
+    _nothing_answers(monkeypatch, tmp_path)
+    notes = []
+    with pytest.raises(CapsuleError, match="no docker engine answers") as refusal:
+        open_engine("auto", strange=True, progress=notes.append)
+    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
+    assert "no podman engine answers" in refusal.value.message
+    assert notes == []
+    assert open_engine("process", strange=True, progress=notes.append).name == "process"
+
+
 def test_a_chosen_engine_is_never_replaced(monkeypatch, tmp_path):
     _nothing_answers(monkeypatch, tmp_path)
     for choice in ("docker", "podman"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from capsule.bundle.claims import image_relaxations
+from capsule.engine.environment import environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
-from capsule.engine.process import ProcessEngine, environment_key
+from capsule.engine.process import ProcessEngine
 from capsule.entropy.launch import launch_arguments
 from capsule.entropy.report import collect
 from capsule.experiment.canonical import sha256_file
@@ -281,6 +283,35 @@ def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
     assert notes[0].startswith("installing the locked packages")
     assert run("print(1)")[1] == "1\n"
+
+
+@pytest.mark.parametrize("deed", ["plant", "change", "replace", "remove"])
+def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
+    """A file that was planted would be executed with all that the caller may do."""
+    notes = []
+    ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
+    environment = cache.root / "environments" / environment_key(lock)
+    site = environment / "lib" / "python3.11" / "site-packages"
+    victim = next(path for path in sorted(site.rglob("*.py")) if path.stat().st_size > 0)
+    honest, times = victim.read_bytes(), victim.stat()
+    if deed == "plant":
+        (site / "evil.pth").write_text("import os; os._exit(9)\n")
+    elif deed == "change":  # with its size and its date
+        victim.write_bytes(b"#" * len(honest))
+        os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+    elif deed == "replace":
+        shutil.copy2(victim, site / "copy")
+        (site / "copy").replace(victim)
+    else:
+        victim.unlink()
+    ProcessEngine().prepare(lock, None, cache, progress=notes.append)
+    assert len(notes) == 1
+    assert victim.read_bytes() == honest
+    assert not (site / "evil.pth").exists()
+    as_always = {"PYTHONDONTWRITEBYTECODE": "1"}  # every spec sets it
+    assert run("print(1)", environment=as_always)[1] == "1\n"
+    ProcessEngine().prepare(lock, None, cache, progress=notes.append)
+    assert len(notes) == 1
 
 
 def test_a_damaged_wheel_is_refused_and_nothing_is_left(lock, cache, wheel):

@@ -22,6 +22,7 @@ def make_lock(spec):
         recipe="cpu",
         recipe_sha256=ZERO,
         debian=(),
+        base=ZERO,
         wheels=(wheel,),
         code=LockedCode(version="0", sha256=ZERO),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import archive_cases, document_cases, image_cases, trust_cases
+from . import archive_cases, document_cases, image_cases, lock_cases, trust_cases
 from .case import Case
 
 CASES: list[Case] = sorted(
@@ -10,6 +10,7 @@ CASES: list[Case] = sorted(
         *document_cases.CASES,
         *archive_cases.CASES,
         *image_cases.CASES,
+        *lock_cases.CASES,
         *trust_cases.CASES,
     ],
     key=lambda case: (case.number, case.name),

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from capsule.bundle import run_bundle
 from capsule.bundle.claims import TrainingClaims
@@ -415,17 +416,22 @@ def asked_for(name: str, extra: str) -> Case:
     return Case(16, f"yaml-with-{name}", "CAP-S002", present)
 
 
-def expected(name: str, code: str, *, by_spec: bool) -> Case:
+def expected(name: str, code: str, by: Literal["claim", "spec", "lock", "lock-file"]) -> Case:
     """Return a case of a valid bundle that is given out for another experiment."""
 
     def present(folder: Path, hostile: bool) -> Presented:
         run = training()
-        wanted = TrainingClaims.model_validate_json(run.files[run_bundle.CLAIMS]).claim_id()
-        option: tuple[object, ...] = ("--expect-claim", wanted)
-        if by_spec:
-            path = folder / "spec.yaml"
-            path.write_text(json.dumps(json.loads(run.files[run_bundle.LOCK])["spec"]))
-            option = ("--expect-spec", path)
+        claims, lock = run.files[run_bundle.CLAIMS], run.files[run_bundle.LOCK]
+        path = folder / f"expected-{by}"
+        path.write_bytes(
+            lock if by == "lock-file" else json.dumps(json.loads(lock)["spec"]).encode()
+        )
+        option: tuple[object, ...] = {
+            "claim": ("--expect-claim", TrainingClaims.model_validate_json(claims).claim_id()),
+            "spec": ("--expect-spec", path),
+            "lock": ("--expect-lock", sha256_hex(lock)),
+            "lock-file": ("--expect-lock", path),
+        }[by]
         change = of_another_run if hostile else None
         return presented(folder, lambda target: packed(run, target, change), *option)
 
@@ -457,7 +463,9 @@ CASES = [
     sealed(splice(ENVELOPE), 18, "envelope-of-another-bundle", "CAP-B112"),
     sealed(splice(ENVELOPE, MANIFEST), 18, "documents-of-another-bundle", "CAP-B107"),
     sealed(wrong_sum, 18, "checksums-of-another-manifest", "CAP-B108"),
-    expected("bundle-of-another-spec", "CAP-V041", by_spec=True),
-    expected("bundle-of-other-claims", "CAP-V042", by_spec=False),
+    expected("bundle-of-another-spec", "CAP-V041", "spec"),
+    expected("bundle-of-other-claims", "CAP-V042", "claim"),
+    expected("bundle-of-another-lock", "CAP-V057", "lock"),
+    expected("bundle-of-another-lock-than-a-file", "CAP-V057", "lock-file"),
     *(changed(20, name, code, change) for name, (code, change) in SBOMS.items()),
 ]

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from packaging.requirements import Requirement
 
 from capsule.bundle import archive, run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
@@ -41,12 +44,21 @@ from capsule.experiment.arrival_log import (
 )
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
-from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
-from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, Spec
+from capsule.experiment.lock import (
+    Lock,
+    LockedCode,
+    LockedDebianPackage,
+    LockedImage,
+    LockedProject,
+    LockedWheel,
+)
+from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, ImageSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, DqnTrainer
-from capsule.image.assemble import ASSEMBLER_VERSION, Image, Layer, image_config, image_manifest
+from capsule.image.assemble import Image, image_config, image_manifest
 from capsule.image.cache import Cache
+from capsule.image.debian import shipped_base
 from capsule.image.layers import Entry, file_entry, write_tar
+from capsule.image.making import ASSEMBLER_VERSION, Layer
 from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
@@ -66,6 +78,17 @@ Files = dict[str, bytes]
 Change = Callable[[Files], object]
 
 
+# With a package beyond Capsule's own list the base layer is one whose digest nobody knows.
+EXTRA = LockedDebianPackage(
+    name="hello",
+    version="2.10-3",
+    architecture="amd64",
+    pool="pool/main/h/hello/hello_2.10-3_amd64.deb",
+    size=1,
+    sha256=sha256_hex(b"hello"),
+    requested=True,
+)
+BASE_ENTRIES = [file_entry("etc/os-release", "test", b"ID=debian\n")]
 _SIGNING_KEY = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 SIGNER = PrivateKey(_SIGNING_KEY)
 STRANGER = PrivateKey(Ed25519PrivateKey.from_private_bytes(bytes([2]) * 32))
@@ -204,7 +227,23 @@ def program() -> Run:
     return _bundled(trainer, _program_files, entropy=EntropySpec(mode="recorded"))
 
 
-def _bundled(trainer: object, write: Callable[[Path, Lock], None], **settings: object) -> Run:
+@cache
+def outside(kind: Literal["training", "program"]) -> Run:
+    """Return one of these runs as the plain-process engine makes it, without an image."""
+    if kind == "training":
+        trainer = DqnTrainer(algorithm="dqn", network="mlp", total_steps=8)
+        return _bundled(trainer, _training_files, engine="process")
+    trainer = CommandTrainer(command=("python", "train.py"))
+    recorded = EntropySpec(mode="recorded")
+    return _bundled(trainer, _program_files, engine="process", entropy=recorded)
+
+
+def _bundled(
+    trainer: object,
+    write: Callable[[Path, Lock], None],
+    engine: str = "docker",
+    **settings: object,
+) -> Run:
     with TemporaryDirectory() as name:
         folder = Path(name)
         store, run = Cache(folder / "cache"), folder / "run"
@@ -216,25 +255,31 @@ def _bundled(trainer: object, write: Callable[[Path, Lock], None], **settings: o
         else:
             settings["environment"] = GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1")
         lock = Lock(
-            spec=Spec(name="small", trainer=trainer, **settings),
+            spec=Spec(
+                name="small",
+                trainer=trainer,
+                image=ImageSpec(packages=(), debian=(EXTRA.name,)),
+                **settings,
+            ),
             image=LockedImage(
                 assembler=ASSEMBLER_VERSION,
                 recipe="cpu",
                 recipe_sha256=load_recipe("cpu").digest(),
-                debian=(),
-                wheels=(),
+                debian=(*shipped_base(), EXTRA),
+                base=_tar_digest(BASE_ENTRIES),
+                wheels=_wheels(folder, store),
                 code=LockedCode(version="0.1.0", sha256=sha256_hex(b"code")),
             ),
             project=project,
         )
-        image = _image(lock, folder, store)
+        image = None if engine == "process" else _image(lock, folder, store)
         _write_common(run, lock)
         write(run, lock)
-        write_ledger(run, "docker", image.config_digest)
+        write_ledger(run, engine, None if image is None else image.config_digest)
         finished = FinishedRun(
             lock=lock,
             image=image,
-            engine={"name": "docker"},
+            engine={"name": engine},
             fingerprint=_FINGERPRINT,
             started=datetime(2026, 1, 1, tzinfo=UTC),
             directory=run,
@@ -260,12 +305,34 @@ _FINGERPRINT = Fingerprint(
 )
 
 
+def _tar_digest(entries: Iterable[Entry]) -> str:
+    digest = hashlib.sha256()
+    write_tar(entries, digest.update)
+    return digest.hexdigest()
+
+
 def _layer(folder: Path, name: str, entries: Iterable[Entry]) -> Layer:
     path = folder / f"{name}.tar"
     with path.open("wb") as stream:
         write_tar(entries, stream.write)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Layer(name, f"sha256:{digest}", path, path.stat().st_size)
+
+
+def _wheels(folder: Path, store: Cache) -> tuple[LockedWheel, ...]:
+    """Make a wheel of metadata alone for each requirement of the recipe."""
+    wheels = []
+    for requirement in map(Requirement, load_recipe("cpu").packages):
+        path = folder / f"{requirement.name}-99-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            name = zipfile.ZipInfo(f"{requirement.name}-99.dist-info/METADATA")
+            archive.writestr(name, f"Name: {requirement.name}\nVersion: 99\n")
+        digest = sha256_hex(path.read_bytes())
+        store.add(path, digest)
+        wheels.append(
+            LockedWheel(name=requirement.name, version="99", filename=path.name, sha256=digest)
+        )
+    return tuple(sorted(wheels, key=lambda wheel: wheel.name))
 
 
 def _project(folder: Path, store: Cache) -> LockedProject:
@@ -277,7 +344,7 @@ def _project(folder: Path, store: Cache) -> LockedProject:
 
 def _image(lock: Lock, folder: Path, store: Cache) -> Image:
     layers = [
-        _layer(folder, "base", [file_entry("etc/os-release", "test", b"ID=debian\n")]),
+        _layer(folder, "base", BASE_ENTRIES),
         _layer(folder, "code", [file_entry("usr/lib/code.py", "test", b"pass\n")]),
     ]
     if lock.project is not None:

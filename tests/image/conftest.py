@@ -18,10 +18,12 @@ import zstandard
 
 from capsule.experiment.lock import Lock, LockedCode, LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec_file import parse_spec
-from capsule.image.assemble import ASSEMBLER_VERSION, Image, assemble
+from capsule.image.assemble import Image, assemble
+from capsule.image.base import make_base
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.layers import file_entry, write_tar
+from capsule.image.making import ASSEMBLER_VERSION
 from capsule.image.recipe import load_recipe
 from capsule.image.wheel import SITE
 
@@ -100,9 +102,10 @@ def build_deb(
     version: str = "1.0-1",
     architecture: str = "all",
     suffix: str = ".xz",
+    relations: str = "",
 ) -> bytes:
     control = f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\n"
-    control += "Description: a package\n Version: of many\n"
+    control += relations + "Description: a package\n Version: of many\n"
     compress = COMPRESS[suffix]
     return build_ar(
         {
@@ -118,11 +121,14 @@ def build_wheel(
     name: str = "small",
     version: str = "1.0",
     modes: Mapping[str, int] | None = None,
+    requires: Sequence[str] = (),
     record: Callable[[str], str] = lambda text: text,
 ) -> bytes:
     """Build a wheel; ``record`` may falsify its RECORD."""
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
+    lines += [f"Requires-Dist: {requirement}\n" for requirement in requires]
+    metadata = "".join(lines).encode()
     everything = {
         **files,
         f"{info}/METADATA": metadata,
@@ -174,6 +180,7 @@ class Tiny:
     debs: list[bytes] = field(default_factory=lambda: [build_deb(TINY_DEB)])
     wheels: dict[str, bytes] = field(default_factory=lambda: {"small": build_wheel(TINY_WHEEL)})
     spec: bytes = SPEC
+    base: str | None = None  # the digest in the lock, if not the one that the packages give
 
     @property
     def cache(self) -> Cache:
@@ -189,22 +196,24 @@ class Tiny:
     def lock(self) -> Lock:
         """Put the packages into the cache and return the lock that names them."""
         recipe = load_recipe("cpu")
+        packages = tuple(
+            LockedDebianPackage(
+                name="tiny" if not i else f"tiny{i}",
+                version="1.0-1",
+                architecture="all",
+                pool=f"pool/main/t/tiny{i or ''}_1.0-1_all.deb",
+                size=len(data),
+                sha256=self._add(data),
+                requested=True,
+            )
+            for i, data in enumerate(self.debs)
+        )
         image = LockedImage(
             assembler=ASSEMBLER_VERSION,
             recipe="cpu",
             recipe_sha256=recipe.digest(),
-            debian=tuple(
-                LockedDebianPackage(
-                    name="tiny" if not i else f"tiny{i}",
-                    version="1.0-1",
-                    architecture="all",
-                    pool=f"pool/main/t/tiny{i or ''}_1.0-1_all.deb",
-                    size=len(data),
-                    sha256=self._add(data),
-                    requested=True,
-                )
-                for i, data in enumerate(self.debs)
-            ),
+            debian=packages,
+            base=self.base or self._base(packages),
             wheels=tuple(
                 LockedWheel(
                     name=name,
@@ -226,6 +235,14 @@ class Tiny:
         return assemble(
             lock, self.cache, supplied={"code": self.code_layer}, progress=lambda _: None
         )
+
+    def _base(self, packages: tuple[LockedDebianPackage, ...]) -> str:
+        """Return the digest of the base layer, which is made in another cache."""
+        elsewhere = Cache(self.folder / "elsewhere")
+        for package in packages:
+            elsewhere.add(self.cache.path(package.sha256), package.sha256)
+        layer = make_base(packages, load_recipe("cpu"), elsewhere, lambda _: None)
+        return layer.diff_id.removeprefix("sha256:")
 
     def _add(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()

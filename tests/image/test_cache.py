@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache, HashMismatchError, default_root
 
 CONTENT = b"content" * 50_000
@@ -101,6 +103,39 @@ def test_derived_never_leaves_its_folder(key, tmp_path_factory):
     assert path.parent == cache.root / "derived"
     assert path.name == key
     assert path.parent.is_dir()
+
+
+@pytest.mark.parametrize("name", ["", "derived", "environments"])
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(cache, name, mode):
+    cache.folder("derived")
+    cache.folder("environments")
+    (cache.root / name).chmod(mode)
+    with pytest.raises(CapsuleError, match="CAP-I308") as refusal:
+        cache.folder(name or "derived")
+    assert refusal.value.exit_code == ExitCode.USAGE
+    assert str(cache.root / name) in refusal.value.message
+    (cache.root / name).chmod(0o755)
+    cache.folder(name or "derived")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_of_somebody_else_is_refused(cache):
+    os.chown(cache.folder("derived"), 4711, 4711)
+    with pytest.raises(CapsuleError, match="belongs to uid 4711"):
+        cache.folder("derived")
+
+
+def test_folders_are_made_for_their_owner_whatever_the_umask(tmp_path, source):
+    before = os.umask(0)
+    try:
+        cache = Cache(tmp_path / "above" / "cache")
+        cache.add(source, SHA256)
+        cache.folder("derived")
+    finally:
+        os.umask(before)
+    folders = [cache.root, *(path for path in cache.root.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o755}
 
 
 def test_digest_is_remembered_until_the_file_changes(cache, source):

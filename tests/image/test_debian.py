@@ -12,10 +12,11 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.image import debian
 from capsule.image.cache import Cache
 from capsule.image.debian import (
-    base_document,
+    BaseLock,
     mirrors,
     resolve_debian,
     shipped_base,
+    shipped_layers,
     stanzas,
 )
 from capsule.image.recipe import data_file, load_recipe
@@ -40,9 +41,9 @@ def test_shipped_base_holds_the_roots_of_every_recipe():
 
 def test_shipped_base_is_a_canonical_document_without_hosts():
     data = data_file("images", "debian-12.lock.json").read_bytes()
-    assert base_document(shipped_base()) == data
+    assert BaseLock(layers=shipped_layers(), packages=shipped_base()).document() == data
     assert b"://" not in data
-    assert [entry["name"] for entry in json.loads(data)] == sorted(BASE)
+    assert [entry["name"] for entry in json.loads(data)["packages"]] == sorted(BASE)
 
 
 def test_base_alone_needs_neither_apt_nor_network(tmp_path, monkeypatch):

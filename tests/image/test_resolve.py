@@ -24,6 +24,7 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import DqnTrainer
 from capsule.image.cache import Cache
+from capsule.image.lockfile import resolve
 from capsule.image.resolve import (
     ResolvedWheel,
     check_accelerator,
@@ -31,7 +32,6 @@ from capsule.image.resolve import (
     cuda_libraries,
     parse_requirements,
     read_pylock,
-    resolve,
     resolve_wheels,
     torch_backends,
     version_set,

@@ -175,8 +175,8 @@ def twice(name):
     [
         (lambda: gzip.compress(build_tar([Member("small-1.0/setup.py")])), "not a zip file"),
         (lambda: build_wheel(TINY_WHEEL)[:-40], "not a zip file"),
-        (lambda: without("RECORD"), "no WHEEL or no RECORD"),
-        (lambda: without("WHEEL"), "no WHEEL or no RECORD"),
+        (lambda: without("RECORD"), "lacks WHEEL, METADATA or RECORD"),
+        (lambda: without("WHEEL"), "lacks WHEEL, METADATA or RECORD"),
         (lambda: build_wheel({"other-2.dist-info/x": b""}), "its .dist-info folders are"),
         (lambda: build_wheel({}, version="1.1"), "the lock says small 1.0"),
         (lambda: build_wheel({}, name="large"), "the lock says small 1.0"),

@@ -59,7 +59,8 @@ MACHINE = Fingerprint(
 
 
 def make_lock(document) -> Lock:
-    spec = parse_spec(json.dumps({"seeds": {"root": 7}, **document}).encode(), "test")
+    common = {"seeds": {"root": 7}, "image": {"packages": []}}  # no wheel needs to be invented
+    spec = parse_spec(json.dumps({**common, **document}).encode(), "test")
     return Lock(
         spec=spec,
         image=LockedImage(
@@ -67,6 +68,7 @@ def make_lock(document) -> Lock:
             recipe="cpu",
             recipe_sha256="0" * 64,
             debian=(),
+            base="0" * 64,
             wheels=(),
             code=LockedCode(version="0.1.0", sha256="1" * 64),
         ),

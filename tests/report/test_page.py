@@ -287,7 +287,7 @@ def receipt(bundles, tmp_path):
         detail = Detail(
             verdict=verdict,
             expected="bitwise",
-            policy=Policy(mode=mode, tolerance=None),
+            policy=Policy(mode=mode, own_code=True, tolerance=None),
             signers=(load_public(author).fingerprint,),
             machine=kind,
             difference=None,

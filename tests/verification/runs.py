@@ -34,6 +34,7 @@ PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib")
 CARTPOLE = {
     "name": "cartpole",
+    "image": {"packages": []},
     "environment": {
         "suite": "gymnasium",
         "id": "capsule-tests/CartPole-v0",
@@ -108,6 +109,7 @@ def make_lock(document, code="code", wheels=None):
             recipe="cpu",
             recipe_sha256=sha256_hex(b"recipe"),
             debian=(),
+            base="0" * 64,
             wheels=locked,
             code=LockedCode(version=capsule.__version__, sha256=sha256_hex(code.encode())),
         ),

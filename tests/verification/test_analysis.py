@@ -24,11 +24,11 @@ from .runs import Machine, edit_json, forged
 def verified(key, monkeypatch, tmp_path):
     """Verify a bundle on this machine, with the packages of the tests."""
 
-    def work(bundle, mode="full", machine=None):
+    def work(bundle, mode="full", machine=None, code="supplied"):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine or Machine())
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
         trust = Policy.of([load_public(key.with_name(f"{key.name}.pub"))])
-        request = Request(bundle=bundle, trust=trust, mode=Mode.parse(mode))
+        request = Request(bundle, trust, Mode.parse(mode), engine="process", code=code)
         return verify(request, Cache(tmp_path / "cache"), SilentReporter())
 
     return work
@@ -48,6 +48,20 @@ def test_a_reproduced_run_has_a_replica_and_no_divergence(verified, honest_bundl
     assert report.replica.evaluation == contract.Evaluation.model_validate_json(evaluation)
     assert report.replica.divergence.steps == 400
     assert report.replica.divergence.components["parameters"] == ()
+
+
+def test_other_training_code_is_executed_only_if_the_user_accepts_it(
+    verified, honest_bundle, monkeypatch
+):
+    monkeypatch.setattr(execution, "execute", lambda *_, **__: pytest.fail("it was executed"))
+    report = verified(honest_bundle, code="own")
+    assert (report.verdict, report.exit_code) == ("inconclusive", 4)
+    assert report.error["code"] == "CAP-V014"
+    assert "--code supplied" in report.error["fix"]
+    monkeypatch.undo()
+    report = verified(honest_bundle)
+    assert (report.verdict, report.own_code) == ("reproduced-bitwise", False)
+    assert "the training code was the signer's own" in report.summary
 
 
 def test_a_lie_about_the_score_is_called_tampering(verified, honest_bundle, key, tmp_path):

@@ -718,10 +718,6 @@ def test_what_cannot_be_challenged_is_refused_with_its_reason():
         check_challengeable(lock_of(spec_of("dqn")), segments=True, number=4)
     assert refusal.value.code == "CAP-V063"
     check_challengeable(lock_of(spec_of("dqn")), segments=True, number=3)
-    with pytest.raises(CapsuleError, match="without a container") as refusal:
-        check_challengeable(lock_of(spec_of("dqn")), segments=True, confined=False)
-    assert (refusal.value.code, refusal.value.exit_code) == ("CAP-V065", ExitCode.INCONCLUSIVE)
-    check_challengeable(lock_of(spec_of("dqn")), segments=False, confined=False)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("dqn", 168), ("r2d2", 210), ("impala", 40)])

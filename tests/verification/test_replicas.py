@@ -19,6 +19,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedCode, LockedImage
 from capsule.experiment.spec import Spec
 from capsule.image.cache import Cache
+from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
@@ -54,6 +55,7 @@ SPEC = {
         "tolerance": {"relative": 0.2},
     },
     "recording": {"trace_interval": 200, "tensor_interval": 1_600, "checkpoint_interval": 1_600},
+    "image": {"packages": []},
     "limits": {"memory_mb": 512},
 }
 LOCK = Lock(
@@ -63,8 +65,9 @@ LOCK = Lock(
         recipe="cpu",
         recipe_sha256="0" * 64,
         debian=(),
+        base="0" * 64,
         wheels=(),
-        code=LockedCode(version="0.1.0", sha256="1" * 64),
+        code=LockedCode(version="0.1.0", sha256=training_code_digest()),
     ),
 )
 QUIET = SilentReporter()
@@ -107,7 +110,7 @@ def verified(bundle, folder, monkeypatch):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine)
         monkeypatch.setattr(verification, "take_fingerprint", lambda _: machine.fingerprint)
         trust = load_policy(keys=[folder / "alice.pub"])
-        request = Request(path, trust, Mode("full"), **choices)
+        request = Request(path, trust, Mode("full"), engine="process", **choices)
         return verification.verify(request, Cache(folder / "cache"), QUIET)
 
     return work

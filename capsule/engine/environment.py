@@ -1,0 +1,130 @@
+"""The Python environment of the plain-process engine: the locked wheels and the locked code.
+
+It is made by uv, once per set of packages and code, and kept in the cache. Programs run in it with
+all that the caller may do, so it is compared with what was installed each time before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from capsule.engine.interface import Progress
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.image.cache import Cache, file_state
+from capsule.image.code import is_program, training_code, training_code_digest
+
+
+def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
+    """Return the environment of a lock, made anew if it is not as it was installed.
+
+    Raises:
+        CapsuleError: CAP-E013 a wheel is missing or damaged, CAP-E014 the training code is not the
+            locked one, CAP-E015 uv cannot make the environment.
+    """
+    key = environment_key(lock)
+    environment = cache.folder("environments") / key
+    record = environment.with_name(f"{key}.state")
+    with cache.lock(f"environment-{key}"):
+        # The interpreter is a link to this machine's own, which may have gone since.
+        python = environment / "bin" / f"python{lock.spec.image.python}"
+        if not python.exists() or not _is_as_installed(environment, record):
+            progress("installing the locked packages for the plain-process engine")
+            shutil.rmtree(environment, ignore_errors=True)
+            _make_environment(lock, cache, environment)
+            write_atomic(record, _state(environment).encode())
+    return environment
+
+
+def environment_key(lock: Lock) -> str:
+    """Return the digest of all that an environment is made of; hyper-parameters are not."""
+    wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
+    code = lock.image.code.sha256
+    return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
+
+
+def _is_as_installed(environment: Path, record: Path) -> bool:
+    return record.exists() and record.read_text() == _state(environment)
+
+
+def _state(environment: Path) -> str:
+    """Return a digest of every path below an environment and of when it was last changed."""
+    return sha256_hex(canonical_json(list(_states(environment))))
+
+
+def _states(folder: Path) -> Iterator[list[str | int]]:
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = Path(place, name)
+            # A time of change is more than a number of canonical JSON may be.
+            yield [str(path.relative_to(folder)), *map(str, file_state(path))]
+
+
+def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
+    code = training_code()
+    if (digest := training_code_digest(code)) != lock.image.code.sha256:
+        raise CapsuleError(
+            "CAP-E014",
+            f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
+            fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
+            exit_code=ExitCode.BUILD_FAILED,
+        )
+    version = lock.spec.image.python
+    with cache.scratch() as scratch:
+        made = scratch / "environment"
+        _uv(scratch, "venv", "--python", version, "--no-python-downloads", str(made))
+        wheels = _named_wheels(lock, cache, scratch / "wheels")
+        options = ("--python", str(made), "--no-deps", "--no-index", "--offline")
+        _uv(scratch, "pip", "install", *options, *wheels)
+        for name, content in code.items():
+            file = made / "lib" / f"python{version}" / "site-packages" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+            file.chmod(0o755 if is_program(name) else 0o644)
+        made.rename(target)
+
+
+def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
+    """Link the locked wheels under their names, which installers read; check each again."""
+    folder.mkdir()
+    for wheel in lock.image.wheels:
+        path = cache.path(wheel.sha256)
+        if not path.is_file() or sha256_file(path) != wheel.sha256:
+            raise CapsuleError(
+                "CAP-E013",
+                f"{wheel.filename} is missing from the cache or damaged",
+                fix=f"Delete {path} and run 'capsule build' again.",
+                exit_code=ExitCode.BUILD_FAILED,
+            )
+        (folder / wheel.filename).symlink_to(path)
+    return [str(folder / wheel.filename) for wheel in lock.image.wheels]
+
+
+def _uv(scratch: Path, *arguments: str) -> None:
+    """Run uv with nothing but its arguments to go by; what it unpacks is linked, not copied."""
+    from uv import find_uv_bin
+
+    process = subprocess.run(
+        [find_uv_bin(), "--no-config", "--quiet", *arguments],
+        env={
+            "HOME": str(scratch),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "UV_CACHE_DIR": str(scratch / "uv"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        raise CapsuleError(
+            "CAP-E015",
+            f"uv cannot make the environment: {' '.join(process.stderr.split())}",
+            fix="Install the Python version that the spec names, or use a container engine.",
+            exit_code=ExitCode.BUILD_FAILED,
+        )

@@ -1,0 +1,239 @@
+"""What of a lock's packages somebody asked for: the spec, Capsule's recipe, or a dependency.
+
+Packages are code, and a ``.pth`` file in a wheel has it executed at every start of the interpreter.
+So a spec says what an experiment is made of only if its lock holds nothing else. :func:`check_pins`
+needs the lock alone; :func:`check_packages` needs the packages, which say what they depend on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, LockedWheel
+from capsule.experiment.spec import ImageSpec
+from capsule.image.cache import Cache
+from capsule.image.deb import deb_control
+from capsule.image.making import fetched
+from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.resolve import parse_requirements
+from capsule.image.wheel import (
+    SITE,
+    check_filename,
+    open_wheel,
+    wheel_paths,
+    wheel_requirements,
+)
+
+# The image's interpreter and platform (PEP 508), as uv is told them when it resolves.
+_ENVIRONMENT = {
+    "implementation_name": "cpython",
+    "implementation_version": "3.11.0",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_release": "",
+    "platform_system": "Linux",
+    "platform_version": "",
+    "python_full_version": "3.11.0",
+    "python_version": "3.11",
+    "sys_platform": "linux",
+}
+_CUSTOMIZE = ("sitecustomize", "usercustomize")
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What a reader should know of a lock's wheels.
+
+    Attributes:
+        besides: Name and version of those beyond what Capsule's recipe and default spec bring.
+        startup: Those with files that every start of the interpreter executes, and the files.
+    """
+
+    besides: tuple[str, ...]
+    startup: tuple[str, ...]
+
+
+def check_pins(lock: Lock) -> None:
+    """Check that a lock pins what its spec and recipe ask for, each once, and says so.
+
+    Raises:
+        CapsuleError: CAP-I306, CAP-I305.
+    """
+    recipe = _own_recipe(lock)
+    requested = _requested(lock)
+    wheels = {wheel.name: wheel for wheel in lock.image.wheels}
+    if len(wheels) < len(lock.image.wheels):
+        raise _contradiction("it pins a Python package twice")
+    for wheel in wheels.values():
+        check_filename(wheel)
+        if wheel.requested != requested.get(wheel.name):
+            raise _contradiction(f"it says that the spec asks for {wheel.requested!a}")
+    for requirement in filter(_applies, _roots(lock, recipe)):
+        found = wheels.get(canonicalize_name(requirement.name))
+        version = None if found is None else found.version
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            raise _contradiction(f"it pins {version or 'nothing'} for {str(requirement)!a}")
+    if recipe is not None:
+        _check_debian_pins(lock, recipe)
+
+
+def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
+    """Check that every fetched package was asked for, and look at what runs at every start.
+
+    Args:
+        lock: The lock.
+        cache: Holds its packages.
+        debian: Whether the Debian packages are there, too.
+
+    Raises:
+        CapsuleError: CAP-I306 nobody asked for a package, CAP-I307 a wheel that the spec does not
+            name changes how every interpreter starts; CAP-I103 to CAP-I107 a package is missing,
+            damaged or malformed.
+    """
+    recipe, wheels = _own_recipe(lock), {wheel.name: wheel for wheel in lock.image.wheels}
+    startup, requires = [], {}
+    for wheel in wheels.values():
+        with open_wheel(fetched(cache, wheel), wheel) as archive:
+            requires[wheel.name] = wheel_requirements(archive, wheel)
+            files = [path for path in wheel_paths(archive, wheel) if _runs_at_start(path)]
+        _refuse_customization(wheel, files)
+        startup += [f"{wheel.name} {wheel.version}: {path.rpartition('/')[2]}" for path in files]
+    asked = _reachable(_roots(lock, recipe), requires)
+    if unasked := sorted(wheels.keys() - asked):
+        raise _contradiction(f"nothing asks for its wheel {wheels[unasked[0]].filename}")
+    if debian and recipe is not None:
+        _check_debian(lock, recipe, cache)
+    usual = _reachable(map(Requirement, ImageSpec().packages), requires)
+    usual |= _reachable(map(Requirement, recipe.packages if recipe else ()), requires)
+    besides = [f"{each.name} {each.version}" for each in wheels.values() if each.name not in usual]
+    return Packages(tuple(sorted(besides)), tuple(sorted(startup)))
+
+
+def _requested(lock: Lock) -> dict[str, str]:
+    try:
+        return parse_requirements(lock.spec.image.packages)
+    except CapsuleError as error:
+        raise _contradiction(error.message) from error
+
+
+def _own_recipe(lock: Lock) -> Recipe | None:
+    """Return the lock's recipe, if this Capsule has it; else its image cannot be built anyway."""
+    recipe = load_recipe(lock.image.recipe)
+    return recipe if recipe.digest() == lock.image.recipe_sha256 else None
+
+
+def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
+    own = () if recipe is None else recipe.packages
+    return [Requirement(text) for text in (*lock.spec.image.packages, *own)]
+
+
+def _applies(requirement: Requirement, extras: Iterable[str] = ()) -> bool:
+    marker = requirement.marker
+    if marker is None:
+        return True
+    try:
+        return any(marker.evaluate({**_ENVIRONMENT, "extra": extra}) for extra in ("", *extras))
+    except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion) as error:
+        raise _contradiction(f"the marker of {str(requirement)!a} means nothing") from error
+
+
+def _reachable(roots: Iterable[Requirement], requires: dict[str, list[Requirement]]) -> set[str]:
+    """Return the names of all that roots need, by the requirements of each package."""
+    pending = [root for root in roots if _applies(root)]
+    seen: dict[str, set[str]] = {}
+    while pending:
+        requirement = pending.pop()
+        name, extras = canonicalize_name(requirement.name), set(requirement.extras)
+        if name in seen and extras <= seen[name]:
+            continue
+        known = seen.setdefault(name, set())
+        known |= extras
+        pending += [each for each in requires.get(name, ()) if _applies(each, known)]
+    return set(seen)
+
+
+def _runs_at_start(path: str) -> bool:
+    """Tell if every start of the image's interpreter executes a file, or whether it is one."""
+    folder, _, name = path.rpartition("/")
+    if folder == "usr/local/bin":
+        return name.removeprefix("python").replace(".", "").isdigit() or name == "python"
+    if not path.startswith(f"{SITE}/"):
+        return False
+    below = path.removeprefix(f"{SITE}/")
+    return below.split("/")[0].split(".")[0] in _CUSTOMIZE or bool(
+        re.fullmatch(r"[^/]*\.pth", below)
+    )
+
+
+def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
+    """Refuse more than a ``.pth`` file, which ordinary packages have, if the spec does not ask."""
+    for path in files:
+        if not path.endswith(".pth") and wheel.requested is None:
+            raise CapsuleError(
+                "CAP-I307",
+                f"{wheel.filename}, which the spec does not name, holds /{path}: every start of "
+                "the interpreter would execute it",
+                fix="Name the package in image.packages if you mean it; otherwise do not trust "
+                "what brought it.",
+                exit_code=ExitCode.TAMPERED,
+            )
+
+
+def _check_debian_pins(lock: Lock, recipe: Recipe) -> None:
+    names = [package.name for package in lock.image.debian]
+    roots = {*recipe.debian, *lock.spec.image.debian}
+    if len(set(names)) < len(names):
+        raise _contradiction("it pins a Debian package twice")
+    if missing := sorted(roots - set(names)):
+        raise _contradiction(f"it pins nothing for the Debian package {missing[0]}")
+    extra = sorted(set(names) - roots)
+    if extra and not lock.spec.image.debian:
+        raise _contradiction(f"nothing asks for its Debian package {extra[0]}")
+    for package in lock.image.debian:
+        if package.requested != (package.name in roots):
+            raise _contradiction(
+                f"it says otherwise who asks for the Debian package {package.name}"
+            )
+
+
+def _check_debian(lock: Lock, recipe: Recipe, cache: Cache) -> None:
+    """Check that what is beyond the recipe is a package of the spec or a dependency of one."""
+    provides: dict[str, set[str]] = {}
+    depends: dict[str, set[str]] = {}
+    for package in lock.image.debian:
+        control = deb_control(fetched(cache, package), package)
+        depends[package.name] = _names(control, "Depends") | _names(control, "Pre-Depends")
+        for name in {package.name} | _names(control, "Provides"):
+            provides.setdefault(name, set()).add(package.name)
+    pending, asked = set(lock.spec.image.debian), set(recipe.debian)
+    while pending:
+        name = pending.pop()
+        found = provides.get(name, set()) - asked
+        asked |= found
+        pending |= {needed for each in found for needed in depends[each]}
+    if unasked := sorted({package.name for package in lock.image.debian} - asked):
+        raise _contradiction(f"nothing asks for its Debian package {unasked[0]}")
+
+
+def _names(control: Mapping[str, str], field: str) -> set[str]:
+    """Return the packages that a relationship field names, alternatives included."""
+    return set(re.findall(r"(?:^|[,|])\s*([a-z0-9][a-z0-9.+-]+)", control.get(field, "")))
+
+
+def _contradiction(what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-I306",
+        f"the lock does not pin what its spec and recipe ask for: {what}",
+        fix="Do not trust a bundle with this lock. If the lock is your own, delete it and lock the "
+        "spec again.",
+        exit_code=ExitCode.TAMPERED,
+    )

@@ -1,0 +1,55 @@
+# ruff: noqa: INP001
+"""Write images/debian-12.lock.json: the base's Debian packages, and the layers that they make.
+
+To be run after every change of a recipe's files or of the rules by which base layers are made. It
+needs a mirror of Debian 12.
+
+usage: python scripts/base_lock.py [--refresh]
+
+With --refresh the packages are the current ones of the machine's mirrors; without it they stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+from capsule.experiment.lock import LockedImage
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.base import make_base
+from capsule.image.cache import Cache
+from capsule.image.debian import BaseLock, resolve_debian, shipped_base
+from capsule.image.fetch import fetch_debian
+from capsule.image.recipe import load_recipe
+
+PLACE = Path(__file__).parents[1] / "images" / "debian-12.lock.json"
+
+
+def main(*, refresh: bool) -> None:
+    """Make the layers and write the file."""
+    cache, sources = Cache(), SourcesSpec()
+    recipes = [
+        load_recipe(name) for name in get_args(LockedImage.model_fields["recipe"].annotation)
+    ]
+    packages = shipped_base()
+    if refresh:
+        names = tuple(sorted({name for recipe in recipes for name in recipe.debian}))
+        packages = resolve_debian(names, (), sources, cache, refresh_base=True, progress=_ignore)
+    if missing := [package for package in packages if not cache.has(package.sha256)]:
+        fetch_debian(missing, cache, sources, _ignore)
+    layers = {}
+    for recipe in recipes:
+        chosen = [package for package in packages if package.name in recipe.debian]
+        diff_id = make_base(chosen, recipe, cache, _ignore).diff_id
+        layers[recipe.name] = diff_id.removeprefix("sha256:")
+    PLACE.write_bytes(BaseLock(layers=layers, packages=packages).document())
+    sys.stdout.write(f"wrote {PLACE}: {layers}\n")
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main(refresh="--refresh" in sys.argv[1:])

@@ -1,0 +1,234 @@
+"""Nothing is in a lock that neither the spec, the recipe nor a dependency asks for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from capsule import execution
+from capsule.engine.process import ProcessEngine
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, LockedDebianPackage, LockedWheel
+from capsule.experiment.spec import ImageSpec, SourcesSpec
+from capsule.image.cache import Cache
+from capsule.image.closure import check_packages, check_pins
+from capsule.image.debian import shipped_base
+from capsule.image.recipe import load_recipe
+from capsule.report.progress import SilentReporter
+from tests.bundle.locks import make_lock
+
+from .conftest import Member, build_deb, build_wheel
+
+PURE = {"x.py": b""}
+
+
+class Maker:
+    """Makes packages, puts them into a cache, and locks them."""
+
+    def __init__(self, folder):
+        self.folder, self.cache = folder, Cache(folder / "cache")
+
+    def add(self, data):
+        digest, path = hashlib.sha256(data).hexdigest(), self.folder / "package"
+        path.write_bytes(data)
+        self.cache.add(path, digest)
+        return digest
+
+    def wheel(self, name, *requires, files=None, requested=None):
+        stem = name.replace("-", "_")
+        data = build_wheel({f"{stem}.py": b"", **(files or {})}, name=stem, requires=requires)
+        return LockedWheel(
+            name=name,
+            version="1.0",
+            filename=f"{stem}-1.0-py3-none-any.whl",
+            sha256=self.add(data),
+            requested=requested,
+        )
+
+    def deb(self, name, relations="", *, requested=False):
+        data = build_deb([Member(f"./usr/share/{name}", b"")], name=name, relations=relations)
+        return LockedDebianPackage(
+            name=name,
+            version="1.0-1",
+            architecture="all",
+            pool=f"pool/main/x/x/{name}_1.0-1_all.deb",
+            size=len(data),
+            sha256=self.add(data),
+            requested=requested,
+        )
+
+    def lock(self, *wheels, packages=("asked",), **image) -> Lock:
+        """Lock a spec that asks for packages, by a recipe that is not Capsule's."""
+        lock = make_lock(wheels=wheels, image=ImageSpec(packages=packages))
+        return lock.model_copy(update={"image": lock.image.model_copy(update=image)})
+
+
+@pytest.fixture
+def made(tmp_path):
+    return Maker(tmp_path)
+
+
+def refused(check, *arguments, code="CAP-I306", **options):
+    with pytest.raises(CapsuleError) as caught:
+        check(*arguments, **options)
+    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TAMPERED)
+    return caught.value.message
+
+
+def test_dependencies_are_followed_with_their_markers_and_extras(made):
+    asked = made.wheel(
+        "asked",
+        "Needed.One>=1",
+        "windows; sys_platform == 'win32'",
+        "old; python_version < '3.8'",
+        "with-extra[fast]",
+        "unwanted; extra == 'docs'",
+        requested="asked",
+    )
+    wheels = [asked, made.wheel("needed-one", "deep"), made.wheel("deep", "asked")]
+    wheels += [made.wheel("with-extra", "speed; extra == 'fast'"), made.wheel("speed")]
+    assert check_packages(made.lock(*wheels), made.cache, debian=False).startup == ()
+    for name in ("windows", "old", "unwanted", "numpy-speedups"):
+        lock = made.lock(*wheels, made.wheel(name))
+        message = refused(check_packages, lock, made.cache, debian=False)
+        assert (
+            f"nothing asks for its wheel {name.replace('-', '_')}-1.0-py3-none-any.whl" in message
+        )
+
+
+def test_an_extra_of_the_spec_asks_for_more(made):
+    wheels = (
+        made.wheel("asked", "speed; extra == 'fast'", requested="asked[fast]"),
+        made.wheel("speed"),
+    )
+    check_packages(made.lock(*wheels, packages=("asked[fast]",)), made.cache, debian=False)
+    refused(check_packages, made.lock(*wheels), made.cache, debian=False)
+
+
+def test_what_nobody_asked_for_is_refused_before_an_engine_gets_it(made, monkeypatch):
+    """The audit's S4: the spec as published, beside it a wheel with a ``.pth`` file."""
+    prepared = []
+    monkeypatch.setattr(ProcessEngine, "prepare", lambda *_, **__: prepared.append(True))
+    arguments = {"sources": SourcesSpec(), "reporter": SilentReporter()}
+    asked = made.wheel("asked", requested="asked")
+    evil = made.wheel("numpy-speedups", files={"evil.pth": b"import numpy_speedups"})
+    lock = made.lock(asked, evil)
+    refused(execution.prepare, lock, ProcessEngine(), made.cache, **arguments)
+    assert prepared == []
+    execution.prepare(made.lock(asked), ProcessEngine(), made.cache, **arguments)
+    assert prepared == [True]
+
+
+def test_what_every_start_executes_is_reported(made):
+    nested = {"asked/data.pth": b"", "asked/sitecustomize.py": b""}  # no start looks there
+    asked = made.wheel("asked", "helper", requested="asked", files=nested)
+    helper = made.wheel("helper", files={"helper-nspkg.pth": b"import helper"})
+    found = check_packages(made.lock(asked, helper), made.cache, debian=False)
+    assert found.startup == ("helper 1.0: helper-nspkg.pth",)
+    assert found.besides == ("asked 1.0", "helper 1.0")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sitecustomize.py",
+        "usercustomize/__init__.py",
+        "sitecustomize.cpython-311-x86_64-linux-gnu.so",
+        "helper-1.0.data/purelib/usercustomize.py",
+        "helper-1.0.data/data/lib/python3.11/dist-packages/sitecustomize.py",
+        "helper-1.0.data/scripts/python3.11",
+        "helper-1.0.data/scripts/python",
+    ],
+)
+def test_a_wheel_that_changes_every_start_must_be_named_by_the_spec(made, path):
+    asked = made.wheel("asked", "helper", requested="asked")
+    helper = made.wheel("helper", files={path: b""})
+    lock = made.lock(asked, helper)
+    assert "does not name" in refused(
+        check_packages, lock, made.cache, debian=False, code="CAP-I307"
+    )
+    named = helper.model_copy(update={"requested": "helper"})
+    lock = made.lock(asked, named, packages=("asked", "helper"))
+    name = path.rpartition("/")[2]
+    assert check_packages(lock, made.cache, debian=False).startup == (f"helper 1.0: {name}",)
+
+
+def test_pins_are_compared_with_the_spec(made):
+    asked = made.wheel("asked", requested="asked")
+    check_pins(made.lock(asked))
+    check_pins(made.lock(asked, packages=("asked", "absent; sys_platform == 'win32'")))
+    assert "it pins nothing for 'absent'" in refused(
+        check_pins, made.lock(asked, packages=("asked", "absent"))
+    )
+    other = asked.model_copy(update={"requested": "asked==99.0"})
+    assert "it pins 1.0 for 'asked==99.0'" in refused(
+        check_pins, made.lock(other, packages=("asked==99.0",))
+    )
+    assert "the spec asks for" in refused(check_pins, made.lock(made.wheel("asked")))
+    assert "twice" in refused(check_pins, made.lock(asked, asked))
+
+
+@pytest.mark.parametrize(
+    "text", ["asked @ file:///etc/passwd", "asked; 'a' ~= 'b'", "asked ==", "asked; extra == 1"]
+)
+def test_a_strangers_requirements_may_be_anything(made, text):
+    asked = made.wheel("asked", requested=text)
+    refused(check_pins, made.lock(asked, packages=(text,)))
+
+
+@pytest.fixture
+def with_debian(made):
+    """Lock what the recipe asks for, and further Debian packages."""
+
+    def work(*packages, asked=("tool",)):
+        recipe = load_recipe("cpu")
+        base = [each.model_copy() for each in shipped_base()]
+        for index, each in enumerate(base):
+            base[index] = made.deb(each.name, requested=True)
+        wheels = [made.wheel(text.partition(">")[0]) for text in recipe.packages]
+        image = ImageSpec(packages=(), debian=asked)
+        lock = make_lock(wheels=tuple(wheels), packages=(*base, *packages), image=image)
+        facts = {"recipe_sha256": recipe.digest()}
+        return lock.model_copy(update={"image": lock.image.model_copy(update=facts)})
+
+    return work
+
+
+def test_debian_packages_are_the_specs_or_dependencies_of_them(made, with_debian):
+    tool = made.deb("tool", "Depends: libx (>= 1), mail-agent | other\n", requested=True)
+    libx, agent = (
+        made.deb("libx", "Pre-Depends: liby\n"),
+        made.deb("exim", "Provides: mail-agent\n"),
+    )
+    packages = tool, libx, agent, made.deb("liby")
+    check_packages(with_debian(*packages), made.cache, debian=True)
+    lock = with_debian(*packages, made.deb("evil"))
+    assert "Debian package evil" in refused(check_packages, lock, made.cache, debian=True)
+    check_packages(lock, made.cache, debian=False)  # the layer comes from elsewhere
+
+
+def test_debian_pins_are_compared_with_spec_and_recipe(made, with_debian):
+    tool = made.deb("tool", requested=True)
+    for packages, asked, reason in (
+        ((), ("tool",), "pins nothing for the Debian package tool"),
+        ((tool,), (), "nothing asks for its Debian package tool"),
+        ((tool, tool), ("tool",), "pins a Debian package twice"),
+        ((made.deb("tool"),), ("tool",), "who asks for the Debian package tool"),
+    ):
+        lock = with_debian(*packages, asked=asked)
+        wheels = tuple(
+            each.model_copy(
+                update={"version": "99", "filename": each.filename.replace("1.0", "99")}
+            )
+            for each in lock.image.wheels
+        )
+        lock = lock.model_copy(update={"image": lock.image.model_copy(update={"wheels": wheels})})
+        assert reason in refused(check_pins, lock)
+
+
+def test_a_package_of_two_kinds_is_none(tiny):
+    """An index of wheels must not bring what is taken for a package of Debian."""
+    tiny.debs[0] += build_wheel(PURE)
+    with pytest.raises(CapsuleError, match="is a zip archive"):
+        tiny.assemble()
