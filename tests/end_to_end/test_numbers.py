@@ -1,6 +1,9 @@
 """Process and thread numbers, and what programs make of them, in real containers."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import load_public
+from capsule.engine.connection import connect
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.select import open_engine
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
@@ -64,11 +69,21 @@ def contents(own):
 
 
 @pytest.mark.parametrize("engine", ["docker", "process"])
-def test_numbers_repeat_on_a_busy_machine(workplace, tree, engine, tmp_path, busy):
+def test_numbers_repeat_on_a_busy_machine_and_nothing_is_left_of_killed_verifications(
+    workplace, tree, engine, tmp_path, busy, monkeypatch
+):
     """One run and one verification; four more executions of what ``verify`` executes."""
     own = run(workplace, "--engine", engine, spec=tree)
+    places = tmp_path / "temporary"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
+    for moment in ("capsule-*.held", "capsule-verify-*.held/run/stdout.txt"):
+        kill_verify(own, engine, lambda moment=moment: any(places.glob(moment)))
+    assert list(places.glob("*.held"))
     done = own.verify(own.bundle, "--engine", engine, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
+    assert list(places.iterdir()) == []
+    assert engine == "process" or not containers_at(places)
     files = contents(own)
     report = EntropyReport.model_validate_json(files[run_bundle.ENTROPY_REPORT])
     assert report.numbers_pinned
@@ -80,6 +95,26 @@ def test_numbers_repeat_on_a_busy_machine(workplace, tree, engine, tmp_path, bus
     assert printed.startswith(f"process 1000 {first} {first} {first}\n".encode())
     for number in range(4):
         assert executed_again(files, engine, tmp_path / f"again-{number}") == printed
+
+
+def kill_verify(own, engine, moment):
+    """Start a verification and kill it once something is so."""
+    command = [sys.executable, "-m", "capsule", "verify", own.bundle, "--key", own.public]
+    verifying = subprocess.Popen(
+        [*command, "--engine", engine, "--quiet"], stdout=subprocess.DEVNULL, cwd=own.key.parent
+    )
+    while not moment():
+        assert verifying.poll() is None
+        time.sleep(0.01)
+    verifying.kill()
+    verifying.wait()
+
+
+def containers_at(places):
+    """Return the containers whose run directory is in a folder."""
+    found = ContainerEngine(connect("docker"))._client.containers.list(all=True)
+    mounts = [mount["Source"] for each in found for mount in each.attrs["Mounts"]]
+    return [source for source in mounts if Path(source).is_relative_to(places)]
 
 
 def executed_again(files, engine, directory: Path):
