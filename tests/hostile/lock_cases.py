@@ -1,4 +1,4 @@
-"""Locks that do not pin what their spec and recipe ask for, or pin more (cases 41, 43)."""
+"""Locks that do not pin what their spec and recipe ask for, or pin more (cases 42, 44)."""
 
 from __future__ import annotations
 
@@ -58,39 +58,39 @@ def shipped_packages(lock: dict) -> None:
 
 LOCKS: dict[str, tuple[int, str, Change]] = {
     "base-layer-that-is-not-the-locked-one": (
-        41,
+        42,
         "CAP-V040",
         lambda files: relock(files, lambda lock: lock["image"].update(base="0" * 64)),
     ),
     "base-layer-that-the-shipped-packages-do-not-make": (
-        41,
+        42,
         "CAP-I113",
         relocked(shipped_packages),
     ),
     "wheel-of-another-version-than-the-recipe-asks-for": (
-        43,
+        44,
         "CAP-I306",
         wheels(lambda found: found[0].update(version="1", filename="pydantic-1-py3-none-any.whl")),
     ),
-    "wheel-of-another-version-than-the-spec-asks-for": (43, "CAP-I306", asked_for("xxhash==98")),
-    "wheel-missing-that-the-recipe-asks-for": (43, "CAP-I306", wheels(lambda found: found.pop())),
-    "wheel-missing-that-the-spec-asks-for": (43, "CAP-I306", asked_for("torch==2.13.0")),
-    "wheel-pinned-twice": (43, "CAP-I306", wheels(lambda found: found.append(found[0]))),
+    "wheel-of-another-version-than-the-spec-asks-for": (44, "CAP-I306", asked_for("xxhash==98")),
+    "wheel-missing-that-the-recipe-asks-for": (44, "CAP-I306", wheels(lambda found: found.pop())),
+    "wheel-missing-that-the-spec-asks-for": (44, "CAP-I306", asked_for("torch==2.13.0")),
+    "wheel-pinned-twice": (44, "CAP-I306", wheels(lambda found: found.append(found[0]))),
     "wheel-said-to-be-requested": (
-        43,
+        44,
         "CAP-I306",
         wheels(lambda found: found.append(SPEEDUPS | {"requested": "numpy-speedups"})),
     ),
     "wheel-called-otherwise-than-its-file": (
-        43,
+        44,
         "CAP-I305",
         wheels(lambda found: found[0].update(filename="numpy_speedups-99-py3-none-any.whl")),
     ),
-    "debian-package-that-nothing-asks-for": (43, "CAP-I306", debian(extra_debian)),
-    "debian-package-missing": (43, "CAP-I306", debian(lambda found: found.pop())),
-    "debian-package-pinned-twice": (43, "CAP-I306", debian(lambda found: found.append(found[0]))),
+    "debian-package-that-nothing-asks-for": (44, "CAP-I306", debian(extra_debian)),
+    "debian-package-missing": (44, "CAP-I306", debian(lambda found: found.pop())),
+    "debian-package-pinned-twice": (44, "CAP-I306", debian(lambda found: found.append(found[0]))),
     "debian-package-said-to-be-a-dependency": (
-        43,
+        44,
         "CAP-I306",
         debian(lambda found: found[0].update(requested=False)),
     ),
