@@ -87,15 +87,15 @@ class OpenedBundle:
         """SHA-256 of the claims file."""
         return self.manifest.claim_id
 
-    def read(self, path: str, model: type[_M]) -> _M:
-        """Parse a file of the bundle as a canonical JSON document.
+    def read(self, path: str, model: type[_M], limit: int = MAX_DOCUMENT_BYTES) -> _M:
+        """Parse a file of the bundle, of at most ``limit`` bytes, as a canonical JSON document.
 
         Raises:
             CapsuleError: CAP-B144: no such file, not canonical JSON, or not a whole document
                 of this model;
                 CAP-B160: too large for a document.
         """
-        return envelope.parse_exact(self.content(path), model, path, "CAP-B144")
+        return envelope.parse_exact(self.content(path, limit), model, path, "CAP-B144")
 
     def content(self, path: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return what a small file of the bundle holds.

@@ -21,7 +21,7 @@ from capsule.experiment.canonical import (
     sha256_hex,
 )
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import MAX_FACTS, Facts, Model
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
@@ -62,8 +62,8 @@ class Claims(Model):
     lock: Sha256
     image: ImageClaim | None = Field(description="Null when no image was used (process engine).")
     relaxations: tuple[str, ...] = Field(description="Every guarantee that was given up, by name.")
-    flags: dict[str, str]
-    libraries: dict[str, str]
+    flags: Facts
+    libraries: Facts
     entropy_profile: Sha256 | None = Field(
         None,
         description="SHA-256 of the recorded randomness; null unless the spec has it recorded.",
@@ -145,8 +145,10 @@ class Observations(Model):
     finished: str
     training_seconds: float
     steps_per_second: float | None = Field(description="Null for a program of the user's own.")
-    engine: dict[str, str]
-    device: dict[str, Any] = Field(description="The device as the training process saw it.")
+    engine: Facts
+    device: dict[str, Any] = Field(
+        max_length=MAX_FACTS, description="The device as the training process saw it."
+    )
     fingerprint: Fingerprint
 
     def document(self) -> bytes:

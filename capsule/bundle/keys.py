@@ -314,8 +314,13 @@ def _read(path: Path, *, private: bool) -> bytes:
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a file that nobody else may read, and that must be new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file that nobody else may read, and that must be new.
+
+    Folders that are missing are made for the owner alone, whatever the umask.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
         try:

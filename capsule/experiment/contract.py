@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import MAX_FACTS, Facts, Model
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.spec import Spec
 
@@ -145,9 +145,11 @@ class Runtime(Model):
     """Facts read back inside the training process after every flag was set."""
 
     schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
-    flags: dict[str, str] = Field(description="Determinism flags as read back. Claimed.")
-    libraries: dict[str, str] = Field(description="Name to version as loaded. Claimed.")
-    device: dict[str, Any] = Field(description="The GPU as torch sees it, or the CPU. Observed.")
+    flags: Facts = Field(description="Determinism flags as read back. Claimed.")
+    libraries: Facts = Field(description="Name to version as loaded. Claimed.")
+    device: dict[str, Any] = Field(
+        max_length=MAX_FACTS, description="The GPU as torch sees it, or the CPU. Observed."
+    )
     earlier_devices: tuple[dict[str, Any], ...] = Field(
         (), description="Other devices that the run was on before it was resumed. Observed."
     )

@@ -22,6 +22,14 @@ _CONSTRAINT = r"(==|!=|>=|<=|>|<|~=)?[0-9]+(\.[0-9]+)*(\.\*)?"
 VersionConstraint = Annotated[str, Field(pattern=rf"^{_CONSTRAINT}(, ?{_CONSTRAINT})*$")]
 
 
+# What a run says of itself in names and values: flags, libraries. A real one has some dozens.
+MAX_FACTS = 1_000
+Facts = Annotated[
+    dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=4_096)]],
+    Field(max_length=MAX_FACTS),
+]
+
+
 class Model(BaseModel):
     """Base of every document model: frozen, strict, no unknown keys."""
 

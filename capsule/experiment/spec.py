@@ -409,14 +409,21 @@ class RecordingSpec(Model):
     )
 
 
+MAX_MEBIBYTES = 1 << 26  # 64 TiB
+MAX_PROCESSES = 1 << 22  # of a Linux system: PID_MAX_LIMIT
+MAX_MINUTES = 366 * 24 * 60
+
+
 class LimitsSpec(Model):
     """What a run may use. Exceeding one stops the run with an error."""
 
-    memory_mb: PositiveInt = 16_384
-    processes: PositiveInt = 256
-    disk_mb: PositiveInt = Field(32_768, description="Size of the run directory.")
-    minutes: PositiveInt = Field(20_160, description="Wall-clock time.")
-    temporary_mb: PositiveInt = Field(512, description="Size of /tmp inside the container.")
+    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES)
+    processes: PositiveInt = Field(256, le=MAX_PROCESSES)
+    disk_mb: PositiveInt = Field(32_768, le=MAX_MEBIBYTES, description="Size of the run directory.")
+    minutes: PositiveInt = Field(20_160, le=MAX_MINUTES, description="Wall-clock time.")
+    temporary_mb: PositiveInt = Field(
+        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container."
+    )
 
 
 class Spec(Model):

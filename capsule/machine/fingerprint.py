@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import MAX_FACTS, Model
 from capsule.experiment.mounts import file_system_of
 from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
 
@@ -38,7 +38,7 @@ class Cpu(Model):
     model: int | None = None
     stepping: int | None = None
     flags: tuple[str, ...] = Field(
-        default=(), description="Instruction sets that numerics depend on."
+        default=(), max_length=MAX_FACTS, description="Instruction sets that numerics depend on."
     )
     logical_cores: int | None = None
     usable_cores: int | None = Field(

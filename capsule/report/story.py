@@ -23,7 +23,8 @@ class Story:
     """What to say of a subject.
 
     Attributes:
-        tone: Good if it was run again and is the same; bad if it is not; open otherwise.
+        tone: Good if somebody signed that it was run again and is the same; bad if anybody says
+            that it is not; open otherwise.
         headline: In a few words.
         sentence: In one sentence.
         shown: What was shown, by whom and where.
@@ -41,8 +42,12 @@ def tell(subject: Subject) -> Story:
     """Tell what is known of a run."""
     voices = _voices(subject)
     good = [verdict for verdict, reproduced in voices if reproduced]
-    tone: Tone = "bad" if len(good) < len(voices) else "good" if good else "open"
+    signed = any(receipt.counts for receipt in subject.receipts.receipts)
+    tone: Tone = "bad" if len(good) < len(voices) else "good" if good and signed else "open"
     headline, sentence = _verdict(good, len(voices), subject)
+    if voices and not signed:
+        whose = "An unsigned report says" if len(voices) == 1 else "Unsigned reports say"
+        headline = f"{whose}: {headline[0].lower()}{headline[1:]}"
     return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(voices)))
 
 

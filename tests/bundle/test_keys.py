@@ -492,3 +492,13 @@ def test_unreadable_key_files(load, tmp_path):
         with pytest.raises(CapsuleError) as caught:
             load(path)
         assert (caught.value.code, caught.value.exit_code) == ("CAP-B131", ExitCode.USAGE)
+
+
+def test_folders_of_a_new_key_are_the_owners_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        generate(tmp_path / "keys" / "of" / "alice")
+    finally:
+        os.umask(before)
+    for path, mode in (("keys", 0o700), ("keys/of", 0o700), ("keys/of/alice", 0o600)):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode

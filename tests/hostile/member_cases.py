@@ -10,9 +10,10 @@ import zstandard
 from capsule.bundle import run_bundle
 from capsule.bundle.crate import CRATE
 from capsule.experiment import contract
+from capsule.experiment.fields import MAX_FACTS
 
 from .case import Case
-from .genuine import BASE_LAYER, RESULT, Change, Files, edit_json, program, training
+from .genuine import BASE_LAYER, RESULT, Change, Files, edit_json, program, relock, training
 from .presenting import changed
 
 EVENTS = run_bundle.RUN + contract.EVENTS
@@ -91,6 +92,42 @@ def faster(files: Files) -> None:
     edited(run_bundle.OBSERVATIONS, steps_per_second=1e6)(files)
 
 
+def many_flags(files: Files) -> None:
+    """Claim so many flags that reading them takes half a minute."""
+    flags = {f"flag.{number:04d}": "1" for number in range(MAX_FACTS + 1)}
+    for name in (run_bundle.CLAIMS, RUNTIME):
+        edit_json(files, name, lambda document: document.update(flags=flags))
+
+
+def long_flag(files: Files) -> None:
+    for name in (run_bundle.CLAIMS, RUNTIME):
+        edit_json(files, name, lambda document: document.update(flags={"threads": "1" * 5_000}))
+
+
+def limit(**limits: int) -> Change:
+    return lambda files: relock(files, lambda lock: lock["spec"]["limits"].update(limits))
+
+
+_LIMITS = {
+    "memory-that-no-machine-has": limit(memory_mb=2**53 - 1),
+    "time-without-end": limit(minutes=2**53 - 1),
+    "disk-that-no-machine-has": limit(disk_mb=2**40),
+    "processes-that-no-system-has": limit(processes=2**23),
+    "temporary-files-without-end": limit(temporary_mb=2**53 - 1),
+}
+_TOLERANCES = {
+    "tolerance-of-everything": {"absolute": 1e9},
+    "tolerance-of-nearly-all": {"relative": 0.99},
+    "tolerance-of-a-coin-toss": {"relative": 0.1, "alpha": 0.49},
+}
+
+
+def tolerance(**declared: float) -> Change:
+    return lambda files: relock(
+        files, lambda lock: lock["spec"]["evaluation"].update(tolerance=declared)
+    )
+
+
 _OUTSIDE = {
     "script-that-verifies": added("verify.sh", b"#!/bin/sh\necho VERIFIED\n"),
     "page-to-open": added("index.html", b"<script>alert(1)</script>"),
@@ -144,6 +181,10 @@ CASES = [
     *(_case(name, "CAP-V010", change) for name, change in _CONTRADICTIONS.items()),
     _case("outputs-of-another-result", "CAP-V010", edited(RESULT, outputs="0" * 64), program),
     _case("runtime-that-leaves-out-a-field", "CAP-B144", shortened(RUNTIME, "schema")),
+    *(_case(name, "CAP-B144", change) for name, change in _LIMITS.items()),
+    *(_case(name, "CAP-B144", tolerance(**each)) for name, each in _TOLERANCES.items()),
+    _case("flags-by-the-thousand", "CAP-B144", many_flags),
+    _case("flag-of-a-page", "CAP-B144", long_flag),
     _case("base-layer-of-another-image", "CAP-V004", replaced(BASE_LAYER)),
     _case("code-layer-of-another-image", "CAP-V004", replaced(CODE_LAYER)),
 ]

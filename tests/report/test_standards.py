@@ -173,7 +173,7 @@ def test_nothing_is_said_to_be_reproduced_that_was_not(bundles, saved):
     assert "nobody ran it again" in before
     reports = saved(make_report(read(bundles["dqn"])))
     after = artifact_appendix(read(bundles["dqn"], *reports))
-    assert "Reproduced, bit for bit" in after
+    assert "An unsigned report says: reproduced, bit for bit" in after
 
 
 @pytest.mark.parametrize("form", FORMS)
