@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 import typer
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError, ExitCode, refusal_of
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import Lock
@@ -50,6 +50,9 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except typer.Exit:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence says it is a bug
+            refusal = refusal_of(error) if isinstance(error, OSError) else None
+            if refusal is not None:
+                _fail(refusal, as_json=bool(kwargs.get("as_json")))
             bug = CapsuleError(
                 "CAP-X001",
                 f"{type(error).__name__}: {error}",

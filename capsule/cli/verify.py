@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from capsule.cli.common import EngineOption, JsonOption, QuietOption, guarded, print_json
+
+if TYPE_CHECKING:
+    from capsule.experiment.errors import CapsuleError
 
 
 @guarded
@@ -137,7 +140,6 @@ def command(
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
     from capsule.bundle.keys import load_private
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.canonical import write_output
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.spec_file import load_spec
     from capsule.image.cache import Cache
@@ -193,10 +195,11 @@ def command(
     )
     if signing_key is not None:
         require_execution(request.mode)
+    _require_writable(report)
     with open_reporter(quiet=quiet) as reporter:
         result = verify(request, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
-    write_output(report, json.dumps(document, indent=2).encode() + b"\n")
+    _write_report(report, document)
     if signing_key is not None:
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
     if as_json:
@@ -206,6 +209,42 @@ def command(
 
         show_report(result, Console())
     raise typer.Exit(result.exit_code)
+
+
+def _require_writable(report: Path) -> None:
+    """Refuse before anything runs a report that could not be written afterwards.
+
+    Raises:
+        CapsuleError: CAP-V082.
+    """
+    from capsule.experiment.canonical import check_output
+
+    try:
+        check_output(report)
+    except OSError as error:
+        raise _unwritable(report, error) from error
+
+
+def _write_report(report: Path, document: dict[str, Any]) -> None:
+    """Write the report; if the disk is full by now, say so, and leave the verdict to be printed."""
+    from capsule.experiment.canonical import write_output
+
+    try:
+        write_output(report, json.dumps(document, indent=2).encode() + b"\n")
+    except OSError as error:
+        lost = _unwritable(report, error)
+        typer.echo(f"{lost}\nfix: {lost.fix}", err=True)
+
+
+def _unwritable(report: Path, error: OSError) -> CapsuleError:
+    from capsule.experiment.errors import CapsuleError, ExitCode
+
+    return CapsuleError(
+        "CAP-V082",
+        f"the report {str(report)!a} cannot be written: {error.strerror}",
+        fix="Name a file in a folder you may write to with --report, or /dev/null.",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _mode(mode: str, challenge: str | None, *, fresh_seed: bool) -> str:

@@ -120,13 +120,36 @@ def write_output(path: Path, data: bytes) -> None:
         NotRegularError: A folder, device, pipe or socket stands at ``path``.
         OSError: The file cannot be written.
     """
-    if str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device():
+    if _is_device(path):
         path.write_bytes(data)
         return
+    _require_replaceable(path)
+    write_atomic(path, data)
+
+
+def check_output(path: Path) -> None:
+    """Find out before hours of work whether :func:`write_output` could write a file; write nothing.
+
+    Raises:
+        NotRegularError: A folder, device, pipe or socket stands at ``path``.
+        OSError: No file can be made there.
+    """
+    if _is_device(path):
+        return
+    _require_replaceable(path)
+    folder = next(each for each in path.absolute().parents if each.exists())
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _is_device(path: Path) -> bool:
+    return str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device()
+
+
+def _require_replaceable(path: Path) -> None:
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := path.lstat().st_mode) and not stat.S_ISLNK(mode):
             raise NotRegularError(errno.EEXIST, "not a regular file", str(path))
-    write_atomic(path, data)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 
@@ -41,3 +42,27 @@ class CapsuleError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code} {self.message}"
+
+
+# What the operating system refuses because of the machine's state or its owner's settings.
+_REFUSALS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG),
+    }
+)
+_NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile
+
+
+def refusal_of(error: OSError) -> CapsuleError | None:
+    """Return the coded error of a full disk, a missing permission and the like; None of others."""
+    reason = error.strerror or ""
+    if error.errno not in _REFUSALS and not reason.startswith(_NO_TEMPORARY_FOLDER):
+        return None
+    where = f" at {error.filename!a}" if isinstance(error.filename, str) else ""
+    return CapsuleError(
+        "CAP-X003",
+        f"the operating system refused{where}: {reason}",
+        fix="Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )

@@ -56,6 +56,7 @@ def check_consistency(parts: Contents) -> tuple[str, ...]:
     _output_names(parts)
     check_layout(parts, observed)
     _lock(parts)
+    _requirements(parts)
     check_pins(parts.lock)
     _relaxations(parts, observed)
     for check in (_runtime, _image, _sbom, _entropy, check_events):
@@ -79,6 +80,20 @@ def _training(parts: Contents, claims: TrainingClaims) -> None:
 def _lock(parts: Contents) -> None:
     equal("spec/lock.json", "its digest", parts.claims.lock, parts.lock.digest())
     equal("manifest.json", "its claim id", parts.claims.claim_id(), parts.bundle.manifest.claim_id)
+
+
+def _requirements(parts: Contents) -> None:
+    """Check that the packages that the spec asks for are requirements by the grammar of PEP 508."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in parts.lock.spec.image.packages:
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            raise inconsistent(
+                "CAP-V010",
+                f"image.packages of {run_bundle.LOCK} holds {text[:100]!a}, no requirement",
+            ) from error
 
 
 def _relaxations(parts: Contents, observed: Observations) -> None:

@@ -17,7 +17,7 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.entropy.ledger import Ledger
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError, ExitCode, refusal_of
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.assemble import Image
@@ -88,7 +88,7 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
         "required": request.required,
     }
     try:
-        verdict, summary = _verify(request, cache, reporter, facts)
+        verdict, summary = _verify_here(request, cache, reporter, facts)
     except CapsuleError as error:
         if error.exit_code == ExitCode.INTERRUPTED:
             raise CapsuleError(
@@ -108,6 +108,23 @@ def verify(request: Request, cache: Cache, reporter: execution.Reporter) -> Repo
         facts["error"] = {"code": error.code, "message": error.message, "fix": error.fix}
     facts["seconds"] = round(time.monotonic() - started, 3)
     return Report(verdict=verdict, summary=summary, **facts)
+
+
+def _verify_here(
+    request: Request, cache: Cache, reporter: execution.Reporter, facts: dict[str, Any]
+) -> tuple[Grade, str]:
+    """Do what was asked; what this machine refuses decides nothing about the bundle.
+
+    Raises:
+        CapsuleError: Also CAP-X003, the operating system refused something.
+    """
+    try:
+        return _verify(request, cache, reporter, facts)
+    except OSError as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def _verdict_of(error: CapsuleError) -> Grade:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from . import archive_cases, document_cases, image_cases, lock_cases, trust_cases
+from . import (
+    archive_cases,
+    document_cases,
+    image_cases,
+    lock_cases,
+    member_cases,
+    trust_cases,
+)
 from .case import Case
 
 CASES: list[Case] = sorted(
@@ -12,6 +19,7 @@ CASES: list[Case] = sorted(
         *image_cases.CASES,
         *lock_cases.CASES,
         *trust_cases.CASES,
+        *member_cases.CASES,
     ],
     key=lambda case: (case.number, case.name),
 )

@@ -99,6 +99,10 @@ def many_flags(files: Files) -> None:
         edit_json(files, name, lambda document: document.update(flags=flags))
 
 
+def no_requirement(files: Files) -> None:
+    relock(files, lambda lock: lock["spec"]["image"].update(packages=["a; os_name == '"]))
+
+
 def long_flag(files: Files) -> None:
     for name in (run_bundle.CLAIMS, RUNTIME):
         edit_json(files, name, lambda document: document.update(flags={"threads": "1" * 5_000}))
@@ -184,6 +188,7 @@ CASES = [
     *(_case(name, "CAP-B144", change) for name, change in _LIMITS.items()),
     *(_case(name, "CAP-B144", tolerance(**each)) for name, each in _TOLERANCES.items()),
     _case("flags-by-the-thousand", "CAP-B144", many_flags),
+    _case("package-that-is-no-requirement", "CAP-V010", no_requirement),
     _case("flag-of-a-page", "CAP-B144", long_flag),
     _case("base-layer-of-another-image", "CAP-V004", replaced(BASE_LAYER)),
     _case("code-layer-of-another-image", "CAP-V004", replaced(CODE_LAYER)),

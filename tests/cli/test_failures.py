@@ -1,0 +1,81 @@
+"""What the machine refuses is no bug of Capsule's, and costs no verdict."""
+
+import errno
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from capsule.cli.common import guarded
+from capsule.cli.main import app
+from capsule.experiment.errors import ExitCode, refusal_of
+from capsule.image.cache import Cache
+from capsule.report.progress import SilentReporter
+from capsule.verification import verify as verification
+from capsule.verification.mode import Mode
+from tests.hostile import genuine
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return genuine.packed(genuine.training(), tmp_path / "run.capsule.tar")
+
+
+def verify(bundle, report):
+    arguments = ["verify", bundle, "--allow-untrusted", "--mode", "integrity", "--report", report]
+    return CliRunner().invoke(app, [*map(str, arguments), "--quiet"])
+
+
+@pytest.mark.parametrize("place", ["folder", "folder/file/report.json", "/proc/report.json"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_checked(
+    bundle, tmp_path, monkeypatch, place
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    monkeypatch.setattr(verification, "_verify", lambda *_: pytest.fail("it was checked"))
+    done = verify(bundle, tmp_path / place)
+    assert done.exit_code == ExitCode.USAGE
+    assert "CAP-V082" in done.output
+
+
+def test_a_verdict_is_printed_although_its_report_is_lost(bundle):
+    done = verify(bundle, "/dev/full")
+    assert done.exit_code == ExitCode.OK
+    assert "CAP-V082" in done.output
+    assert "intact" in done.output
+
+
+def test_a_full_disk_decides_nothing_about_a_bundle(bundle, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+
+    monkeypatch.setattr(verification, "open_bundle", full)
+    request = verification.Request(bundle, (), Mode("full"))
+    report = verification.verify(request, Cache(tmp_path), SilentReporter())
+    assert (report.verdict, report.error["code"]) == ("inconclusive", "CAP-X003")
+    assert "/scratch/x" in report.summary
+
+
+def ended(error):
+    @guarded
+    def command():
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    return caught.value.exit_code
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOTDIR])
+def test_what_the_system_refuses_is_no_bug(number):
+    assert ended(OSError(number, "refused")) == ExitCode.INCONCLUSIVE
+
+
+def test_other_errors_are_still_bugs():
+    assert ended(FileNotFoundError(errno.ENOENT, "gone")) == ExitCode.INTERNAL
+    assert ended(ValueError()) == ExitCode.INTERNAL
+
+
+def test_a_missing_temporary_folder_is_a_refusal():
+    missing = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/x']")
+    assert refusal_of(missing).code == "CAP-X003"
