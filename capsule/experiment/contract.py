@@ -121,6 +121,11 @@ class Job(Model):
         description="Processes that share the gradient of a batch, of trainers that can; 1: "
         "threads of one. Changes no bit.",
     )
+    replicas: PositiveInt = Field(
+        1,
+        description="Processes that answer the actors, where trainer.inference has mode 'server'. "
+        "Changes no bit.",
+    )
     dense: DenseWindow | None = Field(
         None, description="Write a dense record of these updates, in one thread. Changes no bit."
     )

@@ -2,7 +2,7 @@
 
 A logical actor is an environment, streams, a recurrent state and an exploration rate of its own.
 A host steps its actors in turn and evaluates the network for many of them at once; how actors are
-spread over hosts changes no bit all the same (:mod:`capsule.training.actor_rows`).
+spread over hosts changes no bit all the same (:mod:`capsule.training.batching`).
 
 An *episode* is what the agent takes for one: where it begins, the recurrent state and the frame
 stack are zero, and there is no previous action or reward. It ends with the environment's episode;
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
 from capsule.training.actor_rows import ActorRows, Inputs
+from capsule.training.batching import Batching, Tensors
 from capsule.training.environments import Environment, Frame, Transition, make_environment
 from capsule.training.networks import Parameters
 from capsule.training.recurrent_networks import RecurrentNetwork
@@ -41,6 +42,7 @@ class ActorSettings:
         environment: The spec's ``environment`` section.
         seeds: The spec's ``seeds`` section, with the root seed that holds.
         network: What chooses actions.
+        batching: How it is evaluated for many actors at once.
         layout: How episodes are cut into sequences, and so which recurrent states are needed.
         actors: Number of logical actors.
         life_loss: What a lost life that ends the return does to the recurrent state: ``roll``
@@ -52,6 +54,7 @@ class ActorSettings:
     environment: EnvironmentSpec
     seeds: SeedsSpec
     network: RecurrentNetwork
+    batching: Batching
     layout: SequenceLayout
     actors: int
     life_loss: LifeLoss
@@ -174,7 +177,8 @@ class Host:
         )
         self._actors = [_Actor(settings, actor, ladder[actor]) for actor in played]
         example = self._actors[0].environment
-        self._rows = ActorRows(list(played), example, settings.network)
+        self._played, self._batching = played, settings.batching
+        self._rows = ActorRows(len(played), example, settings.network)
         for row, actor in enumerate(self._actors):
             self._begin(row, actor.environment.reset())
 
@@ -275,10 +279,11 @@ class Host:
     def _evaluate(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return Q-values, ``[rows, actions]``, and recurrent states after what ``rows`` see."""
 
-        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            return q_values(self._network, self._parameters, inputs)
+        def evaluate(inputs: Tensors) -> Tensors:
+            return q_values(self._network, self._parameters, Inputs(*inputs))
 
-        values, after = self._rows.evaluate(rows, evaluate)
+        actors = [self._played[row] for row in rows]
+        values, after = self._batching.evaluate(evaluate, actors, self._rows.inputs(rows)).outputs
         return values, after
 
     def _finish(self, row: int, experience: Experience) -> Frame:

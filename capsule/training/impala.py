@@ -27,12 +27,14 @@ from numpy.typing import NDArray
 
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
+from capsule.experiment.inference import Inference
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.actor_rows import Inputs
 from capsule.training.checkpoint import array_document, document_array
 from capsule.training.evaluation import Policy
 from capsule.training.impala_networks import ActorCriticNetwork
+from capsule.training.inference import counted
 from capsule.training.language import make_vocabulary
 from capsule.training.learned import Learned
 from capsule.training.learners import Learners, Summed
@@ -74,6 +76,7 @@ class Impala(Tally):
         executor: Executor,
         recorder: Recorder | None,
         replay: UnrollReplay | None,
+        inference: Inference,
     ) -> None:
         """Draw theta.
 
@@ -85,11 +88,13 @@ class Impala(Tally):
             executor: Gives the unrolls to learn.
             recorder: Keeps the schedule, where the spec has it recorded.
             replay: Keeps unrolls, where the spec has them replayed.
+            inference: What answers the actors, without counts.
         """
         super().__init__()
         self._setting, self._spec, self._trainer = setting, setting.spec, trainer
         self._streams, self._trace, self._device = setting.streams, setting.trace, setting.device
         self._executor, self._recorder, self._replay = executor, recorder, replay
+        self._inference = inference
         self.network, self.actions = network, network.actions
         self.online = Parameters(network.shapes, self._device)
         initialize(self.online, setting.streams["initialization"])
@@ -308,6 +313,12 @@ class Impala(Tally):
             actors=len(self._executor.snapshots),
             schedule="recorded" if kept else source,
         )
+
+    def inference(self) -> Inference:
+        """Return how the actors' requests were answered, for what was learned."""
+        snapshots = (each for each in self._executor.snapshots if each is not None)
+        counts = counted([each.document["requests"] for each in snapshots])
+        return self._inference.model_copy(update=counts)
 
     def artifacts(self) -> dict[str, bytes]:
         """Return the schedule log, where there is one."""

@@ -8,21 +8,22 @@ from pathlib import Path
 
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.inference import Inference
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec, tasks_of
 from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.batching import ROWS, independent
 from capsule.training.environments import Environment, make_environment
 from capsule.training.impala import Impala
 from capsule.training.impala_gradient import ImpalaGradient
 from capsule.training.impala_networks import ActorCriticNetwork, make_actor_critic_network
-from capsule.training.inference import ROWS
 from capsule.training.language import make_vocabulary
 from capsule.training.learners import Learners, Ranks, Threads
 from capsule.training.networks import Parameters
 from capsule.training.products import products_for
 from capsule.training.schedule.executor import Executor
-from capsule.training.schedule.inference_server import require_batch_invariance
 from capsule.training.schedule.recorder import Recorder
+from capsule.training.schedule.replicas import require_batch_invariance
 from capsule.training.schedule.sources import Live, Lockstep, Recorded, Schedule
 from capsule.training.schedule.transports import Processes, Serial, Transport
 from capsule.training.streams import make_streams
@@ -37,22 +38,30 @@ def make_impala(setting: Setting, trainer: ImpalaTrainer) -> Impala:
     """Make the trainer with its actors.
 
     Raises:
-        CapsuleError: CAP-T341, CAP-T344, there is a schedule to follow which is none, or another's.
+        CapsuleError: CAP-T321, this machine's bits of a row depend on its batch; CAP-T341,
+            CAP-T344, there is a schedule to follow which is none, or another's.
     """
     spec = setting.spec
     example = make_environment(spec.environment, make_streams(setting.seeds), training=True)
     schedule = make_schedule(setting, trainer)
-    transport = make_transport(setting, trainer, example, schedule.lag)
+    settings = make_settings(setting, trainer, example)
+    tested = require_batch_invariance(settings)
+    transport = make_transport(setting, trainer, settings, schedule.lag)
     executor = Executor(schedule, transport, trainer.actors)
+    inference = Inference(
+        rows=settings.rows,
+        independent=independent(settings.network.products),
+        tested_rows=tested,
+        replicas=executor.replicas,
+    )
     recorder = None
     if trainer.schedule.mode == "recorded":
         path = setting.directory / _RECORDING
         recorder = Recorder(path, spec.digest(), trainer.actors, trainer.fresh)
     network = make_network(trainer, example, spec.accelerator)
     learners = partial(make_learners, setting, network, example.frame_stack)
-    return Impala(
-        setting, trainer, network, learners, executor, recorder, make_replay(setting, trainer)
-    )
+    replay = make_replay(setting, trainer)
+    return Impala(setting, trainer, network, learners, executor, recorder, replay, inference)
 
 
 def make_replay(setting: Setting, trainer: ImpalaTrainer) -> UnrollReplay | None:
@@ -102,24 +111,28 @@ def make_schedule(setting: Setting, trainer: ImpalaTrainer) -> Schedule:
     return Live(trainer.actors, trainer.fresh, trainer.schedule.lag)
 
 
-def make_transport(
-    setting: Setting, trainer: ImpalaTrainer, example: Environment, lag: int
-) -> Transport:
-    """Start what plays the actors, who act on the CPU, whatever the learner computes on.
-
-    Raises:
-        CapsuleError: CAP-T321, this machine's bits of a row depend on its batch.
-    """
-    numerics = cpu_numerics(setting.spec)
-    settings = UnrollSettings(
+def make_settings(setting: Setting, trainer: ImpalaTrainer, example: Environment) -> UnrollSettings:
+    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    return UnrollSettings(
         tasks=tasks_of(setting.spec.environment),
         seeds=setting.seeds,
-        network=make_network(trainer, example, CpuAccelerator(numerics=numerics)),
+        network=make_network(trainer, example, CpuAccelerator(numerics=cpu_numerics(setting.spec))),
         length=trainer.unroll_length,
         vocabulary=make_vocabulary(trainer.language),
         rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
+        determinism=setting.spec.determinism,
     )
-    require_batch_invariance(settings, setting.spec.determinism)
+
+
+def make_transport(
+    setting: Setting, trainer: ImpalaTrainer, settings: UnrollSettings, lag: int
+) -> Transport:
+    """Start what plays the actors.
+
+    Raises:
+        CapsuleError: CAP-T321, the bits of a row depend on its batch in a replica.
+    """
+    numerics = cpu_numerics(setting.spec)
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         from capsule.training.schedule.ray_transport import RayTransport, pins_of
 
@@ -132,16 +145,16 @@ def make_transport(
             lag=lag,
             pins=pins_of(setting.spec, numerics),
         )
-    if setting.hosts == 0:  # nor is a server started here: hosts get its bits by themselves
+    replicas = setting.replicas if trainer.inference.mode == "server" else 0
+    if setting.hosts == 0 and replicas <= 1:  # this process gets the bits of a replica by itself
         return Serial(settings, trainer.actors, lag=lag)
     return Processes(
         settings,
         trainer.actors,
-        processes=setting.hosts,
+        processes=max(1, setting.hosts),
         lag=lag,
-        determinism=setting.spec.determinism,
         numerics=numerics,
-        served=trainer.inference.mode == "server",
+        replicas=replicas,
     )
 
 

@@ -306,7 +306,7 @@ class ImpalaPopulation:
         """Return the ancestry."""
         ancestry = contract.Ancestry(generations=tuple(self._generations()))
         return {
-            contract.POPULATION: canonical_json(ancestry.model_dump(mode="json", by_alias=True))
+            contract.POPULATION: canonical_json(ancestry.model_dump(mode="json", by_alias=True)),
         }
 
     def close(self) -> None:

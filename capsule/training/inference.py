@@ -1,228 +1,306 @@
-"""Answering actors: an action for each request, whoever else asks at the same moment.
+"""Inference: an action for each request of an actor, whoever else asks, and whoever answers.
 
-A trainer with many actors evaluates its policy in batches. Three things would then let timing into
-the results, and each has a switch in the spec's determinism section:
+A *replica* evaluates the policy for requests of any actors and draws their actions. Three things
+would let timing into the results, and each has a switch in the spec's ``determinism`` section:
 
-* ``batch_invariance``. The bits of a row depend on the size of its batch, because the libraries
-  choose kernels by it, and under some of them on the row's place, because what is left over at a
-  batch's end takes another path. So every batch has the same number of rows, and an actor always
-  has the same row: ``actor mod rows``. Rows that nobody needs are zeros.
-* ``request_seeds``. The action of each request is drawn from a stream of its own, derived from the
-  root seed, the logical actor and the number of its request: never from the replica, nor from the
-  order of arrival, nor twice from one seed.
-* ``deterministic_routing``. A request's replica is a digest of its actor, and a replica works in
-  the order (policy version, actor, step): not by load, not by arrival.
+* ``batch_invariance``: an answer does not depend on its batch (:mod:`capsule.training.batching`).
+* ``request_seeds``: the action of request ``n`` of an actor is drawn from block ``n`` of the words
+  of that actor's stream ``exploration`` (:class:`~capsule.training.streams.RequestWords`). So it
+  depends on the root seed, the actor and ``n``; not on the replica, nor on the order of arrival.
+  Without it a replica draws for all from one stream of its own.
+* ``deterministic_routing``: actor ``i`` is answered by replica ``i`` modulo their number, and a
+  replica works in the order (policy version, actor, request). Without it requests are dealt out to
+  the replicas, and worked on, in the order of their arrival.
 
-Nothing here moves data between processes: a trainer hands in the requests that are there and gets
-the replies. Actor numbers are logical; which process plays an actor is no part of a result.
+Every answer says how it came about, and the actor keeps count (:class:`Requests`): the ledger
+judges by what the actors counted, not by the switches.
+
+Nothing here moves data between processes. Actor numbers are logical; which process plays an actor
+is no part of a result.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, zip_longest
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import DeterminismSpec, SeedsSpec
-from capsule.training.streams import Stream
+from capsule.experiment.spec import DeterminismSpec, SeedsSpec, StreamName
+from capsule.training.batching import Arrays, Batching, Tensors
+from capsule.training.streams import RequestAccount, RequestWords, Stream, uniform_of
 
-ROWS = 16
-ROUTE_DOMAIN = "capsule/route/v1"
+_STREAM: StreamName = "exploration"
+_COUNTS = ("own_stream", "own_row", "misrouted")
 
-Tensors = tuple[torch.Tensor, ...]
 Policy = Callable[[int, Tensors], Tensors]
-"""Evaluates one policy version on a batch: inputs ``[rows, …]`` to outputs ``[rows, …]``."""
-Choose = Callable[[int, Tensors, Stream], int]
-"""Chooses an action of an actor from its row of each output, drawing from its stream."""
+"""Evaluates a version of the policy on a batch: its inputs to ``ln mu`` and ``mu``, float32
+``[rows, actions]``, and the recurrent states after the step, ``[rows, *state_shape]``."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an actor wants to know.
+class Asked(NamedTuple):
+    """One request each of some actors, with the same version of the policy.
 
     Attributes:
-        actor: Logical actor, from 0.
-        step: Which of its requests this is, from 0.
-        version: Policy version that must answer.
-        inputs: One row of each of the policy's inputs, without the batch dimension: observation,
-            recurrent state, ….
+        version: Of the policy that must answer.
+        actors: int64 ``[requests]``.
+        numbers: int64 ``[requests]``: which request of its actor each is, from 0.
+        inputs: What the policy takes, ``[requests, …]`` each.
     """
 
-    actor: int
-    step: int
     version: int
-    inputs: Tensors
+    actors: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    inputs: Arrays
 
 
-@dataclass(frozen=True)
-class Reply:
-    """The answer to the request with the same actor and step.
+class Answers(NamedTuple):
+    """The answers to some requests, a row for each.
 
     Attributes:
-        actor: As in the request.
-        step: As in the request.
-        action: The action chosen.
-        outputs: The actor's row of each of the policy's outputs.
-        replica: Who answered. No part of any result.
+        actions: int64: the actions drawn.
+        logarithms: float32: ``ln mu`` of them.
+        states: float32 ``[requests, *state_shape]``: recurrent, after the step.
+        words: uint64: what each action was drawn by.
+        replicas: int64: who answered.
+        sizes: int64: rows of the batch that the policy was evaluated in.
+        places: int64: the request's row in it.
     """
 
-    actor: int
-    step: int
-    action: int
-    outputs: Tensors
-    replica: int
+    actions: NDArray[np.int64]
+    logarithms: NDArray[np.float32]
+    states: NDArray[np.float32]
+    words: NDArray[np.uint64]
+    replicas: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    def rows(self, rows: NDArray[np.int64] | slice) -> Answers:
+        """Return some of the answers."""
+        columns: Arrays = self
+        return Answers(*(column[rows] for column in columns))
 
 
-class Batches:
-    """Evaluates a policy for whoever asks; who asks together reaches no result."""
+class Service(Protocol):
+    """What answers requests.
 
-    def __init__(self, policy: Policy, determinism: DeterminismSpec, rows: int = ROWS) -> None:
-        """Take a policy, and the rows of each batch of it."""
-        self._policy = policy
-        self._determinism = determinism
-        self._rows = rows
+    Attributes:
+        replicas: How many requests are shared among; 0: they are answered where they are asked.
+    """
 
-    def evaluate(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Tensors]]:
-        """Yield each request with its row of the policy's outputs, as they are worked out."""
-        pending = list(requests)
-        if self._determinism.deterministic_routing:
-            pending.sort(key=attrgetter("version", "actor", "step"))
-        for version, group in groupby(pending, key=attrgetter("version")):
-            for batch in self._batches(list(group)):
-                outputs = self._policy(version, _stacked(batch))
-                for row, request in enumerate(batch):
-                    if request is not None:
-                        yield request, tuple(output[row].clone() for output in outputs)
+    replicas: int
 
-    def _batches(self, requests: Sequence[Request]) -> Iterator[Sequence[Request | None]]:
-        """Yield batches: a request per row, or None where there is none."""
-        if not self._determinism.batch_invariance:
-            yield requests
-            return
-        columns: list[list[Request]] = [[] for _ in range(self._rows)]
-        for request in requests:
-            columns[request.actor % self._rows].append(request)
-        yield from zip_longest(*columns)
+    def answer(self, asked: Asked) -> Answers:
+        """Answer one request each of some actors.
+
+        Raises:
+            CapsuleError: CAP-T151, the policy is no distribution; CAP-T362, a replica is gone.
+        """
 
 
 class Replica:
-    """One of the services that answer requests."""
+    """Answers requests; as a :class:`Service`, those of its own process."""
+
+    replicas = 0
 
     def __init__(
         self,
         rank: int,
         policy: Policy,
-        choose: Choose,
+        batching: Batching,
         determinism: DeterminismSpec,
         seeds: SeedsSpec,
-        *,
-        rows: int = ROWS,
     ) -> None:
-        self._rank = rank
-        self._batches = Batches(policy, determinism, rows)
-        self._choose = choose
-        self._determinism = determinism
-        self._seed = seeds.streams.get("exploration", seeds.root)
-        self._shared = Stream("exploration/replica", self._seed, rank)
+        """Take a policy.
 
-    def answer(self, requests: Iterable[Request]) -> list[Reply]:
-        """Answer requests of any actors and policy versions.
-
-        Returns:
-            One reply each, in the order in which they were worked out.
+        Args:
+            rank: The replica's number.
+            policy: What answers.
+            batching: How batches are made.
+            determinism: The spec's ``determinism`` section.
+            seeds: The spec's ``seeds`` section, with the root seed that holds.
         """
-        return [self._reply(*evaluated) for evaluated in self._batches.evaluate(requests)]
+        self._rank, self._policy, self._batching = rank, policy, batching
+        self._determinism = determinism
+        self._seeds = seeds
+        self._words: dict[int, RequestWords] = {}
+        self._shared: Stream | None = None
 
-    def _reply(self, request: Request, outputs: Tensors) -> Reply:
-        stream = self._shared
-        if self._determinism.request_seeds:
-            stream = request_stream(self._seed, request.actor, request.step)
-        action = self._choose(request.actor, outputs, stream)
-        return Reply(request.actor, request.step, action, outputs, self._rank)
+    def answer(self, asked: Asked) -> Answers:
+        """See :class:`Service`."""
+        return self.answer_all([asked])[0]
+
+    def answer_all(self, asked: Sequence[Asked]) -> list[Answers]:
+        """Answer everything that is there, in batches that several may share.
+
+        Raises:
+            CapsuleError: CAP-T151, the policy is no distribution.
+        """
+        lengths = [len(each.actors) for each in asked]
+        versions = np.repeat([each.version for each in asked], lengths)
+        rows = ((each.actors, each.numbers, *each.inputs) for each in asked)
+        columns = versions, *map(_joined, zip(*rows, strict=True))
+        order = np.arange(len(versions))
+        if self._determinism.deterministic_routing:
+            order = np.lexsort((columns[2], columns[1], versions))
+        parts = [self._answer(each) for each in _by_version(_arranged(columns, order))]
+        answers = Answers(*map(_joined, zip(*parts, strict=True))).rows(np.argsort(order))
+        ends = np.cumsum(lengths)
+        return [answers.rows(slice(end - n, end)) for n, end in zip(lengths, ends, strict=True)]
+
+    def _answer(self, asked: Asked) -> Answers:
+        """Answer requests of one policy version, in their order."""
+        evaluated = self._batching.evaluate(
+            lambda inputs: self._policy(asked.version, inputs), asked.actors.tolist(), asked.inputs
+        )
+        logarithms, probabilities, states = evaluated.outputs
+        _require_probabilities(probabilities)
+        requests = zip(asked.actors.tolist(), asked.numbers.tolist(), strict=True)
+        words = [self._word(asked.version, *request) for request in requests]
+        actions = np.array(
+            [sample(mu, uniform_of(word)) for mu, word in zip(probabilities, words, strict=True)]
+        )
+        return Answers(
+            actions,
+            logarithms[np.arange(len(actions)), actions],
+            states,
+            np.array(words, np.uint64),
+            np.full(len(actions), self._rank),
+            evaluated.sizes,
+            evaluated.places,
+        )
+
+    def _word(self, version: int, actor: int, number: int) -> int:
+        """Draw the word of a request."""
+        if not self._determinism.request_seeds:
+            return self._shared_word(version)
+        if actor not in self._words:
+            self._words[actor] = RequestWords(request_account(self._seeds, actor).key)
+        return self._words[actor].word(number)
+
+    def _shared_word(self, version: int) -> int:
+        if self._shared is None:
+            # By the first version that it answers, or a resumed run would draw the same again.
+            name, seed = f"{_STREAM}/replica-{self._rank}", _seed(self._seeds)
+            self._shared = Stream(name, seed, version)
+        return self._shared.word()
 
 
-def route(
-    requests: Iterable[Request], replicas: int, determinism: DeterminismSpec
-) -> list[list[Request]]:
-    """Share requests out among replicas: those of each, by rank."""
-    shares: list[list[Request]] = [[] for _ in range(replicas)]
-    for arrival, request in enumerate(requests):
-        by_actor = determinism.deterministic_routing
-        rank = replica_of(request.actor, replicas) if by_actor else arrival % replicas
-        shares[rank].append(request)
-    return shares
+class Requests:
+    """What one actor asked, and how it was answered.
+
+    Attributes:
+        account: The words that its actions were drawn by.
+    """
+
+    def __init__(self, seeds: SeedsSpec, actor: int, batching: Batching, replicas: int) -> None:
+        """Begin with no request.
+
+        Args:
+            seeds: The spec's ``seeds`` section, with the root seed that holds.
+            actor: Whose.
+            batching: How batches ought to be made.
+            replicas: Of the service.
+        """
+        self.account = request_account(seeds, actor)
+        self._actor, self._batching, self._replicas = actor, batching, replicas
+        self._own = RequestWords(self.account.key)
+        self._counts = dict.fromkeys(_COUNTS, 0)
+
+    def enter(self, word: int, replica: int, size: int, place: int) -> None:
+        """Enter how the next request was answered, see :class:`Answers`."""
+        counts, batching = self._counts, self._batching
+        counts["own_stream"] += word == self._own.word(self.account.draws)
+        if batching.fixed:
+            own = batching.rows, self._actor % batching.rows
+            counts["own_row"] += (size, place) == own
+        if self._replicas:
+            counts["misrouted"] += replica != replica_of(self._actor, self._replicas)
+        self.account.enter(word)
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot."""
+        return {**self.account.state(), **self._counts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot.
+
+        Raises:
+            CapsuleError: CAP-T201, it is of another actor or seed.
+        """
+        self.account.restore(state)
+        self._counts = {name: state[name] for name in _COUNTS}
+
+
+def counted(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Add up what actors counted, from the :meth:`Requests.state` of each.
+
+    Returns:
+        The counts of :class:`capsule.experiment.contract.Inference`, by field.
+    """
+    totals = {name: sum(state[name] for state in states) for name in _COUNTS}
+    return {"requests": sum(state["draws"] for state in states), **totals}
+
+
+def request_account(seeds: SeedsSpec, actor: int) -> RequestAccount:
+    """Return an empty account of what the requests of an actor are drawn from."""
+    return RequestAccount(_STREAM, _seed(seeds), actor)
 
 
 def replica_of(actor: int, replicas: int) -> int:
-    """Return the rank of the replica that serves a logical actor.
-
-    The first 8 bytes, big-endian, of SHA-256 over the canonical JSON (RFC 8785) array
-    ``["capsule/route/v1", actor]``, modulo ``replicas``.
-    """
-    digest = hashlib.sha256(canonical_json([ROUTE_DOMAIN, actor])).digest()
-    return int.from_bytes(digest[:8], "big") % replicas
+    """Return the rank of the replica that answers a logical actor."""
+    return actor % replicas
 
 
-def request_stream(seed: int, actor: int, step: int) -> Stream:
-    """Return the stream from which the action of one request is drawn."""
-    return Stream(f"exploration/{actor}", seed, step)
-
-
-def sample_categorical(logits: torch.Tensor, stream: Stream) -> int:
-    """Draw an action from the softmax of ``logits``, float ``[actions]``, by one uniform.
-
-    It is the first action whose cumulative weight exceeds ``uniform * total``, in float64; one of
-    weight zero is never chosen.
-    """
-    scores = logits.detach().cpu().double().numpy()
-    cumulative = np.exp(scores - scores.max()).cumsum()
-    return int(np.searchsorted(cumulative, stream.uniform() * cumulative[-1], side="right"))
-
-
-def require_independent_rows(policy: Policy, version: int, inputs: Tensors) -> None:
-    """Check that a row of the policy's outputs depends on its own inputs and place alone.
-
-    Each row is evaluated once among the others and once among zeros. To be called when a trainer
-    starts: a library's choice of kernels is a fact of the machine.
+def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
+    """Return the action at which the distribution function passes ``uniform``.
 
     Args:
-        policy: What is checked.
-        version: Policy version to evaluate.
-        inputs: A full batch of different rows, e.g. random ones.
+        probabilities: float32 ``[actions]``; added up one after the other in float64.
+        uniform: In ``[0, 1)``, of their sum.
+    """
+    cumulated = np.cumsum(probabilities, dtype=np.float64)
+    return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
+
+
+def _seed(seeds: SeedsSpec) -> int:
+    return seeds.streams.get(_STREAM, seeds.root)
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays one after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _arranged(arrays: Arrays, order: NDArray[np.int64]) -> Arrays:
+    """Return arrays with their rows in an order; what has it already is not copied."""
+    if (np.diff(order) == 1).all():
+        return arrays
+    return tuple(array[order] for array in arrays)
+
+
+def _by_version(columns: Arrays) -> Iterator[Asked]:
+    """Split versions, actors, numbers and inputs, row by row, where the version changes."""
+    versions = columns[0]
+    borders = np.flatnonzero(np.diff(versions)) + 1
+    for start, end in pairwise([0, *borders.tolist(), len(versions)]):
+        actors, numbers, *inputs = (column[start:end] for column in columns[1:])
+        yield Asked(int(versions[start]), actors, numbers, tuple(inputs))
+
+
+def _require_probabilities(probabilities: NDArray[np.float32]) -> None:
+    """Check what actions are drawn from.
 
     Raises:
-        CapsuleError: CAP-T321, a row depends on its neighbours.
+        CapsuleError: CAP-T151, it is no distribution, as the parameters are too large.
     """
-    together = policy(version, inputs)
-    for row in range(len(inputs[0])):
-        alone = tuple(torch.zeros_like(tensor) for tensor in inputs)
-        for tensor, full in zip(alone, inputs, strict=True):
-            tensor[row] = full[row]
-        pairs = zip(together, policy(version, alone), strict=True)
-        if any(_bits(one[row]) != _bits(other[row]) for one, other in pairs):
-            raise CapsuleError(
-                "CAP-T321",
-                f"row {row} of the policy's outputs depends on the other rows of its batch",
-                fix="Use layers that treat rows alone (no batch statistics), or declare "
-                "determinism.batch_invariance: false.",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
-
-
-def _stacked(batch: Sequence[Request | None]) -> Tensors:
-    """Return the inputs of a batch: ``[rows, …]`` each, zeros where there is no request."""
-    example = next(request for request in batch if request is not None)
-    padding = tuple(torch.zeros_like(tensor) for tensor in example.inputs)
-    rows = [padding if request is None else request.inputs for request in batch]
-    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().numpy().tobytes()
+    if not np.isfinite(probabilities).all():
+        raise CapsuleError(
+            "CAP-T151",
+            "the policy gives an action a probability of nan",
+            fix="Lower trainer.learning_rate or trainer.gradient_norm.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )

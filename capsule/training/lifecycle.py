@@ -168,6 +168,7 @@ class Attempt:
                 device,
                 self._workers,
                 job.learners,
+                job.replicas,
             )
         )
         self._events = _Events(directory / contract.EVENTS, self.learner, spec)

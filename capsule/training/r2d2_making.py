@@ -8,6 +8,7 @@ from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.actor_host import ActorSettings
 from capsule.training.actors import Actors
+from capsule.training.batching import Batching
 from capsule.training.environments import Environment, make_environment
 from capsule.training.products import products_for
 from capsule.training.r2d2 import R2D2
@@ -67,10 +68,12 @@ def actor_settings(
 ) -> ActorSettings:
     """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
     cpu = CpuAccelerator(numerics=cpu_numerics(setting.spec))
+    network = make_network(trainer, example, cpu)
     return ActorSettings(
         environment=setting.spec.environment,
         seeds=setting.seeds,
-        network=make_network(trainer, example, cpu),
+        network=network,
+        batching=Batching.of(setting.spec.determinism, network.products),
         layout=layout,
         actors=trainer.actors,
         life_loss=trainer.life_loss,

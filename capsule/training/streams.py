@@ -25,11 +25,11 @@ _COUNTERS = 2**256
 _UNIT = 2.0**-53  # spacing of the doubles that a 53-bit integer maps to
 
 
-class Stream:
-    """One random stream.
+class Account:
+    """What one random stream gave out.
 
-    Every call that draws adds one link to :attr:`digest`: SHA-256 over the previous digest's bytes
-    and the drawn words (little-endian), starting from 32 zero bytes.
+    Every draw adds one link to :attr:`digest`: SHA-256 over the previous digest's bytes and the
+    drawn words (little-endian), starting from 32 zero bytes.
 
     Attributes:
         name: What the stream is for.
@@ -51,35 +51,6 @@ class Stream:
     def digest(self) -> str:
         """SHA-256 chain over every draw, as lower-case hexadecimal digits."""
         return self._head.hex()
-
-    def uniform(self) -> float:
-        """Draw one float64, uniform over the multiples of 2^-53 in [0, 1)."""
-        return (self._word() >> 11) * _UNIT
-
-    def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Draw ``count`` uniforms: float64 ``[count]``; the same words as ``uniform`` would."""
-        return (self._words(count) >> np.uint64(11)) * np.float64(_UNIT)
-
-    def below(self, bound: int) -> int:
-        """Draw an integer in ``[0, bound)``: ``floor(uniform * bound)``.
-
-        The rounded product never reaches ``bound``: ``bound * (1 - 2^-53)`` rounds to the double
-        before it. The bias is below ``bound * 2^-53``.
-
-        Raises:
-            ValueError: ``bound`` is not in ``[1, 2^53]``.
-        """
-        _check_bound(bound)
-        return int(self.uniform() * bound)
-
-    def below_many(self, bound: int, count: int) -> NDArray[np.int64]:
-        """Draw ``count`` integers as ``below`` does: int64 ``[count]``.
-
-        Raises:
-            ValueError: ``bound`` is not in ``[1, 2^53]``.
-        """
-        _check_bound(bound)
-        return (self.uniforms(count) * bound).astype(np.int64)
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot from which ``restore`` continues."""
@@ -108,31 +79,110 @@ class Stream:
         )
 
     def _jump(self, draws: int, head: bytes) -> None:
-        """Make word number ``draws`` the next one; numpy steps the counter before each block."""
-        block, word = divmod(draws, _WORDS_PER_BLOCK)
-        key = int.from_bytes(bytes.fromhex(self.key), "little")
-        self._philox = np.random.Philox(key=key, counter=(block - 1) % _COUNTERS)
-        self._philox.random_raw(word)
+        """Go on after ``draws`` words whose chain ends in ``head``."""
         self.draws = draws
         self._head = head
 
-    def _word(self) -> int:
+    def _enter(self, count: int, words: bytes) -> None:
+        """Enter one draw of ``count`` words."""
+        self.draws += count
+        self._head = hashlib.sha256(self._head + words).digest()
+
+
+class Stream(Account):
+    """One random stream, from which numbers are drawn one after the other."""
+
+    def word(self) -> int:
+        """Draw one 64-bit word."""
         word: int = self._philox.random_raw()
-        self.draws += 1
-        self._head = hashlib.sha256(self._head + word.to_bytes(8, "little")).digest()
+        self._enter(1, word.to_bytes(8, "little"))
         return word
+
+    def uniform(self) -> float:
+        """Draw one float64, uniform over the multiples of 2^-53 in [0, 1)."""
+        return uniform_of(self.word())
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """Draw ``count`` uniforms: float64 ``[count]``; the same words as ``uniform`` would."""
+        return (self._words(count) >> np.uint64(11)) * np.float64(_UNIT)
+
+    def below(self, bound: int) -> int:
+        """Draw an integer in ``[0, bound)``: ``floor(uniform * bound)``.
+
+        The rounded product never reaches ``bound``: ``bound * (1 - 2^-53)`` rounds to the double
+        before it. The bias is below ``bound * 2^-53``.
+
+        Raises:
+            ValueError: ``bound`` is not in ``[1, 2^53]``.
+        """
+        _check_bound(bound)
+        return int(self.uniform() * bound)
+
+    def below_many(self, bound: int, count: int) -> NDArray[np.int64]:
+        """Draw ``count`` integers as ``below`` does: int64 ``[count]``.
+
+        Raises:
+            ValueError: ``bound`` is not in ``[1, 2^53]``.
+        """
+        _check_bound(bound)
+        return (self.uniforms(count) * bound).astype(np.int64)
+
+    def _jump(self, draws: int, head: bytes) -> None:
+        super()._jump(draws, head)
+        block, word = divmod(draws, _WORDS_PER_BLOCK)
+        self._philox = _philox(self.key, block)
+        self._philox.random_raw(word)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         words: NDArray[np.uint64] = self._philox.random_raw(count)
-        self.draws += count
-        self._head = hashlib.sha256(self._head + words.astype("<u8", copy=False).tobytes()).digest()
+        self._enter(count, words.astype("<u8", copy=False).tobytes())
         return words
+
+
+class RequestWords:
+    """The words of numbered requests: number ``n`` has block ``n`` of a key to itself.
+
+    So the word of a request does not depend on which requests were answered before it, nor on who
+    answers. Each takes the first word of its block, that is word ``4 n`` of the key.
+    """
+
+    def __init__(self, key: str) -> None:
+        """Take a Philox key, as :attr:`Account.key`."""
+        self._philox = _philox(key, 0)
+        self._next = 0
+
+    def word(self, request: int) -> int:
+        """Return the 64-bit word of a request."""
+        if request != self._next:
+            self._philox.advance((request - self._next) % _COUNTERS)
+        self._next = request + 1
+        return int(self._philox.random_raw(_WORDS_PER_BLOCK)[0])
+
+
+class RequestAccount(Account):
+    """The words that were drawn for the requests of one actor, in the order of their numbers."""
+
+    def enter(self, word: int) -> None:
+        """Enter the word of the next request."""
+        self._enter(1, word.to_bytes(8, "little"))
 
 
 def make_streams(seeds: SeedsSpec) -> dict[StreamName, Stream]:
     """Make every stream of an experiment, each from its own override or else the root seed."""
     names: tuple[StreamName, ...] = get_args(StreamName)
     return {name: Stream(name, seeds.streams.get(name, seeds.root)) for name in names}
+
+
+def uniform_of(word: int) -> float:
+    """Return the uniform of a 64-bit word: one of the multiples of 2^-53 in [0, 1)."""
+    return (word >> 11) * _UNIT
+
+
+def _philox(key: str, block: int) -> np.random.Philox:
+    """Return a generator whose next word is the first of a block of a key."""
+    number = int.from_bytes(bytes.fromhex(key), "little")
+    # numpy steps the counter before each block.
+    return np.random.Philox(key=number, counter=(block - 1) % _COUNTERS)
 
 
 def _check_bound(bound: int) -> None:

@@ -39,6 +39,8 @@ class Setting:
         workers: Threads or processes to use; changes no result.
         learners: Processes to share the gradient of a batch; changes no result. 1: this one alone,
             with its threads.
+        replicas: Processes that answer the actors, of trainers whose spec has them answered by
+            others; changes no result.
         members: Trainers that share the workers, and take turns.
     """
 
@@ -50,6 +52,7 @@ class Setting:
     device: torch.device
     workers: int
     learners: int = 1
+    replicas: int = 1
     members: int = 1
 
     @property

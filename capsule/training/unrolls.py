@@ -2,9 +2,9 @@
 
 A logical actor is an environment, streams and a recurrent state of its own. For one *unroll* it
 takes a fixed number of steps with one version of the policy, which is then the behaviour policy mu
-of these steps, and draws its actions from it. A host plays any set of actors in one process, and
-evaluates the network for all at once that unroll with the same version; which actors a host plays,
-and which of them unroll together, changes no bit (:mod:`capsule.training.actor_rows`).
+of these steps; its actions are drawn from it. A host plays any set of actors in one process, and
+asks for the actions of all at once that unroll with the same version; which actors a host plays,
+which of them unroll together, and who answers, changes no bit (:mod:`capsule.training.inference`).
 
 An actor is a value: every unroll brings a snapshot of its actor, from which any host goes on. So a
 run is saved, resumed, or carried on after the loss of a host, without asking a host for anything.
@@ -13,10 +13,10 @@ run is saved, resumed, or carried on after the loss of a host, without asking a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +24,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName
+from capsule.experiment.spec import DeterminismSpec, EnvironmentSpec, SeedsSpec, StreamName
 from capsule.training import kernels
-from capsule.training.actor_rows import ActorRows, Arrays, Inputs
+from capsule.training.actor_rows import ActorRows, Inputs
+from capsule.training.batching import ROWS, Batching, Tensors
 from capsule.training.environments import make_environment
 from capsule.training.impala_networks import ActorCriticNetwork
-from capsule.training.inference import ROWS
+from capsule.training.inference import Answers, Asked, Replica, Requests, Service, request_account
 from capsule.training.language import NO_INSTRUCTIONS, Vocabulary
 from capsule.training.networks import Parameters
-from capsule.training.streams import Stream
+from capsule.training.streams import Account, Stream
 
-ActorStream = Literal["environment", "no-op", "exploration"]
+_OWN_STREAMS: tuple[StreamName, ...] = ("environment", "no-op")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class UnrollSettings:
         length: Steps of an unroll.
         vocabulary: What instructions are made of.
         rows: Of each batch that the policy is evaluated in, where that matters.
+        determinism: The spec's ``determinism`` section.
     """
 
     tasks: tuple[EnvironmentSpec, ...]
@@ -58,6 +59,12 @@ class UnrollSettings:
     length: int
     vocabulary: Vocabulary = NO_INSTRUCTIONS
     rows: int = ROWS
+    determinism: DeterminismSpec = field(default_factory=DeterminismSpec)
+
+    @property
+    def batching(self) -> Batching:
+        """How the policy is evaluated for many actors at once."""
+        return Batching.of(self.determinism, self.network.products, self.rows)
 
 
 class Request(NamedTuple):
@@ -71,7 +78,7 @@ class Snapshot(NamedTuple):
     """An actor between two unrolls.
 
     Attributes:
-        document: JSON-safe: the environment, the streams, and what was done last.
+        document: JSON-safe: the environment, the streams, the requests, and what was done last.
         stack: The last frames, ``[frame_stack, *frame_shape]``.
         state: Recurrent, float32 ``[*state_shape]``.
     """
@@ -134,48 +141,41 @@ class Played(NamedTuple):
 
 
 def actor_streams(seeds: SeedsSpec, actor: int) -> dict[StreamName, Stream]:
-    """Return the streams of one actor: those of its name, with the actor as index.
-
-    Streams:
-        environment, no-op: as the environment draws them.
-        exploration: one uniform per step, which the policy's distribution makes an action.
-    """
-    names: tuple[ActorStream, ...] = get_args(ActorStream)
-    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
+    """Return the streams that one actor's environment draws from, with the actor as index."""
+    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in _OWN_STREAMS}
 
 
 def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[StreamProfile]:
-    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``."""
+    """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``.
+
+    That of ``exploration`` is among them if every request was answered from it.
+    """
+    requests = snapshot.document["requests"]
+    accounts: list[tuple[Account, dict[str, Any]]] = [
+        (stream, snapshot.document["streams"][name])
+        for name, stream in actor_streams(seeds, actor).items()
+    ]
+    if requests["own_stream"] == requests["draws"]:
+        accounts.append((request_account(seeds, actor), requests))
     profiles = []
-    for name, stream in sorted(actor_streams(seeds, actor).items()):
-        stream.restore(snapshot.document["streams"][name])
-        profiles.append(stream.profile().model_copy(update={"name": f"{name}/{actor}"}))
+    for account, state in sorted(accounts, key=lambda pair: pair[0].name):
+        account.restore(state)
+        profiles.append(account.profile().model_copy(update={"name": f"{account.name}/{actor}"}))
     return profiles
-
-
-class Served(Protocol):
-    """The policy elsewhere."""
-
-    def evaluate(self, version: int, step: int, actors: Sequence[int], inputs: Arrays) -> Arrays:
-        """Return what :func:`act` does for one step of an unroll, a row for each actor.
-
-        Raises:
-            CapsuleError: CAP-T362, it is gone.
-        """
 
 
 class UnrollHost:
     """Plays some actors in this process."""
 
     def __init__(
-        self, settings: UnrollSettings, played: Sequence[int], served: Served | None = None
+        self, settings: UnrollSettings, played: Sequence[int], service: Service | None = None
     ) -> None:
         """Make the actors ``played``, which ascend, each with an episode begun.
 
         Args:
             settings: What makes them.
             played: Their numbers.
-            served: Evaluates the policy; None: this host does.
+            service: Answers requests; None: a replica in this process does.
 
         Raises:
             CapsuleError: CAP-T212 to CAP-T216, the environment cannot be had or played; CAP-T242,
@@ -183,15 +183,14 @@ class UnrollHost:
         """
         self._network, self._length = settings.network, settings.length
         self._row_of = {actor: row for row, actor in enumerate(played)}
-        self._actors = [_Actor(settings, actor) for actor in played]
-        self._rows = ActorRows(
-            played,
-            self._actors[0].environment,
-            settings.network,
-            settings.vocabulary,
-            size=settings.rows,
+        self._service = service or Replica(
+            played[0], self._policy, settings.batching, settings.determinism, settings.seeds
         )
-        self._served = served
+        replicas = self._service.replicas
+        self._actors = [_Actor(settings, actor, replicas) for actor in played]
+        self._rows = ActorRows(
+            len(played), self._actors[0].environment, settings.network, settings.vocabulary
+        )
         self._versions: dict[int, Parameters] = {}
         for row, actor in enumerate(self._actors):
             self._rows.begin(row, actor.environment.reset())
@@ -205,11 +204,11 @@ class UnrollHost:
         Args:
             requests: At most one of each actor.
             parameters: Versions that this host has not been given before, each in the order of
-                :attr:`Parameters.flat`; none where the policy is evaluated elsewhere.
+                :attr:`Parameters.flat`; none where requests are answered elsewhere.
             lag: Versions older than the newest by more than this are forgotten.
 
         Raises:
-            CapsuleError: CAP-T362, the policy is evaluated elsewhere, where nobody answers.
+            CapsuleError: As :meth:`Service.answer`.
         """
         for version, flat in parameters.items():
             kept = Parameters(self._network.shapes, torch.device("cpu"))
@@ -246,27 +245,29 @@ class UnrollHost:
         rows = [self._row_of[actor] for actor in actors]
         made = [self._blank(row) for row in rows]
         for step in range(self._length):
-            logarithms, probabilities, after = self._evaluate(version, step, rows, actors)
-            _require_probabilities(probabilities)
-            for place, (row, unroll) in enumerate(zip(rows, made, strict=True)):
-                self._rows.states[row] = after[place]
-                self._step(row, step, logarithms[place], probabilities[place], unroll)
+            answers = self._ask(version, rows, actors)
+            self._rows.states[rows] = answers.states
+            chosen = answers.actions.tolist(), answers.logarithms
+            for row, unroll, action, logarithm in zip(rows, made, *chosen, strict=True):
+                self._step(row, step, unroll, action, logarithm)
         for row, unroll in zip(rows, made, strict=True):
             self._see(row, self._length, unroll)
         snapshots = map(self._snapshot, rows)
         return [Played(*each) for each in zip(actors, made, snapshots, strict=True)]
 
-    def _evaluate(
-        self, version: int, step: int, rows: Sequence[int], actors: Sequence[int]
-    ) -> Arrays:
-        """Return what :func:`act` does for ``actors``, whose ``rows`` ascend."""
-        if self._served is not None:
-            return self._served.evaluate(version, step, actors, self._rows.inputs(rows))
+    def _ask(self, version: int, rows: Sequence[int], actors: Sequence[int]) -> Answers:
+        """Ask for the next action of ``actors``, and keep count of how it came about."""
+        requests = [self._actors[row].requests for row in rows]
+        numbers = np.array([each.account.draws for each in requests])
+        asked = Asked(version, np.array(actors), numbers, self._rows.inputs(rows))
+        answers = self._service.answer(asked)
+        origins = answers.words, answers.replicas, answers.sizes, answers.places
+        for each, *origin in zip(requests, *(array.tolist() for array in origins), strict=True):
+            each.enter(*origin)
+        return answers
 
-        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-            return act(self._network, self._versions[version], inputs)
-
-        return self._rows.evaluate(rows, evaluate)
+    def _policy(self, version: int, inputs: Tensors) -> Tensors:
+        return act(self._network, self._versions[version], Inputs(*inputs))
 
     def _blank(self, row: int) -> Unroll:
         """Return an unroll of which only the time before is known."""
@@ -289,21 +290,13 @@ class UnrollHost:
         made.frames[: len(stack) - 1] = stack[:-1]
         return made
 
-    def _step(
-        self,
-        row: int,
-        step: int,
-        logarithms: NDArray[np.float32],
-        probabilities: NDArray[np.float32],
-        made: Unroll,
-    ) -> None:
-        """Take one step of one actor, given ``ln mu`` and ``mu``, ``[actions]``."""
+    def _step(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
+        """Take one step of one actor, given its action and ``ln mu`` of it."""
         actor = self._actors[row]
         self._see(row, step, made)
-        action = sample(probabilities, actor.streams["exploration"].uniform())
         transition = actor.environment.step(action)
         made.actions[step] = action
-        made.log_behaviour[step] = logarithms[action]
+        made.log_behaviour[step] = logarithm
         made.rewards[step] = transition.reward
         made.terminals[step] = transition.terminal or transition.ended
         actor.age += 1
@@ -359,32 +352,6 @@ def logits_of(
     return logits[0], after
 
 
-def _require_probabilities(probabilities: NDArray[np.float32]) -> None:
-    """Check what actions are drawn from.
-
-    Raises:
-        CapsuleError: CAP-T151, it is no distribution, as the parameters are too large.
-    """
-    if not np.isfinite(probabilities).all():
-        raise CapsuleError(
-            "CAP-T151",
-            "the policy gives an action a probability of nan",
-            fix="Lower trainer.learning_rate or trainer.gradient_norm.",
-            exit_code=ExitCode.TRAINING_FAILED,
-        )
-
-
-def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
-    """Return the action at which the distribution function passes ``uniform``.
-
-    Args:
-        probabilities: float32 ``[actions]``; added up one after the other in float64.
-        uniform: In ``[0, 1)``, of their sum.
-    """
-    cumulated = np.cumsum(probabilities, dtype=np.float64)
-    return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
-
-
 def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:
     """Return observations, ``[steps + 1, unrolls, frame_stack, *frame_shape]``, newest frame last.
 
@@ -405,13 +372,15 @@ class _Actor:
 
     Attributes:
         environment: Its environment.
-        streams: What it draws from.
+        streams: What its environment draws from.
+        requests: What it asked for, and how it was answered.
         age: Steps of the running episode.
         episode_return: Game return of the running episode.
     """
 
-    def __init__(self, settings: UnrollSettings, actor: int) -> None:
+    def __init__(self, settings: UnrollSettings, actor: int, replicas: int) -> None:
         self.streams = actor_streams(settings.seeds, actor)
+        self.requests = Requests(settings.seeds, actor, settings.batching, replicas)
         task = settings.tasks[actor % len(settings.tasks)]
         self.environment = make_environment(task, self.streams, training=True)
         self.age = 0
@@ -421,6 +390,7 @@ class _Actor:
         return {
             "environment": self.environment.state(),
             "streams": {name: stream.state() for name, stream in self.streams.items()},
+            "requests": self.requests.state(),
             "age": self.age,
             "return": self.episode_return,
         }
@@ -429,4 +399,5 @@ class _Actor:
         self.environment.restore(document["environment"])
         for name, stream in self.streams.items():
             stream.restore(document["streams"][name])
+        self.requests.restore(document["requests"])
         self.age, self.episode_return = document["age"], document["return"]

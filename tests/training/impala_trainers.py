@@ -39,7 +39,7 @@ class Trainers:
         """Keep what they write in a directory."""
         self._directory, self._begun = directory, []
 
-    def __call__(self, learners=1, workers=1, device="cpu", **changes):
+    def __call__(self, learners=1, workers=1, device="cpu", replicas=1, **changes):
         """Make one, of :data:`IMPALA` with changes."""
         spec = make_spec(IMPALA, **(NATIVE | changes)).training()
         directory = self._directory / str(len(self._begun))
@@ -48,7 +48,9 @@ class Trainers:
         trace.restore(None)
         streams = make_streams(spec.seeds)
         at = torch.device(device)
-        setting = Setting(directory, spec, spec.seeds, streams, trace, at, workers, learners)
+        setting = Setting(
+            directory, spec, spec.seeds, streams, trace, at, workers, learners, replicas
+        )
         self._begun.append(trace)
         self._begun.append(make_trainer(setting))
         return self._begun[-1]

@@ -29,6 +29,7 @@ from capsule.training.actor_host import (
     exploration_ladder,
 )
 from capsule.training.actors import Actors, shares
+from capsule.training.batching import Batching
 from capsule.training.environments import make_environment
 from capsule.training.networks import Parameters, initialize
 from capsule.training.products import CHAINED, LIBRARY
@@ -78,10 +79,12 @@ def settings_of(name="cartpole", actors=5, network=None, **changes):
     """Return settings of actors that play in an environment."""
     environment = ENVIRONMENTS[name]
     example = make_environment(environment, actor_streams(SEEDS, 0), training=True)
+    network = network or CountingNetwork(example.actions)
     settings = ActorSettings(
         environment=environment,
         seeds=SEEDS,
-        network=network or CountingNetwork(example.actions),
+        network=network,
+        batching=Batching.of(DeterminismSpec(), network.products),
         layout=LAYOUT,
         actors=actors,
         life_loss="roll",
@@ -311,9 +314,9 @@ def test_libraries_that_depend_on_the_batch_find_the_same_one_in_any_host(networ
     assert play_apart(settings, cuts) == play_apart(settings, (19,))
 
 
-def test_in_batches_of_its_own_size_a_host_would_show_in_such_a_network(monkeypatch):
-    settings = settings_of(actors=4, network=PlacedNetwork(2))
-    monkeypatch.setattr(PlacedNetwork, "products", CHAINED)
+def test_in_batches_of_its_own_size_a_host_would_show_in_such_a_network():
+    free = Batching(fixed=False)
+    settings = settings_of(actors=4, network=PlacedNetwork(2), batching=free)
     assert play_apart(settings, (1, 4)) != play_apart(settings, (4,))
 
 

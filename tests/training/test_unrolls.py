@@ -19,16 +19,16 @@ from capsule.experiment.spec import SeedsSpec
 from capsule.training.environments import make_environment
 from capsule.training.impala import _document, _snapshot
 from capsule.training.impala_networks import make_actor_critic_network
+from capsule.training.inference import sample
 from capsule.training.networks import Parameters, initialize
 from capsule.training.products import CHAINED, LIBRARY
-from capsule.training.streams import Stream
+from capsule.training.streams import RequestWords, Stream, uniform_of
 from capsule.training.unrolls import (
     Request,
     Unroll,
     UnrollHost,
     UnrollSettings,
     actor_streams,
-    sample,
     stacked,
     stream_profiles,
 )
@@ -124,6 +124,7 @@ def textbook(settings, actor, versions):
         made.previous_actions.append(now.action)
         made.previous_rewards.append(now.reward)
 
+    words, requests = RequestWords(Stream("exploration", 3, actor).key), itertools.count()
     now, found = begin(), []
     for version in versions:
         parameters = parameters_of(settings, version)
@@ -144,7 +145,7 @@ def textbook(settings, actor, versions):
                 torch.zeros(1, 1, dtype=torch.bool),
             )
             mu = logits[0, 0].detach().double().softmax(0)
-            uniform = streams["exploration"].uniform()
+            uniform = uniform_of(words.word(next(requests)))
             now.action = bisect_right(list(itertools.accumulate(mu.tolist()))[:-1], uniform)
             transition = environment.step(now.action)
             now.state, now.reward, now.age = now.state.detach(), transition.reward, now.age + 1

@@ -41,6 +41,7 @@ class Executor:
         learned: How many unrolls of each actor were learned.
         versions: The policy versions that are still played with, by number, in the order of
             :attr:`Parameters.flat`: the newest, and as many before it as the lag.
+        replicas: Of the transport.
     """
 
     def __init__(self, schedule: Schedule, transport: Transport, actors: int) -> None:
@@ -55,6 +56,7 @@ class Executor:
         self.learned = [0] * actors
         self.versions: dict[int, NDArray[np.float32]] = {}
         self.lag, self.schedule = schedule.lag, schedule.kind
+        self.replicas = transport.replicas
         self._schedule, self._transport = schedule, transport
         self._outstanding: dict[int, int] = {}
         self._arrived: dict[int, Played] = {}

@@ -73,6 +73,8 @@ def pins_of(spec: Spec, numerics: Numerics) -> Pins:
 class RayTransport:
     """Actors dealt out to hosts in a cluster, who play while the learner learns."""
 
+    replicas = 0
+
     def __init__(
         self,
         settings: UnrollSettings,

@@ -13,16 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec import DeterminismSpec, Numerics
+from capsule.experiment.spec import Numerics
 from capsule.training.host_process import STOP_SECONDS, HostProcess, stop
-from capsule.training.schedule.inference_server import SERVER, Client, ServerProcess
+from capsule.training.schedule.replicas import REPLICA, Client, Replicas
 from capsule.training.unrolls import Played, Request, Snapshot, UnrollHost, UnrollSettings
 
 Versions = Mapping[int, NDArray[np.float32]]
 
 
 class Transport(Protocol):
-    """What plays actors. In which order and where it does so reaches nobody's result."""
+    """What plays actors. In which order and where it does so reaches nobody's result.
+
+    Attributes:
+        replicas: Processes that answer actors; 0: they are answered where they play.
+    """
+
+    replicas: int
 
     def publish(self, versions: Versions) -> None:
         """Take the policy versions that requests may name from now on."""
@@ -50,6 +56,8 @@ class Transport(Protocol):
 
 class Serial:
     """All actors in this process, playing while the learner waits for them."""
+
+    replicas = 0
 
     def __init__(self, settings: UnrollSettings, actors: int, *, lag: int) -> None:
         """Make the actors.
@@ -98,9 +106,8 @@ class Processes:
         *,
         processes: int,
         lag: int,
-        determinism: DeterminismSpec,
         numerics: Numerics,
-        served: bool = False,
+        replicas: int = 0,
     ) -> None:
         """Start the processes and make the actors.
 
@@ -109,23 +116,27 @@ class Processes:
             actors: How many.
             processes: How many to play in, at most one for each actor.
             lag: Of the schedule.
-            determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
-            served: Whether another process evaluates the policy for all of them.
+            replicas: How many other processes answer them, at most one for each actor; 0: each
+                process answers the actors that it plays.
+
+        Raises:
+            CapsuleError: As :meth:`Replicas.begin`.
         """
         done: SimpleQueue[list[Played] | BaseException] = SimpleQueue()
         count = min(actors, processes)
-        self._server = None
+        self._replicas = None
         clients: Sequence[Client | None] = [None] * count
-        if served:
-            self._server = ServerProcess(settings, actors, count, determinism, numerics)
-            clients = self._server.clients
+        if replicas:
+            self._replicas = Replicas(settings, actors, count, replicas, numerics)
+            clients = self._replicas.clients
+        self.replicas = 0 if self._replicas is None else self._replicas.count
         self._workers = []
         for number, client in enumerate(clients):
             # Dealt out, as neighbours are asked for together.
             played = range(number, actors, count)
             make = partial(UnrollHost, settings, played, client)
-            host = HostProcess(number, make, played, determinism, numerics)
+            host = HostProcess(number, make, played, settings.determinism, numerics)
             self._workers.append(_Worker(host, done, lag))
             if client is not None:
                 client.close()  # the host has it
@@ -133,12 +144,14 @@ class Processes:
         self._done = done
         # Also called at the interpreter's end, before multiprocessing waits for its processes.
         hosts = [worker.host for worker in self._workers]
-        self._stop = Finalize(self, _end, (hosts, self._server), exitpriority=0)
+        self._stop = Finalize(self, _end, (hosts, self._replicas), exitpriority=0)
+        if self._replicas is not None:
+            self._begin_replicas(self._replicas)
 
     def publish(self, versions: Versions) -> None:
         """See :class:`Transport`."""
-        if self._server is not None:
-            self._server.publish(versions)
+        if self._replicas is not None:
+            self._replicas.publish(versions)
             return
         for worker in self._workers:
             worker.versions = versions
@@ -178,19 +191,26 @@ class Processes:
         finally:
             self.close()
 
+    def _begin_replicas(self, replicas: Replicas) -> None:
+        try:
+            replicas.begin()
+        except BaseException:
+            self.close()
+            raise
+
     def _explain(self, error: BaseException) -> NoReturn:
-        """Raise what a host did, or why the server left it without an answer."""
-        unanswered = isinstance(error, CapsuleError) and error.code == SERVER.death
-        if self._server is not None and unanswered:
-            self._server.explain()
+        """Raise what a host did, or why a replica left it without an answer."""
+        unanswered = isinstance(error, CapsuleError) and error.code == REPLICA.death
+        if self._replicas is not None and unanswered:
+            self._replicas.explain()
         raise error
 
 
-def _end(hosts: Sequence[HostProcess], server: ServerProcess | None) -> None:
-    """End processes; hosts in the middle of an unroll need the server to finish it."""
+def _end(hosts: Sequence[HostProcess], replicas: Replicas | None) -> None:
+    """End processes; hosts in the middle of an unroll need the replicas to finish it."""
     stop(hosts)
-    if server is not None:
-        server.close()
+    if replicas is not None:
+        replicas.close()
 
 
 class _Worker:
