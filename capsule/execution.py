@@ -116,6 +116,7 @@ def execute(
     schedule: Path | None = None,
     arrivals: Path | None = None,
     learners: int = 1,
+    replicas: int = 1,
     limits: LimitsSpec | None = None,
     dense: contract.DenseWindow | None = None,
     segment: bool = False,
@@ -135,6 +136,7 @@ def execute(
         schedule: The schedule log to follow, for a run that recorded it.
         arrivals: The arrival log to follow, for a program that recorded it.
         learners: Processes that share the gradient of a batch, of trainers that can.
+        replicas: Processes that answer the actors, where the spec has others answer them.
         limits: What it may use, if not what the lock says.
         dense: Parameter updates to write a dense record of.
         segment: Go on from the state in ``run_directory`` to ``stop_after``, and evaluate nothing.
@@ -150,7 +152,12 @@ def execute(
     run_directory.mkdir(parents=True, exist_ok=True)
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
     job = contract.Job.of(
-        lock, stop_after=stop_after, learners=learners, dense=dense, segment=segment
+        lock,
+        stop_after=stop_after,
+        learners=learners,
+        replicas=replicas,
+        dense=dense,
+        segment=segment,
     )
     write_atomic(
         run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))

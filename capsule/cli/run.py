@@ -65,6 +65,14 @@ def command(
             "--learners", min=1, help="Processes that share the gradient of a batch (IMPALA)."
         ),
     ] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            min=1,
+            help="Processes that answer the actors (IMPALA with trainer.inference.mode server).",
+        ),
+    ] = 1,
     embed_image: Annotated[
         bool, typer.Option("--embed-image", help="Carry the whole image in the bundle.")
     ] = False,
@@ -96,7 +104,7 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
-        _check_learners(learners, lock)
+        _check_processes(learners, replicas, lock)
         if cluster is not None:
             chosen = OnCluster(chosen, parse_cluster(cluster, lock.spec, os.environ))
         fingerprint = take_fingerprint(chosen.describe(), directory)
@@ -104,7 +112,14 @@ def command(
             raise finding
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
-        execution.execute(lock, chosen, directory / WORK, learners=learners, reporter=reporter)
+        execution.execute(
+            lock,
+            chosen,
+            directory / WORK,
+            learners=learners,
+            replicas=replicas,
+            reporter=reporter,
+        )
         finished = FinishedRun(
             lock=lock,
             image=image,
@@ -140,17 +155,25 @@ def command(
     typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)
 
 
-def _check_learners(learners: int, lock: Lock) -> None:
+def _check_processes(learners: int, replicas: int, lock: Lock) -> None:
+    """Refuse several processes for what a trainer has one of, or none."""
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.trainers import ImpalaTrainer
 
-    if learners > 1 and not isinstance(lock.spec.trainer, ImpalaTrainer):
-        raise CapsuleError(
-            "CAP-S009",
-            f"--learners {learners}: the trainer of {lock.spec.name} has one",
-            fix="Leave --learners out; 'impala' can have several.",
-            exit_code=ExitCode.USAGE,
-        )
+    trainer = lock.spec.trainer
+    is_impala = isinstance(trainer, ImpalaTrainer)
+    is_served = isinstance(trainer, ImpalaTrainer) and trainer.inference.mode == "server"
+    for option, count, possible, needed in (
+        ("--learners", learners, is_impala, "trainer.algorithm 'impala'"),
+        ("--replicas", replicas, is_served, "trainer.inference.mode 'server' of 'impala'"),
+    ):
+        if count > 1 and not possible:
+            raise CapsuleError(
+                "CAP-S009",
+                f"{option} {count} needs {needed}, which {lock.spec.name} does not have",
+                fix=f"Leave {option} out, or change the spec.",
+                exit_code=ExitCode.USAGE,
+            )
 
 
 def _directory(

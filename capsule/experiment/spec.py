@@ -134,13 +134,18 @@ class DeterminismSpec(Model):
         ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, as cuBLAS likes it."
     )
     batch_invariance: bool = Field(
-        True, description="Answer actors in batches of one fixed shape; off: as requests arrive."
+        True,
+        description="Answer actors in batches of a fixed size, or by layers whose rows are tested "
+        "to be independent; off: in batches as requests arrive.",
     )
     request_seeds: bool = Field(
-        True, description="One random stream per actor and request; off: one per replica."
+        True,
+        description="Draw each action of an actor from a random stream of its own request; off: "
+        "from one stream of the replica that answers.",
     )
     deterministic_routing: bool = Field(
-        True, description="Choose a request's replica by its actor; off: by order of arrival."
+        True,
+        description="Choose the replica that answers by the actor; off: by order of arrival.",
     )
 
 

@@ -237,20 +237,23 @@ class RecordedSchedule(Model):
 
 
 class ActorInference(Model):
-    """Whoever plays actors evaluates the policy for them."""
+    """The processes that play actors answer them, too."""
 
     mode: Literal["actor"]
 
 
 class ServerInference(Model):
-    """One process evaluates the policy for all actors: section 3.1, "dynamic batching"."""
+    """Other processes answer the actors: section 3.1, "dynamic batching".
+
+    How many there are is an option of ``capsule run``, as it changes no bit.
+    """
 
     mode: Literal["server"]
     rows: PositiveInt = Field(
         16,
         le=1024,
-        description="Of each batch; those that nobody asks for are zeros. So nobody's result "
-        "depends on who else asks.",
+        description="Of a batch of fixed size; the rows of actors that ask for nothing are zeros. "
+        "It matters where layers are computed by the libraries (see docs/numerics.md).",
     )
 
 

@@ -297,7 +297,7 @@ def test_it_is_a_declared_relaxation_to_do_without(begin, monkeypatch):
 
 
 def evidence(trainer):
-    return trainer.use().inference
+    return trainer.inference()
 
 
 @BOTH
@@ -313,9 +313,9 @@ def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
     chained = {"independent": True, "own_row": 0}
     common |= chained if products is CHAINED else {"independent": False, "own_row": requests}
     assert evidence(alone) == Inference(replicas=0, **common)
-    several = (1, 2, 4) if products is CHAINED else (2,)
-    for replicas in several:
-        trainer = begin(workers=2, replicas=replicas, **SERVED)
+    several = [(2, 2), (1, 4)] if products is CHAINED else [(2, 1)]
+    for workers, replicas in several:
+        trainer = begin(workers=workers, replicas=replicas, **SERVED)
         assert digests(trainer, UPDATES) == expected
         assert evidence(trainer) == Inference(replicas=replicas, **common)
         trainer.close()
