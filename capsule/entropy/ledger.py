@@ -15,13 +15,14 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.entropy.evidence import Evidence, Source, Treatment
-from capsule.entropy.rows import computing, order, randomness, surroundings
+from capsule.entropy.rows import computing, order, randomness, requests, surroundings
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.fields import Model
 
 SOURCES: tuple[Source, ...] = (
     *randomness.SOURCES,
     *order.SOURCES,
+    *requests.SOURCES,
     *computing.SOURCES,
     *surroundings.SOURCES,
 )

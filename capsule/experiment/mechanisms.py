@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
+from capsule.experiment.inference import Inference
 
 Reach = Literal["everywhere", "neighbours"]
 
@@ -75,6 +76,9 @@ class TrainerUse(Model):
         description="What decided the order in which experience was learned: one actor in turn "
         "with the learner; a rule; the order of arrival, written down; a log of an earlier run; "
         "the order of arrival, written down nowhere."
+    )
+    inference: Inference | None = Field(
+        None, description="How actors were answered; null for trainers whose actors ask nobody."
     )
 
 

@@ -291,6 +291,12 @@ class Impala(Tally):
             self._replay.restore(state["replay"])
         self._published = False
 
+    def _answered(self) -> Inference:
+        """Return how the actors' requests were answered, for what was learned."""
+        snapshots = (each for each in self._executor.snapshots if each is not None)
+        counts = counted([each.document["requests"] for each in snapshots])
+        return self._inference.model_copy(update=counts)
+
     def _older(self) -> range:
         """Return the policy versions before theta_k that unrolls to come are played with."""
         return range(max(0, self.updates - self._executor.lag), self.updates)
@@ -305,20 +311,15 @@ class Impala(Tally):
         return list(chain.from_iterable(played))
 
     def use(self) -> TrainerUse:
-        """Say where the network was, and what decided the order of the actors' unrolls."""
+        """Say where the network was, what decided the order of unrolls, and who answered actors."""
         source = self._executor.schedule
         kept = source == "live" and self._recorder is not None
         return TrainerUse(
             device=str(self.online.flat.device),
             actors=len(self._executor.snapshots),
             schedule="recorded" if kept else source,
+            inference=self._answered(),
         )
-
-    def inference(self) -> Inference:
-        """Return how the actors' requests were answered, for what was learned."""
-        snapshots = (each for each in self._executor.snapshots if each is not None)
-        counts = counted([each.document["requests"] for each in snapshots])
-        return self._inference.model_copy(update=counts)
 
     def artifacts(self) -> dict[str, bytes]:
         """Return the schedule log, where there is one."""

@@ -42,6 +42,7 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.inference import added
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.spec import SeedsSpec, references_of
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
@@ -300,7 +301,9 @@ class ImpalaPopulation:
     def use(self) -> TrainerUse:
         """Say what the members used, who all have the same schedule."""
         uses = [member.use() for member in self._members]
-        return uses[0].model_copy(update={"actors": sum(use.actors for use in uses)})
+        inference = added([use.inference for use in uses if use.inference is not None])
+        actors = sum(use.actors for use in uses)
+        return uses[0].model_copy(update={"actors": actors, "inference": inference})
 
     def artifacts(self) -> dict[str, bytes]:
         """Return the ancestry."""

@@ -14,6 +14,7 @@ from capsule.entropy.report import Tally
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS, StreamProfiles
+from capsule.experiment.inference import Inference
 from capsule.experiment.spec import Spec
 from tests.entropy.evidence import (
     FLAGS,
@@ -32,6 +33,10 @@ from tests.entropy.evidence import (
 )
 
 ARRIVALS = ArrivalLog(waits={"mail~1": Messages(sources=("a",), order=(0, NOTHING, 0))})
+ANSWERED = Inference(
+    rows=16, independent=False, tested_rows=16, replicas=2, requests=480, own_row=480,
+    own_stream=480,
+)  # fmt: skip
 CUDA = SERIAL.model_copy(update={"device": "cuda:0"})
 
 
@@ -119,6 +124,11 @@ def telling(evidence, **changes):
     """Change what the processes of a run were told."""
     told = tuple(each.model_copy(update=changes) for each in evidence.report.told)
     return report(evidence, told=told)
+
+
+def answered(**changes):
+    inference = ANSWERED.model_copy(update=changes)
+    return mechanisms(trainer=SERIAL.model_copy(update={"inference": inference}))
 
 
 def interpreters(evidence=TRAINER, *arguments, **changes):
@@ -301,6 +311,52 @@ BROKEN = {
         PROGRAM,
         replace(PROGRAM, arrivals=ARRIVALS),
         {"Order of arrival": "recorded"},
+    ),
+    "actors that are answered": (
+        TRAINER,
+        answered(),
+        {
+            "Batching of inference": "ordered",
+            "Seeds of requests": "seeded",
+            "Routing of requests": "ordered",
+        },
+    ),
+    "actors that asked for nothing": (TRAINER, answered(requests=0, own_row=0, own_stream=0), {}),
+    "batches as requests arrive": (
+        answered(),
+        answered(own_row=479),
+        {"Batching of inference": "unsupported"},
+    ),
+    "batches of a fixed size without a test": (
+        answered(),
+        answered(tested_rows=0),
+        {"Batching of inference": "unsupported"},
+    ),
+    "layers of independent rows": (
+        answered(),
+        answered(independent=True, own_row=0),
+        {"Batching of inference": "eliminated"},
+    ),
+    "layers of independent rows without a test": (
+        answered(),
+        answered(independent=True, own_row=0, tested_rows=0),
+        {"Batching of inference": "assumed"},
+    ),
+    "an action that was drawn otherwise": (
+        answered(),
+        answered(own_stream=479),
+        {"Seeds of requests": "unsupported"},
+    ),
+    "a request that another replica answered": (
+        answered(),
+        answered(misrouted=1),
+        {"Routing of requests": "unsupported"},
+    ),
+    "one replica": (answered(), answered(replicas=1), {"Routing of requests": "eliminated"}),
+    "actors that are answered where they play": (
+        answered(),
+        answered(replicas=0),
+        {"Routing of requests": None},
     ),
     "torch warns only": (
         TRAINER,

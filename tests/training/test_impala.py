@@ -223,7 +223,7 @@ def test_one_update_equals_a_float64_reference(make, units, norm):
         one, theirs = reference.loss(unroll, trainer)
         loss, ratios = loss + one, ratios + theirs
     assert min(ratios) < 0.998
-    assert max(ratios) > 1.004
+    assert max(ratios) > 1.003  # beyond both levels of clipping
     weights = reference.weights
     gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     assert learner.loss == pytest.approx(float(loss.detach()), rel=1e-5, abs=1e-5)

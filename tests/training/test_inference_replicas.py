@@ -297,7 +297,7 @@ def test_it_is_a_declared_relaxation_to_do_without(begin, monkeypatch):
 
 
 def evidence(trainer):
-    return trainer.inference()
+    return trainer.use().inference
 
 
 @BOTH

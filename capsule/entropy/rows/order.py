@@ -101,5 +101,4 @@ SOURCES = (
     Source("Process numbers", _numbers, "threads or processes that race to start others"),
     Source("Scheduling", _scheduling, "threads or processes that race for shared state"),
     Source("Order of arrival", _arrivals, "tasks that communicate other than by these waits"),
-    # Actors that are answered by a service: batches, seeds and routes of its requests go here.
 )

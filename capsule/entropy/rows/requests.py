@@ -1,0 +1,75 @@
+"""Rows on actors that ask for their actions: batches, seeds and routes of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from capsule.entropy.evidence import Evidence, Judgement, Source
+from capsule.experiment.inference import Inference
+
+
+def _batching(inference: Inference) -> Judgement:
+    requests, tested = inference.requests, inference.tested_rows
+    same = f"{tested} rows of a batch were the same alone and in company at the start"
+    if inference.independent:
+        if not tested:
+            return "assumed", "layers of independent rows were used, and not tested on this machine"
+        return "eliminated", f"layers of independent rows answered {requests:,} requests; {same}"
+    if tested and inference.own_row == requests:
+        rows = f"the row of its actor in a batch of {inference.rows}"
+        return "ordered", f"each of {requests:,} requests had {rows}; {same}"
+    return "unsupported", (
+        f"{requests - inference.own_row:,} of {requests:,} requests were answered in batches as "
+        f"they arrived; {tested} rows were tested at the start"
+    )
+
+
+def _seeds(inference: Inference) -> Judgement:
+    requests, other = inference.requests, inference.requests - inference.own_stream
+    if other:
+        return "unsupported", (
+            f"{other:,} of {requests:,} actions were not drawn from the stream of their request"
+        )
+    return "seeded", (
+        f"each of {requests:,} actions was drawn from the stream of its request, as its actor "
+        "computed again"
+    )
+
+
+def _routing(inference: Inference) -> Judgement:
+    requests, replicas = inference.requests, inference.replicas
+    if not replicas:
+        return None
+    if inference.misrouted:
+        return "unsupported", (
+            f"{inference.misrouted:,} of {requests:,} requests were answered by another replica "
+            "than that of their actor"
+        )
+    if replicas == 1:
+        return "eliminated", f"one replica answered {requests:,} requests"
+    return "ordered", (
+        f"{requests:,} requests were answered by the replica of their actor, one of {replicas}"
+    )
+
+
+def _of_inference(judge: Callable[[Inference], Judgement]) -> Callable[[Evidence], Judgement]:
+    """Judge runs whose actors asked for their actions."""
+
+    def judged(evidence: Evidence) -> Judgement:
+        trainer = evidence.mechanisms.trainer
+        if trainer is None or trainer.inference is None or not trainer.inference.requests:
+            return None
+        return judge(trainer.inference)
+
+    return judged
+
+
+SOURCES = (
+    Source("Batching of inference", _of_inference(_batching), "other layers, not tested"),
+    Source(
+        "Seeds of requests",
+        _of_inference(_seeds),
+        "a policy that draws from a generator of its own",
+    ),
+    Source("Routing of requests", _of_inference(_routing), "a replica that keeps state of its own"),
+)
