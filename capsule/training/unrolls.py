@@ -186,8 +186,7 @@ class UnrollHost:
         self._service = service or Replica(
             played[0], self._policy, settings.batching, settings.determinism, settings.seeds
         )
-        replicas = self._service.replicas
-        self._actors = [_Actor(settings, actor, replicas) for actor in played]
+        self._actors = [_Actor(settings, actor, self._service.replicas) for actor in played]
         self._rows = ActorRows(
             len(played), self._actors[0].environment, settings.network, settings.vocabulary
         )
@@ -217,11 +216,9 @@ class UnrollHost:
         newest = max(self._versions, default=0)
         self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
         done: list[Played] = []
-        by_version = attrgetter("version", "actor")
-        ordered = sorted(requests, key=by_version)
+        ordered = sorted(requests, key=attrgetter("version", "actor"))
         for version, group in groupby(ordered, attrgetter("version")):
-            actors = [request.actor for request in group]
-            done += self._together(actors, version)
+            done += self._together([request.actor for request in group], version)
         return done
 
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
