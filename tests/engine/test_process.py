@@ -271,7 +271,7 @@ def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers
     assert other.digest() != lock.digest()
     for each in (lock, lock, other):
         ProcessEngine().prepare(each, None, cache, progress=notes.append)
-    assert len(notes) == 1
+    assert installations(notes) == 1
 
 
 def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
@@ -281,7 +281,7 @@ def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     python.symlink_to("/nonexistent")
     notes = []
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
-    assert notes[0].startswith("installing the locked packages")
+    assert installations(notes) == 1
     assert run("print(1)")[1] == "1\n"
 
 
@@ -305,13 +305,18 @@ def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
     else:
         victim.unlink()
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
-    assert len(notes) == 1
+    assert installations(notes) == 1
     assert victim.read_bytes() == honest
     assert not (site / "evil.pth").exists()
     as_always = {"PYTHONDONTWRITEBYTECODE": "1"}  # every spec sets it
     assert run("print(1)", environment=as_always)[1] == "1\n"
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
-    assert len(notes) == 1
+    assert installations(notes) == 1
+
+
+def installations(notes):
+    """Count them; on a machine without namespaces there are other notes."""
+    return sum(note.startswith("installing the locked packages") for note in notes)
 
 
 def test_a_damaged_wheel_is_refused_and_nothing_is_left(lock, cache, wheel):
