@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.keys import load_private
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 
@@ -18,27 +18,22 @@ class Signed(NamedTuple):
     fingerprint: str
 
 
-def cosign(bundle: Path, key: Path, destination: Path, *, by_ssh_keygen: bool) -> Signed:
+def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> Signed:
     """Sign an intact bundle; whoever else signed it is not asked.
 
     Args:
         bundle: The bundle; it stays as it is.
-        key: Private key; with ``by_ssh_keygen``, whatever ``ssh-keygen -Y sign -f`` takes.
+        sign: Makes an SSH signature over the manifest.
         destination: The signature; a new file.
-        by_ssh_keygen: Have ``ssh-keygen`` sign.
 
     Raises:
-        CapsuleError: The bundle is not intact, the key cannot be used, ``ssh-keygen`` did not sign
-            (CAP-B156), or the file exists or cannot be written (CAP-B143).
+        CapsuleError: The bundle is not intact, ``sign`` failed, or the file exists or cannot be
+            written (CAP-B143).
     """
     with open_bundle(bundle, ()) as opened:
         manifest = opened.manifest.document
         claim_id = opened.claim_id
-    signature = (
-        sshsig.sign_by_ssh_keygen(manifest, key)
-        if by_ssh_keygen
-        else sshsig.sign(manifest, load_private(key))
-    )
+    signature = sign(manifest)
     signer = sshsig.verify(signature, manifest)
     try:
         with destination.open("xb") as stream:

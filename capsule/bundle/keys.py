@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+ENCRYPTED = "CAP-B138"  # a passphrase is needed, and none was given
 _MAX_FILE = 1 << 16  # bytes; a key file has some hundreds
 
 
@@ -189,7 +190,8 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
 
     Raises:
         CapsuleError: CAP-B131 (cannot be read), B132 (not such a key), B133 (another type),
-            B136 (passphrase missing, needless or wrong), B137 (others may read the file).
+            B136 (passphrase needless or wrong), B137 (others may read the file), B138 (passphrase
+            missing).
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as pem
@@ -202,7 +204,7 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
     except TypeError as error:  # the passphrase is missing, or needless
         if passphrase:
             raise _undecipherable(path) from error
-        raise _key_error("CAP-B136", f"{path} is encrypted", _ENCRYPTED) from error
+        raise _key_error(ENCRYPTED, f"the key {path} has a passphrase", _UNLOCK) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         if passphrase:
             raise _undecipherable(path) from error
@@ -211,6 +213,33 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
         return PrivateKey(key)  # type: ignore[arg-type]  # the constructor looks at the type
     except TypeError as error:
         raise _wrong_type(path, str(error)) from error
+
+
+def read_passphrase(path: Path) -> str:
+    """Return the first line of a file, a pipe included, without its newline.
+
+    Raises:
+        CapsuleError: CAP-B131 (cannot be read), B137 (others may read the file), B139 (it holds no
+            passphrase).
+    """
+    try:
+        with path.open("rb") as stream:
+            facts = os.fstat(stream.fileno())
+            line = stream.readline(_MAX_FILE)
+    except OSError as error:
+        message = f"cannot read the passphrase in {path}: {error.strerror}"
+        raise _key_error("CAP-B131", message, "Give the path of a readable file.") from error
+    mode = stat.S_IMODE(facts.st_mode)
+    if stat.S_ISREG(facts.st_mode) and mode & 0o077:
+        message = f"others may read the passphrase in {path} (mode {mode:04o})"
+        raise _key_error("CAP-B137", message, f"chmod 600 {path}")
+    try:
+        passphrase = line.rstrip(b"\r\n").decode()
+    except UnicodeDecodeError as error:
+        raise _no_passphrase(path) from error
+    if not passphrase:
+        raise _no_passphrase(path)
+    return passphrase
 
 
 def load_public(path: Path) -> PublicKey:
@@ -342,11 +371,16 @@ def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
 
 
 _NEW_KEY = "Make a key with `capsule keygen`, or give another file."
-_ENCRYPTED = "Give its passphrase; or have ssh-keygen sign with it, as `--ssh-key`."
+_UNLOCK = "Run the command on a terminal, where it asks for it; or pass --passphrase-file FILE."
 
 
 def _key_error(code: str, message: str, fix: str) -> CapsuleError:
     return CapsuleError(code, message, fix=fix, exit_code=ExitCode.USAGE)
+
+
+def _no_passphrase(path: Path) -> CapsuleError:
+    fix = "Write the passphrase into its first line, in UTF-8."
+    return _key_error("CAP-B139", f"{path} holds no passphrase", fix)
 
 
 def _undecipherable(path: Path) -> CapsuleError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from capsule import __version__
 from capsule.bundle import run_bundle
@@ -38,6 +38,9 @@ from capsule.image.cache import Cache
 from capsule.image.project import project_archive
 from capsule.machine.fingerprint import Fingerprint
 
+if TYPE_CHECKING:
+    from capsule.bundle.keys import PrivateKey
+
 ZSTD_LEVEL = 9
 ARCHIVE_ZSTD_LEVEL = 3
 
@@ -58,7 +61,7 @@ class FinishedRun:
 
 def pack_run(
     run: FinishedRun,
-    key: Path,
+    key: PrivateKey,
     destination: Path,
     cache: Cache,
     *,
@@ -71,14 +74,12 @@ def pack_run(
     of the claim id.
 
     Raises:
-        CapsuleError: The run directory breaks the contract (CAP-B090), the key cannot be used, or
-            the file cannot be written; nothing is left behind then.
+        CapsuleError: The run directory breaks the contract (CAP-B090), or the file cannot be
+            written; nothing is left behind then.
     """
-    from capsule.bundle.keys import load_private
     from capsule.bundle.sshsig import sign_by_ssh_keygen
 
     claims = collect_claims(run.lock, image_claim(run.image), run.engine["name"], run.directory)
-    private_key = load_private(key)
     observations = _observations(run, claims)
     with temporary_folder("capsule-pack-") as scratch:
         sources: Sources = {
@@ -95,7 +96,7 @@ def pack_run(
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
         ssh_sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
-        return pack(members, claim_id, private_key, path, ssh_sign), claims
+        return pack(members, claim_id, key, path, ssh_sign), claims
 
 
 def _documents(run: FinishedRun, claims: Claims, observations: Observations) -> Sources:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.passphrase import PassphraseOption, chosen_passphrase
 
 
 @guarded
@@ -17,12 +18,17 @@ def command(
     kind: Annotated[
         Literal["ed25519", "ecdsa-p256"], typer.Option("--type", help="Signature algorithm.")
     ] = "ed25519",
+    ask: Annotated[
+        bool, typer.Option("--passphrase", help="Ask for a passphrase that encrypts the key.")
+    ] = False,
+    passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key pair for signing bundles."""
     from capsule.bundle.keys import generate
 
-    public = generate(path, algorithm=kind)
+    passphrase = chosen_passphrase(passphrase_file, ask=ask)
+    public = generate(path, passphrase, algorithm=kind)
     if as_json:
         print_json(
             {

@@ -20,6 +20,7 @@ from capsule.cli.common import (
     locked,
     print_json,
 )
+from capsule.cli.passphrase import PassphraseOption, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ def command(
         Path | None,
         typer.Option("--ssh-key", help="Key with which ssh-keygen signs the bundle as well."),
     ] = None,
+    passphrase_file: PassphraseOption = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
         "runs"
     ),
@@ -84,7 +86,6 @@ def command(
 
     from capsule import execution
     from capsule.bundle.claims import ProgramClaims, read_document
-    from capsule.bundle.keys import load_private
     from capsule.bundle.packing import FinishedRun, pack_run
     from capsule.bundle.sshsig import PROBE, sign_by_ssh_keygen
     from capsule.engine.cluster import OnCluster, parse_cluster
@@ -97,7 +98,7 @@ def command(
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
 
-    load_private(key)  # A run of hours must not end with an unusable key.
+    private_key = unlock(key, passphrase_file)  # a run of hours must not end with an unusable key
     if ssh_key is not None:
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     cache = Cache()
@@ -129,7 +130,7 @@ def command(
             directory=directory / WORK,
         )
         bundle, claims = pack_run(
-            finished, key, directory, cache, embed_image=embed_image, ssh_key=ssh_key
+            finished, private_key, directory, cache, embed_image=embed_image, ssh_key=ssh_key
         )
     claimed = claims.described if isinstance(claims, ProgramClaims) else None
     if isinstance(claims, ProgramClaims) and claims.nothing:

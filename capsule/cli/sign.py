@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.passphrase import PassphraseOption, unlock
 
 
 @guarded
@@ -21,6 +23,7 @@ def command(
         Path | None,
         typer.Option("--ssh-key", help="Key with which ssh-keygen signs: a file, or an agent's."),
     ] = None,
+    passphrase_file: PassphraseOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Signature to write; by default BUNDLE.KEY.sshsig."),
@@ -28,6 +31,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Sign a bundle that is intact: an SSH signature over its manifest, for verify --signature."""
+    from capsule.bundle import sshsig
     from capsule.bundle.cosign import cosign
     from capsule.experiment.errors import CapsuleError, ExitCode
 
@@ -40,7 +44,11 @@ def command(
             exit_code=ExitCode.USAGE,
         )
     path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
-    signed = cosign(bundle, chosen, path, by_ssh_keygen=ssh_key is not None)
+    if ssh_key is None:
+        sign = partial(sshsig.sign, key=unlock(chosen, passphrase_file))
+    else:
+        sign = partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
+    signed = cosign(bundle, sign, path)
     if as_json:
         print_json(
             {

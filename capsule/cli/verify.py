@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from capsule.cli.common import EngineOption, JsonOption, QuietOption, guarded, print_json
+from capsule.cli.passphrase import PassphraseOption, unlock
 
 if TYPE_CHECKING:
     from capsule.experiment.errors import CapsuleError
@@ -130,6 +131,7 @@ def command(
         Path | None,
         typer.Option("--sign", metavar="KEY", help="Private key that signs a receipt."),
     ] = None,
+    passphrase_file: PassphraseOption = None,
     receipt: Annotated[
         Path | None,
         typer.Option("--receipt", help="Where --sign writes; default: beside the bundle."),
@@ -138,7 +140,6 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
-    from capsule.bundle.keys import load_private
     from capsule.bundle.trust import load_policy
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.spec_file import load_spec
@@ -175,7 +176,8 @@ def command(
             fix="Name the private key that signs the receipt: --sign KEY.",
             exit_code=ExitCode.USAGE,
         )
-    signing_key = None if sign is None else load_private(sign)  # hours later would be too late
+    # Hours later would be too late to learn that a key cannot be used.
+    signing_key = None if sign is None else unlock(sign, passphrase_file)
     request = Request(
         bundle=bundle,
         trust=policy,

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.bundle.algorithms import ECDSA_P256, P256_ORDER
-from capsule.bundle.keys import PrivateKey, PublicKey, generate, load_private, load_public
+from capsule.bundle.keys import (
+    PrivateKey,
+    PublicKey,
+    generate,
+    load_private,
+    load_public,
+    read_passphrase,
+)
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 PRIME = 2**255 - 19
@@ -316,8 +323,8 @@ def test_a_passphrase_protects_the_private_key(tmp_path):
     public = generate(tmp_path / "a", passphrase="correct horse")
     assert b"ENCRYPTED" in (tmp_path / "a").read_bytes()
     assert load_private(tmp_path / "a", "correct horse").public == public
-    for wrong in ("battery staple", None, ""):
-        with pytest.raises(CapsuleError, match="CAP-B136"):
+    for wrong, code in (("battery staple", "CAP-B136"), (None, "CAP-B138"), ("", "CAP-B138")):
+        with pytest.raises(CapsuleError, match=code):
             load_private(tmp_path / "a", wrong)
     generate(tmp_path / "b")
     with pytest.raises(CapsuleError, match="CAP-B136"):
@@ -502,3 +509,22 @@ def test_folders_of_a_new_key_are_the_owners_whatever_the_umask(tmp_path):
         os.umask(before)
     for path, mode in (("keys", 0o700), ("keys/of", 0o700), ("keys/of/alice", 0o600)):
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode
+
+
+def test_a_passphrase_is_the_first_line_of_a_file_that_only_its_owner_reads(tmp_path):
+    path = tmp_path / "passphrase"
+    path.write_bytes("corr\u00e8ct horse\r\nmore".encode())
+    path.chmod(0o600)
+    assert read_passphrase(path) == "corr\u00e8ct horse"
+    for mode in (0o640, 0o604):
+        path.chmod(mode)
+        with pytest.raises(CapsuleError, match="CAP-B137"):
+            read_passphrase(path)
+    path.chmod(0o600)
+    for content in (b"", b"\n", b"\xff\n"):
+        path.write_bytes(content)
+        with pytest.raises(CapsuleError, match="CAP-B139"):
+            read_passphrase(path)
+    for unreadable in (tmp_path, tmp_path / "none"):
+        with pytest.raises(CapsuleError, match="CAP-B131"):
+            read_passphrase(unreadable)

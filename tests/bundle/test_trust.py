@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -338,12 +339,20 @@ def test_a_signature_over_another_bundle_is_refused(bundle, doubly, cosigned, tm
     untrusted(bundle, load_policy(keys=keys, signatures=[noise]), "CAP-B157")
 
 
+def by(path):
+    return partial(sshsig.sign, key=load_private(path))
+
+
+def by_ssh_keygen(path):
+    return partial(sshsig.sign_by_ssh_keygen, key=path)
+
+
 def test_cosigning(doubly, bundle, tmp_path, alice):
     generate(tmp_path / "dan", algorithm="ecdsa-p256")
     before = bundle.read_bytes()
     made = [
-        cosign(bundle, tmp_path / "dan", tmp_path / "1.sshsig", by_ssh_keygen=False),
-        cosign(bundle, tmp_path / "dan", tmp_path / "2.sshsig", by_ssh_keygen=True),
+        cosign(bundle, by(tmp_path / "dan"), tmp_path / "1.sshsig"),
+        cosign(bundle, by_ssh_keygen(tmp_path / "dan"), tmp_path / "2.sshsig"),
     ]
     keys = [key_file(tmp_path, alice, "a"), tmp_path / "dan.pub"]
     assert {signed.fingerprint for signed in made} == {load_trusted(keys)[1].fingerprint}
@@ -352,7 +361,7 @@ def test_cosigning(doubly, bundle, tmp_path, alice):
         assert len(signers(bundle, load_policy(keys=keys, signatures=files, threshold=2))) == 2
     assert bundle.read_bytes() == before
     with pytest.raises(CapsuleError, match="CAP-B143") as caught:
-        cosign(bundle, tmp_path / "dan", tmp_path / "1.sshsig", by_ssh_keygen=False)
+        cosign(bundle, by(tmp_path / "dan"), tmp_path / "1.sshsig")
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -383,7 +392,7 @@ def test_a_bundle_that_is_not_intact_is_not_cosigned(bundle, tmp_path):
     spoilt = tmp_path / "spoilt"
     spoilt.write_bytes(bundle.read_bytes()[:-1])
     with pytest.raises(CapsuleError, match="CAP-B104"):
-        cosign(spoilt, tmp_path / "dan", tmp_path / "s", by_ssh_keygen=False)
+        cosign(spoilt, by(tmp_path / "dan"), tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from packaging.requirements import Requirement
 
 from capsule.bundle import archive, run_bundle
@@ -284,12 +283,7 @@ def _bundled(
             started=datetime(2026, 1, 1, tzinfo=UTC),
             directory=run,
         )
-        key = folder / "key"
-        key.write_bytes(
-            _SIGNING_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        )
-        key.chmod(0o600)
-        path, _ = pack_run(finished, key, folder, store, embed_image=False)
+        path, _ = pack_run(finished, SIGNER, folder, store, embed_image=False)
         with open_bundle(path, [SIGNER.public]) as bundle:
             files = {path: bundle.content(path) for path in bundle.files}
             facts = {file.path: (file.role, file.media_type) for file in bundle.manifest.files}

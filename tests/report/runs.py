@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from capsule.bundle.keys import generate
+from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
@@ -137,7 +137,7 @@ def pack(folder: Path, document=DQN, *, machine=MACHINE, name=None, **parts) -> 
     generate(key)
     started = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     run = FinishedRun(lock, None, {"name": "process", "version": "1"}, machine, started, directory)
-    bundle, _ = pack_run(run, key, folder, Cache(folder / "cache"), embed_image=False)
+    bundle, _ = pack_run(run, load_private(key), folder, Cache(folder / "cache"), embed_image=False)
     return bundle if name is None else bundle.rename(folder / name)
 
 

@@ -234,7 +234,9 @@ def bundled(run, key, folder):
         started=datetime.now(UTC),
         directory=run.directory,
     )
-    return pack_run(finished, key, folder, Cache(folder / "cache"), embed_image=False)[0]
+    return pack_run(
+        finished, load_private(key), folder, Cache(folder / "cache"), embed_image=False
+    )[0]
 
 
 def forged(bundle, key, change, destination):

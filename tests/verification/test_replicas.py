@@ -98,7 +98,9 @@ def bundle(folder, old):
     directory = folder / "run"
     execution.execute(LOCK, old, directory, reporter=QUIET)
     run = FinishedRun(LOCK, None, old.describe(), old.fingerprint, datetime.now(UTC), directory)
-    path, _ = pack_run(run, folder / "alice", folder, Cache(folder / "cache"), embed_image=False)
+    path, _ = pack_run(
+        run, load_private(folder / "alice"), folder, Cache(folder / "cache"), embed_image=False
+    )
     return path
 
 
