@@ -44,7 +44,7 @@ step ruff format --check
 step ruff check
 step mypy
 step lint-imports
-tests=(pytest -m "not gpu and not emulated")
+tests=(pytest -m "not gpu and not emulated and not soak")
 if [ $# -gt 0 ]; then
   step "${tests[@]}" "$@"
   exit

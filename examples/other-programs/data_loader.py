@@ -24,6 +24,7 @@ class Noisy(Dataset):
 
 
 def main() -> None:
+    """Train for three epochs."""
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(Noisy(), batch_size=16, shuffle=True, num_workers=3)

@@ -6,7 +6,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 tokens = torch.randint(0, 64, (64, 16))
 examples = [{"input_ids": row, "labels": row} for row in tokens]
 model = GPT2LMHeadModel(
-    GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2Config(
+        vocab_size=64,
+        n_positions=16,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 )
 arguments = TrainingArguments(
     "out",

@@ -1,4 +1,4 @@
-"""A single-file PPO in the manner of CleanRL: its run's name holds the time, its speed is logged."""
+"""A single-file PPO in the manner of CleanRL: named after the time, and it logs its speed."""
 
 import random
 import time
@@ -15,10 +15,12 @@ GAMMA, LAMBDA, CLIP = 0.99, 0.95, 0.2
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a perceptron with one hidden layer."""
     return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, outputs))
 
 
 def main() -> None:
+    """Train for a minute or less."""
     seed = int(time.time())
     writer = SummaryWriter(f"runs/CartPole-v1__ppo__{seed}")
     random.seed(seed)
@@ -45,7 +47,9 @@ def main() -> None:
             reward = torch.tensor(reward, dtype=torch.float32)
             rows.append((observation, action, policy.log_prob(action), value, reward, ended))
             observation = torch.tensor(after)
-        observations, actions, log_probabilities, values, rewards, ends = map(torch.stack, zip(*rows))
+        observations, actions, log_probabilities, values, rewards, ends = map(
+            torch.stack, zip(*rows, strict=True)
+        )
 
         with torch.no_grad():
             following = critic(observation).squeeze(1)
