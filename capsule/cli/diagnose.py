@@ -31,7 +31,7 @@ def command(
         int, typer.Option("--steps", help="Agent steps of each run; a program runs to its end.")
     ] = DEFAULT_STEPS,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Write the mitigations into the spec.")
+        bool, typer.Option("--apply", help="Try the settings that may help; write them if they do.")
     ] = False,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Folder for the two run directories.")
@@ -42,19 +42,17 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Run a spec twice under instruments, and explain what differs, or could."""
-    from capsule import execution
-    from capsule.diagnosis.apply import apply_patch, patch_of
-    from capsule.diagnosis.diagnose import diagnose
+    from capsule.diagnosis.trial import Workplace, apply_if_cured
     from capsule.engine.select import open_engine
     from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.image.cache import Cache
-    from capsule.report.diagnosis import show_diagnosis
+    from capsule.report.diagnosis import show_diagnosis, show_trial
     from capsule.report.progress import open_reporter
 
     if apply and (overrides or spec.name.endswith(".lock.json")):
         raise CapsuleError(
             "CAP-D003",
-            "--apply needs a spec that says all by itself",
+            "--apply needs the spec itself, without changes by --set",
             fix="Name the spec instead of its lock, and write what --set says into it.",
             exit_code=ExitCode.USAGE,
         )
@@ -62,19 +60,18 @@ def command(
     with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-diagnose-") as scratch:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
-        execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
+        place = Workplace(chosen, cache, sources, steps, reporter)
         directory = scratch if keep is None else keep
-        diagnosis = diagnose(lock, chosen, directory, steps=steps, reporter=reporter)
-    patch = patch_of(diagnosis.findings)
-    if apply and patch:
-        apply_patch(spec, patch)
+        diagnosis = place.diagnose(lock, directory)
+        trial = apply_if_cured(spec, lock, diagnosis, place, directory) if apply else None
     if as_json:
         document = diagnosis.model_dump(mode="json", by_alias=True)
-        print_json({**document, "applied": patch if apply else {}})
+        tried = None if trial is None else trial.model_dump(mode="json", by_alias=True)
+        print_json({**document, "trial": tried})
     else:
         from rich.console import Console
 
         show_diagnosis(diagnosis, Console())
-        if apply and patch:
-            typer.echo(f"wrote {', '.join(patch)} into {spec}; lock and diagnose again", err=True)
-    raise typer.Exit(diagnosis.exit_code)
+        if trial is not None:
+            show_trial(trial, spec, Console())
+    raise typer.Exit(diagnosis.exit_code if trial is None else trial.diagnosis.exit_code)

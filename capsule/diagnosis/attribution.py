@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from capsule.diagnosis.findings import Finding, finding
-from capsule.experiment.spec import Spec
+from capsule.experiment.spec import Spec, calendar_clock
 from capsule.training.instruments import (
     SEEDING,
     InstrumentReport,
@@ -18,8 +19,10 @@ from capsule.training.instruments import (
     Variable,
 )
 
-_CODES: dict[Source, str] = {
+Cause = Source | Literal["race"]
+_CODES: dict[Cause, str] = {
     "entropy": "CAP-D103",
+    "race": "CAP-D111",
     "address": "CAP-D104",
     "hash": "CAP-D105",
     "directory": "CAP-D106",
@@ -93,29 +96,80 @@ def line_findings(first: InstrumentReport, second: InstrumentReport, spec: Spec)
     A line is explained by the sources that it asked, or by the way in which its values differ. A
     line with neither is taken to repeat what an earlier one began, unless there is no such line.
     """
-    found = list(_seeding_findings(first))
+    found = list(_seeding_findings(first, spec))
     clocks: set[str] = set()  # variables that hold a time
     for line in _differing_lines(first, second):
         explained = any(item.level == "error" for item in found)
-        if line.asks("clock"):
+        if line.asks_clock(spec):
             clocks |= {variable.name for variable, _ in line.variables}
             found.append(_clock_finding(line, first))
         elif (cause := _cause(line, spec)) is not None:
-            found.append(line.finding(_CODES[cause], _REASONS[cause]))
+            if cause != "race" or not explained:  # what came in another order stays so
+                found.append(line.finding(_CODES[cause], _REASONS[cause]))
         elif not explained and not line.names(clocks):
-            code = "CAP-D103" if _RANDOM.search(line.text) else "CAP-D109"
+            system = spec.entropy.mode == "system" and _RANDOM.search(line.text)
+            code = "CAP-D103" if system else "CAP-D109"
             found.append(line.finding(code, "no known source is asked on this line"))
     return list({(item.code, str(item.where)): item for item in found}.values())
 
 
-def _seeding_findings(report: InstrumentReport) -> Iterator[Finding]:
+def asked_findings(
+    reports: Sequence[InstrumentReport], spec: Spec, *, numbers_pinned: bool
+) -> list[Finding]:
+    """Return the lines that ask a source which nothing controls, where nothing else is known.
+
+    These are candidates: that the answer reached a result was not seen.
+
+    Args:
+        reports: Of all processes.
+        spec: What was run.
+        numbers_pinned: Whether process numbers follow from what the run starts.
+    """
+    codes: dict[Source, str] = {**_CODES, "clock": "CAP-D108"}  # type: ignore[dict-item]
+    found = {}
+    for report in reports:
+        for use in report.sources:
+            pinned = use.source == "process" and numbers_pinned
+            if _is_open(use, spec) and not pinned:
+                item = finding(
+                    codes[use.source],
+                    f"{use.function} is asked here, and no difference was seen before",
+                    where=use.where,
+                    text=report.text.get(str(use.where), ""),
+                    level="warning",
+                    curable=not _is_monotonic(use),
+                )
+                found[item.code, str(item.where)] = item
+    return list(found.values())
+
+
+def _is_open(use: SourceUse, spec: Spec) -> bool:
+    """Tell whether the answers of a source may differ from run to run under a spec."""
+    match use.source:
+        case "clock":
+            return _is_monotonic(use) or calendar_clock(spec) == "system"
+        case "entropy":
+            return spec.entropy.mode == "system"
+        case "directory":
+            return not spec.determinism.sorted_listings
+        case _:
+            return True
+
+
+def _is_monotonic(use: SourceUse) -> bool:
+    return use.function.startswith(("time.monotonic", "time.perf_counter"))
+
+
+def _seeding_findings(report: InstrumentReport, spec: Spec) -> Iterator[Finding]:
     """Yield the lines that seed a generator from the clock or the operating system."""
     for use in report.sources:
         text = report.text.get(str(use.where), "")
         code = {"clock": "CAP-D102", "entropy": "CAP-D103"}.get(use.source)
-        if code and SEEDING.search(text) and not use.function.startswith("random."):
+        seeds = SEEDING.search(text) and not use.function.startswith("random.")
+        if code and seeds and _is_open(use, spec):
             message = f"a generator is seeded from {use.function}"
-            yield finding(code, message, where=use.where, text=text)
+            curable = not _is_monotonic(use)
+            yield finding(code, message, where=use.where, text=text, curable=curable)
 
 
 @dataclass(frozen=True)
@@ -133,6 +187,16 @@ class _Line:
         return any(
             use.source == source and not use.function.startswith("random.") for use in self.sources
         )
+
+    def asks_clock(self, spec: Spec) -> bool:
+        """Whether it asks a clock that nothing controls."""
+        return any(use.source == "clock" and _is_open(use, spec) for use in self.sources)
+
+    @property
+    def only_monotonic(self) -> bool:
+        """Whether every clock that it asks is a monotonic one."""
+        clocks = [use for use in self.sources if use.source == "clock"]
+        return bool(clocks) and all(_is_monotonic(use) for use in clocks)
 
     def names(self, variables: set[str]) -> bool:
         return not variables.isdisjoint(re.findall(r"\w+", self.text))
@@ -155,10 +219,13 @@ class _Line:
             f"variable {variable.name!r} differs{_examples(variable, other)}: {reason}",
             where=self.where,
             text=self.text,
+            curable=not self.only_monotonic,
         )
 
 
-_REASONS: dict[Source, str] = {
+_REASONS: dict[Cause, str] = {
+    "race": "results come in the order in which threads, processes or tasks are ready, or a task "
+    "draws the randomness of whichever worker does it",
     "entropy": "it draws from a generator that takes its state from the operating system",
     "address": "the same elements in another order, as their addresses fall",
     "hash": "the order or value comes from hash(), which the interpreter salts anew",
@@ -209,7 +276,7 @@ def _key(variable: Variable) -> tuple[str, int, str]:
     return variable.where.file.rpartition("/")[2], variable.where.line, variable.name
 
 
-def _cause(line: _Line, spec: Spec) -> Source | None:
+def _cause(line: _Line, spec: Spec) -> Cause | None:
     """Name the source that explains why a line differs."""
     if line.only_reordered():
         return _cause_of_order(line, spec)
@@ -218,17 +285,25 @@ def _cause(line: _Line, spec: Spec) -> Source | None:
             return source
     if spec.determinism.hash_seed is None and _HASH.search(line.text):
         return "hash"
-    return "entropy" if line.asks("entropy") or line.unseeded else None
+    return _cause_of_draw(spec) if line.asks("entropy") or line.unseeded else None
 
 
-def _cause_of_order(line: _Line, spec: Spec) -> Source:
-    if line.asks("directory") or "glob(" in line.text:
+def _cause_of_draw(spec: Spec) -> Cause:
+    """Entropy that is derived or replayed differs only where another thread draws it."""
+    return "entropy" if spec.entropy.mode == "system" else "race"
+
+
+def _cause_of_order(line: _Line, spec: Spec) -> Cause:
+    listed = line.asks("directory") or "glob(" in line.text
+    if listed and not spec.determinism.sorted_listings:
         return "directory"
     if line.asks("entropy") or line.unseeded or _RANDOM.search(line.text):
-        return "entropy"  # a shuffle
-    salted = spec.determinism.hash_seed is None and not line.asks("address")
+        return _cause_of_draw(spec)  # a shuffle
+    by_address = line.asks("address") or bool(_ADDRESS.search(line.text))
     texts = all(re.search(r"\b(str|bytes)\b", variable.kind) for variable, _ in line.variables)
-    return "hash" if salted and texts and not _ADDRESS.search(line.text) else "address"
+    if spec.determinism.hash_seed is None and texts and not by_address:
+        return "hash"
+    return "address" if by_address or spec.entropy.address_randomization else "race"
 
 
 def _clock_finding(line: _Line, report: InstrumentReport) -> Finding:

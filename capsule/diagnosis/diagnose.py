@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from capsule import execution
 from capsule.bundle.claims import read_document
-from capsule.diagnosis.attribution import line_findings, operator_findings
-from capsule.diagnosis.entropy import STRACE, entropy_findings
-from capsule.diagnosis.findings import Finding, Setting, finding
+from capsule.diagnosis.attribution import asked_findings, line_findings, operator_findings
+from capsule.diagnosis.entropy import STRACE, entropy_findings, unreached_findings
+from capsule.diagnosis.findings import Finding, finding
+from capsule.diagnosis.races import race_findings, read_draws
+from capsule.diagnosis.settings import UNKNOWN, given_up, tailored, unexplained
 from capsule.engine.interface import RUN_DIRECTORY, Engine, Exit, Progress, Task
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
@@ -37,7 +37,7 @@ from capsule.verification.outputs import STANDARD_OUTPUT
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
 STRACE_OUTPUT = "strace.txt"
-RUNS = ("first", "second")
+RUNS = ("run-1", "run-2")  # equally long: paths move what lies in memory
 MAX_REPORT_BYTES = 256 << 20
 _LEVELS = ("error", "warning", "note")
 
@@ -75,10 +75,12 @@ class Instrumented:
     Attributes:
         engine: Where the run executes.
         strace: Whether to let strace write down the requests for randomness, as well.
+        draws: The requests of each thread, once the run has ended well.
     """
 
     engine: Engine
     strace: bool = False
+    draws: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def name(self) -> Literal["docker", "podman", "process"]:
@@ -99,7 +101,10 @@ class Instrumented:
         if self.strace:
             output = f"{RUN_DIRECTORY}/{STRACE_OUTPUT}"
             watched = replace(watched, arguments=(*STRACE, "-o", output, "--", *task.arguments))
-        return self.engine.run(watched, on_poll=on_poll, poll_seconds=poll_seconds)
+        ended = self.engine.run(watched, on_poll=on_poll, poll_seconds=poll_seconds)
+        if ended.status == 0:  # the journal is removed when the run is finished
+            self.draws.update(read_draws(task.run_directory))
+        return ended
 
 
 def diagnose(
@@ -120,53 +125,65 @@ def diagnose(
     """
     lock, prefix = _shortened(lock, steps)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directories = [directory / name for name in RUNS]
+    runs: list[_Run] = []
     failure: CapsuleError | None = None
-    for number, run_directory in enumerate(directories, 1):
+    for number, name in enumerate(RUNS, 1):
         reporter.note(f"run {number} of 2, under instruments")
         # The second run is the one that is traced: it must give the same bits all the same.
         strace = number == 2 and engine.name == "process" and shutil.which("strace") is not None
-        # What the first run recorded, the second one repeats.
-        profile, arrivals = (
-            directories[0] / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)
-        )
+        runs.append(_Run(directory / name, Instrumented(engine, strace=strace)))
         try:
-            execution.execute(
-                lock,
-                Instrumented(engine, strace=strace),
-                run_directory,
-                stop_after=prefix,
-                replay=profile if number == 2 and profile.exists() else None,
-                arrivals=arrivals if number == 2 and arrivals.exists() else None,
-                reporter=reporter,
-            )
+            _execute(lock, runs, prefix, reporter)
         except CapsuleError as error:
             if error.exit_code != ExitCode.TRAINING_FAILED:
                 raise
             failure = error
             break
-    finished = directories if failure is None else []
-    return _explain(lock, directories, finished, failure, prefix)
+    return _explain(lock, runs, failure, prefix)
+
+
+@dataclass(frozen=True)
+class _Run:
+    directory: Path
+    engine: Instrumented
+
+    def reports(self) -> list[InstrumentReport]:
+        return read_reports(self.directory) if (self.directory / FOLDER).exists() else []
+
+
+def _execute(
+    lock: Lock, runs: list[_Run], prefix: int | None, reporter: execution.Reporter
+) -> None:
+    """Execute the last of some runs; what the first one recorded is repeated."""
+    recorded: list[Path | None] = [None, None]
+    if len(runs) > 1:
+        paths = [runs[0].directory / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)]
+        recorded = [path if path.exists() else None for path in paths]
+    execution.execute(
+        lock,
+        runs[-1].engine,
+        runs[-1].directory,
+        stop_after=prefix,
+        replay=recorded[0],
+        arrivals=recorded[1],
+        reporter=reporter,
+    )
 
 
 def _explain(
-    lock: Lock,
-    directories: list[Path],
-    finished: list[Path],
-    failure: CapsuleError | None,
-    prefix: int | None,
+    lock: Lock, runs: list[_Run], failure: CapsuleError | None, prefix: int | None
 ) -> Diagnosis:
-    reports = [read_reports(path) for path in directories if (path / FOLDER).exists()]
-    everything = [report for run in reports for report in run]
+    reports = [run.reports() for run in runs]
+    everything = [report for each in reports for report in each]
     findings = operator_findings(everything, failed=failure is not None)
-    differences = compare_runs(*finished) if finished else []
-    if differences:
-        findings += [finding("CAP-D101", text) for text in differences]
-        for first, second in zip(*reports, strict=False):
-            findings += line_findings(first, second, lock.spec)
-    if finished:
-        report = read_document(finished[-1] / contract.ENTROPY_REPORT, EntropyReport)
-        findings += entropy_findings(report, finished[-1] / STRACE_OUTPUT)
+    differences: list[str] = []
+    if failure is None:
+        report = read_document(runs[-1].directory / contract.ENTROPY_REPORT, EntropyReport)
+        findings += entropy_findings(report, runs[-1].directory / STRACE_OUTPUT)
+        differences = compare_runs(*(run.directory for run in runs))
+        if differences:
+            findings += [finding("CAP-D101", text) for text in differences]
+            findings += _causes(lock.spec, runs, reports, report)
     if any(report.truncated for report in everything):
         findings.append(finding("CAP-D304", "not the whole run was watched"))
     if failure is not None:
@@ -174,23 +191,31 @@ def _explain(
     return Diagnosis(
         name=lock.spec.name,
         steps=prefix,
-        equal=bool(finished) and not differences,
+        equal=failure is None and not differences,
         operators=_census([use for report in everything for use in report.operators]),
         findings=tuple(
-            item.model_copy(update={"patch": _changes(item.patch, lock.spec)})
+            tailored(item, lock.spec)
             for item in sorted(findings, key=lambda item: (_LEVELS.index(item.level), item.code))
         ),
     )
 
 
-def _changes(patch: Mapping[str, Setting], spec: Spec) -> dict[str, Setting]:
-    """Return the fields of a patch that the spec does not have like that already."""
-    document: Any = spec.model_dump(mode="json")
-    return {
-        name: value
-        for name, value in patch.items()
-        if reduce(getitem, name.split("."), document) != value
-    }
+def _causes(
+    spec: Spec, runs: list[_Run], reports: list[list[InstrumentReport]], entropy: EntropyReport
+) -> list[Finding]:
+    """Explain a difference: by what was seen, and failing that, by what could not be."""
+    found = [
+        item
+        for first, second in zip(*reports, strict=False)
+        for item in line_findings(first, second, spec)
+    ]
+    races = race_findings(*(run.engine.draws for run in runs))
+    if not unexplained(found):  # other amounts may follow from another cause
+        return found + [item.model_copy(update={"level": "note"}) for item in races]
+    if races:
+        return [item for item in found if item.code != UNKNOWN] + races
+    asked = asked_findings(reports[0], spec, numbers_pinned=entropy.numbers_pinned)
+    return [*found, *asked, *given_up(spec), *unreached_findings(entropy)]
 
 
 def _explain_failure(failure: CapsuleError, findings: list[Finding]) -> list[Finding]:

@@ -30,6 +30,16 @@ def entropy_findings(report: EntropyReport, strace: Path) -> list[Finding]:
     return found + _checked_by_strace(report, strace)
 
 
+def unreached_findings(report: EntropyReport) -> list[Finding]:
+    """Return the programs that the preloaded library was not mapped into."""
+    names = {
+        program.executable or program.process
+        for program in report.programs
+        if program.executed and not program.preloaded
+    }
+    return [finding("CAP-D112", ", ".join(sorted(names)))] if names else []
+
+
 def _bypassing(report: EntropyReport) -> str:
     names = {
         program.executable or program.process

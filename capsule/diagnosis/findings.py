@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -15,89 +15,149 @@ Setting = str | int | bool
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """A setting that may cure a finding.
+
+    Attributes:
+        field: Of the spec, dotted.
+        value: What to set it to.
+        effect: What it does, in a sentence that names both.
+    """
+
+    field: str
+    value: Setting
+    effect: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """One kind of finding.
 
     Attributes:
         level: An error makes the command fail; a warning is a risk; a note is for information.
         title: What it is, in a few words.
-        fix: What to do about it.
-        patch: Fields of the spec, dotted, that ``--apply`` would set.
+        fix: What to do about it in the program.
+        remedies: Settings that help. Only those that are not in force are shown and tried.
     """
 
     level: Level
     title: str
     fix: str
-    patch: dict[str, Setting] = field(default_factory=dict)
+    remedies: tuple[Remedy, ...] = ()
 
+
+_VIRTUAL_CLOCK = Remedy(
+    "entropy.clock",
+    "virtual",
+    "entropy.clock: virtual gives the program a calendar clock that advances by what it does.",
+)
+_VIRTUAL_ENTROPY = Remedy(
+    "entropy.mode",
+    "virtual",
+    "entropy.mode: virtual derives what the operating system would have given.",
+)
+_ALGORITHMS = Remedy(
+    "determinism.algorithms",
+    "error",
+    "determinism.algorithms: error makes torch choose a deterministic algorithm, or say that "
+    "there is none.",
+)
 
 CATALOGUE: dict[str, Entry] = {
     "CAP-D101": Entry(
         "error",
         "the two runs differ",
-        "Follow the other findings; without any, trace more densely (recording.trace_interval).",
+        "Follow the other findings.",
     ),
     "CAP-D102": Entry(
         "error",
         "a seed is taken from the clock",
-        "Use the seed of the spec: '{seed}' in trainer.command, or the variable CAPSULE_SEED. "
-        "entropy.clock: fixed stops the clock for programs that cannot be changed.",
-        {"entropy.clock": "fixed"},
+        "Use the seed of the spec: '{seed}' in trainer.command, or the variable CAPSULE_SEED.",
+        (_VIRTUAL_CLOCK,),
     ),
     "CAP-D103": Entry(
         "error",
         "randomness that nothing seeds",
-        "Seed this generator, or let Capsule answer for the operating system: "
-        "entropy.mode: virtual.",
-        {"entropy.mode": "virtual"},
+        "Seed this generator.",
+        (_VIRTUAL_ENTROPY,),
     ),
     "CAP-D104": Entry(
         "error",
         "a result depends on memory addresses",
-        "Sort by something that is the same in every run, or give the objects __hash__ and "
-        "__eq__. entropy.address_randomization: false keeps addresses as they are.",
-        {"entropy.address_randomization": False},
+        "Sort by something that is the same in every run, or give the objects __hash__ and __eq__.",
+        (
+            Remedy(
+                "entropy.address_randomization",
+                False,
+                "entropy.address_randomization: false keeps addresses as they are.",
+            ),
+        ),
     ),
     "CAP-D105": Entry(
         "error",
         "a result depends on the interpreter's hash seed",
-        "Sort the elements before their order counts; never seed from hash(). "
-        "determinism.hash_seed: 0 fixes the order.",
-        {"determinism.hash_seed": 0},
+        "Sort the elements before their order counts; never seed from hash().",
+        (Remedy("determinism.hash_seed", 0, "determinism.hash_seed: 0 fixes the order of sets."),),
     ),
     "CAP-D106": Entry(
         "error",
         "a result depends on the order in which a folder is listed",
         "Write sorted(os.listdir(...)), sorted(path.glob(...)).",
+        (
+            Remedy(
+                "determinism.sorted_listings",
+                True,
+                "determinism.sorted_listings: true lists folders in the order of names.",
+            ),
+        ),
     ),
     "CAP-D107": Entry(
         "error",
         "a result depends on a process or thread number",
-        "Number the workers yourself; derive seeds from that and from the seed of the spec.",
+        "Number the workers yourself; derive seeds from that and from the seed of the spec. In a "
+        "container, process numbers follow from what the program starts.",
     ),
     "CAP-D108": Entry(
         "warning",
         "a time is computed with",
         "Keep times out of files that are claimed (trainer.outputs), and print them on standard "
         "error.",
+        (_VIRTUAL_CLOCK,),
     ),
     "CAP-D109": Entry(
         "error",
         "a value differs, and no source is known for it",
-        "Look at what this line calls: threads, sockets, other processes, compiled extensions.",
+        "Look at what this line calls: sockets, other processes, compiled extensions.",
+    ),
+    "CAP-D110": Entry(
+        "warning",
+        "guarantees that the spec gives up, one of which may be the cause",
+        "Use the defaults; --apply tries whether they help.",
+    ),
+    "CAP-D111": Entry(
+        "error",
+        "threads, processes or tasks race for work",
+        "Submit tasks and wait for their results with capsule.training.arrivals, which records the "
+        "order of arrival and gives each task randomness of its own (docs/own-program.md).",
+    ),
+    "CAP-D112": Entry(
+        "warning",
+        "programs that the preloaded library does not reach",
+        "Link them with the C library dynamically, or keep what they draw out of the results: "
+        "their clock is the machine's, and the processor instructions RDRAND and RDSEED are not "
+        "seen in any program.",
     ),
     "CAP-D201": Entry(
         "error",
         "an operator gives other bits when it is executed again",
-        "determinism.algorithms: error makes torch choose a deterministic algorithm, or say that "
-        "there is none. If it is on already, use one maths thread or another operator.",
-        {"determinism.algorithms": "error"},
+        "Use one maths thread, or another operator.",
+        (_ALGORITHMS,),
     ),
     "CAP-D202": Entry(
         "warning",
         "an operator is deterministic only under a flag that is off",
-        "Switch it on: determinism.algorithms: error.",
-        {"determinism.algorithms": "error"},
+        "Switch the flag on.",
+        (_ALGORITHMS,),
     ),
     "CAP-D203": Entry(
         "warning",
@@ -112,14 +172,14 @@ CATALOGUE: dict[str, Entry] = {
     "CAP-D301": Entry(
         "warning",
         "fresh randomness of the operating system reaches the program",
-        "entropy.mode: virtual makes it repeatable; recorded keeps it for verify.",
-        {"entropy.mode": "virtual"},
+        "Let Capsule answer for the operating system.",
+        (_VIRTUAL_ENTROPY,),
     ),
     "CAP-D302": Entry(
         "warning",
         "requests for randomness bypass the preloaded library",
-        "entropy.supervised: true answers them; a processor instruction it cannot.",
-        {"entropy.supervised": True},
+        "Read /dev/urandom instead of files of /proc, which nothing answers for.",
+        (Remedy("entropy.supervised", True, "entropy.supervised: true answers system calls."),),
     ),
     "CAP-D303": Entry(
         "warning",
@@ -155,6 +215,7 @@ def finding(
     text: str = "",
     operator: str | None = None,
     level: Level | None = None,
+    curable: bool = True,
 ) -> Finding:
     """Make a finding of the catalogue.
 
@@ -165,6 +226,7 @@ def finding(
         text: Text of that line.
         operator: The torch operator it is about.
         level: Instead of the catalogue's.
+        curable: Whether the catalogue's settings help here.
     """
     entry = CATALOGUE[code]
     return Finding(
@@ -175,7 +237,7 @@ def finding(
         text=text,
         operator=operator,
         mitigation=entry.fix,
-        patch=entry.patch,
+        patch={each.field: each.value for each in entry.remedies} if curable else {},
     )
 
 

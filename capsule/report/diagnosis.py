@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capsule.diagnosis.diagnose import Diagnosis
 from capsule.diagnosis.findings import Finding
+from capsule.diagnosis.settings import described
+from capsule.diagnosis.trial import Trial
 from capsule.entropy.ledger import Ledger
 from capsule.report.text import printable
 
@@ -56,6 +59,17 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     _line(console, f"findings   {', '.join(counts)}")
 
 
+def show_trial(trial: Trial, spec: Path, console: Console) -> None:
+    """Print whether the settings that were tried helped, and what became of the spec."""
+    _line(console, f"tried      {described(trial.settings)}")
+    if trial.applied:
+        _line(console, f"           two runs gave the same bits: written into {spec}; lock again")
+        return
+    _line(console, "           the two runs still differ: the spec was left as it is")
+    for item in trial.diagnosis.findings:
+        _show_finding(item, console)
+
+
 def _show_finding(item: Finding, console: Console) -> None:
     where = f"  {item.where}" if item.where else ""
     console.print(item.code, style=_LEVEL_STYLES[item.level], end="", markup=False, highlight=False)
@@ -63,9 +77,8 @@ def _show_finding(item: Finding, console: Console) -> None:
     if item.text:
         _line(console, f"    {printable(item.text)}")
     _line(console, f"    fix: {item.mitigation}")
-    for name, value in item.patch.items():
-        shown = str(value).lower() if isinstance(value, bool) else value
-        _line(console, f"    --apply sets {name}: {shown}")
+    if item.patch:
+        _line(console, f"    --apply tries {described(item.patch)}")
     console.print()
 
 

@@ -18,10 +18,11 @@ from capsule.diagnosis.diagnose import diagnose, read_reports
 from capsule.diagnosis.findings import Finding
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
+from capsule.experiment.lock import Lock, LockedProject
 from capsule.experiment.spec_file import parse_spec
 from capsule.experiment.variables import environment_variables
 from capsule.report.progress import SilentReporter
+from tests.training.conftest import tree_facts
 
 PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib")
@@ -35,11 +36,14 @@ class LocalEngine:
     def describe(self):
         return {"name": self.name}
 
-    def __init__(self, folder: Path, project: Path | None) -> None:
+    def __init__(self, folder: Path, project: Path | None, *, torch: bool = True) -> None:
+        """Make the engine; without torch, which takes seconds to import, if it is not needed."""
         site = folder / "site"
         site.mkdir(parents=True)
-        hooks = sorted((PACKAGE / "training").glob("*.pth"))
-        (site / "sitecustomize.py").write_text("".join(path.read_text() for path in hooks))
+        hooks = [path.read_text() for path in sorted((PACKAGE / "training").glob("*.pth"))]
+        if not torch:
+            hooks.append("import sys; sys.modules['torch'] = None\n")
+        (site / "sitecustomize.py").write_text("".join(hooks))
         self._path = f"{site}:{PACKAGE.parent}"
         self._project = project
 
@@ -75,6 +79,14 @@ PROGRAM = {
     "trainer": {"command": ["python", "train.py"]},
     "code": {"path": "."},
 }
+
+
+def locked(spec, project):
+    """Return a lock of a spec with its source tree, and without an image."""
+    tree = LockedProject.model_construct(files=tree_facts(project))
+    return Lock.model_construct(spec=spec, project=tree)
+
+
 WATCHED = """\
 import sys
 from capsule.training.instrumentation import install
@@ -141,13 +153,13 @@ class Explained:
 def diagnosed(tmp_path):
     """Return a function that diagnoses a spec, or a program, from beginning to end."""
 
-    def work(program=None, *, spec=PROGRAM, steps=64, **settings):
+    def work(program=None, *, spec=PROGRAM, steps=64, torch=True, **settings):
         project = tmp_path / "project"
         project.mkdir()
         if program is not None:
             (project / "train.py").write_text(textwrap.dedent(program))
-        lock = Lock.model_construct(spec=parsed(spec, **settings), project=None)
-        engine = LocalEngine(tmp_path, project)
+        lock = locked(parsed(spec, **settings), project)
+        engine = LocalEngine(tmp_path, project, torch=torch)
         return diagnose(lock, engine, tmp_path / "runs", steps=steps, reporter=SilentReporter())
 
     return work

@@ -1,5 +1,6 @@
 """The catalogue of findings, and writing mitigations into a spec."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.diagnosis.apply import apply_patch, patch_of, patched
-from capsule.diagnosis.entropy import entropy_findings
+from capsule.diagnosis.entropy import entropy_findings, unreached_findings
 from capsule.diagnosis.findings import CATALOGUE, finding, shortened
+from capsule.diagnosis.races import race_findings
+from capsule.diagnosis.settings import described, given_up, in_force, tailored, with_settings
 from capsule.entropy.report import EntropyReport, ProgramReport, Tally
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec_file import parse_spec
@@ -45,11 +48,11 @@ def test_the_page_lists_every_finding_with_level_cause_and_fix():
 
 
 @pytest.mark.parametrize("code", CATALOGUE)
-def test_every_patch_is_a_field_of_the_spec_and_is_named_in_the_fix(code):
-    for name, value in CATALOGUE[code].patch.items():
-        shown = str(value).lower() if isinstance(value, bool) else str(value)
-        assert f"{name}: {shown}" in CATALOGUE[code].fix
-        assert parse_spec(patched(SPEC, {name: value}).encode(), "patched")
+def test_every_patch_is_a_field_of_the_spec_and_is_named_in_its_effect(code):
+    for remedy in CATALOGUE[code].remedies:
+        setting = {remedy.field: remedy.value}
+        assert described(setting) in remedy.effect
+        assert parse_spec(patched(SPEC, setting).encode(), "patched")
 
 
 def test_a_location_is_shown_without_the_folders_of_the_run():
@@ -80,7 +83,9 @@ def test_a_shipped_spec_only_gains_lines(path):
     assert parse_spec(after.encode(), path.name).entropy.clock == "fixed"
 
 
-PATCHES = [patch for entry in CATALOGUE.values() for patch in entry.patch.items()]
+PATCHES = [
+    (remedy.field, remedy.value) for entry in CATALOGUE.values() for remedy in entry.remedies
+]
 
 
 @settings(deadline=None, max_examples=30)
@@ -122,6 +127,8 @@ def make_report(mode="virtual", **program):
         "process": "0",
         "executable": "/bin/tool",
         "getrandom": Tally(),
+        "executed": True,
+        "preloaded": True,
         "inside_libc": Tally(calls=1, bytes=8),
         "devices": Tally(),
         "unanswered": 0,
@@ -149,3 +156,78 @@ def test_the_accounts_of_entropy(tmp_path, report, strace, expected):
     (tmp_path / "strace.txt").write_bytes(strace)
     found = entropy_findings(report, tmp_path / "strace.txt")
     assert [(item.code, item.level) for item in found] == expected
+
+
+OWN = {
+    "name": "own",
+    "accelerator": {"kind": "cpu"},
+    "code": {},
+    "trainer": {"command": ["python", "train.py"]},
+}
+
+
+def spec_of(document=OWN, **sections):
+    return parse_spec(json.dumps({**document, **sections}).encode(), "test")
+
+
+@pytest.mark.parametrize("code", CATALOGUE)
+def test_nothing_is_recommended_that_is_in_force(code):
+    item = tailored(finding(code, ""), spec_of())
+    assert item.patch == {}
+    assert item.mitigation == CATALOGUE[code].fix
+
+
+def test_what_is_not_in_force_is_recommended():
+    item = tailored(finding("CAP-D102", ""), spec_of(entropy={"clock": "system"}))
+    assert item.patch == {"entropy.clock": "virtual"}
+    assert "entropy.clock: virtual" in item.mitigation
+    uncurable = finding("CAP-D102", "", curable=False)
+    assert tailored(uncurable, spec_of(entropy={"clock": "system"})).patch == {}
+
+
+def test_a_field_that_the_spec_may_not_hold_is_not_recommended():
+    assert with_settings(spec_of(), {"recording.trace_interval": 8}) is None
+    assert with_settings(spec_of(), {"entropy.clock": "fixed"}).entropy.clock == "fixed"
+    native = finding("CAP-D102", "").model_copy(update={"patch": {"recording.trace_interval": 8}})
+    assert tailored(native, spec_of()).patch == {}
+
+
+def test_the_default_clock_is_in_force_without_being_written():
+    assert in_force(spec_of(), "entropy.clock") == "virtual"
+    assert in_force(spec_of(), "determinism.threads") == 1
+
+
+def test_every_guarantee_that_is_given_up_is_a_candidate():
+    assert given_up(spec_of()) == []
+    weak = {
+        "entropy": {"clock": "system", "mode": "system", "address_randomization": True},
+        "determinism": {"threads": None, "algorithms": "warn", "sorted_listings": False},
+    }
+    (item,) = given_up(spec_of(**weak))
+    assert item.patch == {
+        "entropy.mode": "virtual",
+        "entropy.address_randomization": False,
+        "entropy.clock": "virtual",
+        "determinism.threads": 1,
+        "determinism.algorithms": "error",
+        "determinism.sorted_listings": True,
+    }
+    assert "entropy.clock: system" in item.message
+    assert "determinism.threads: null" in item.message
+
+
+def test_threads_that_draw_more_in_one_run_are_named():
+    same = {("0.2x", "0"): 3}
+    assert race_findings(same, same) == race_findings({}, {}) == []
+    (item,) = race_findings({**same, ("0.2x", "0-1"): 5}, {**same, ("0.2x", "0-2"): 5})
+    assert item.code == "CAP-D111"
+    assert "thread 0-1 of process 0.2x 5 and 0, thread 0-2 of process 0.2x 0 and 5" in item.message
+    many = {("0.2x", f"0-{number}"): 1 for number in range(9)}
+    assert "and 6 more threads" in race_findings(many, {})[0].message
+
+
+def test_programs_beyond_the_preloaded_library_are_named():
+    assert unreached_findings(make_report()) == []
+    (item,) = unreached_findings(make_report(preloaded=False))
+    assert (item.code, item.message) == ("CAP-D112", "/bin/tool")
+    assert "RDRAND" in item.mitigation

@@ -62,7 +62,7 @@ from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver
-from tests.entropy.evidence import make_mechanisms
+from tests.entropy.evidence import make_mechanisms, make_report
 
 FINAL = "checkpoints/step-000000000008.safetensors"
 INDEX = run_bundle.RUN + contract.CHECKPOINT_INDEX
@@ -367,20 +367,10 @@ def write_entropy_report(run: Path, lock: Lock) -> None:
     _write(
         run,
         contract.ENTROPY_REPORT,
-        EntropyReport(
+        make_report(
             mode="record" if lock.spec.entropy.mode == "recorded" else "virtual",
-            clock="system",
-            supervised=True,
-            address_randomization=False,
-            own_numbers=True,
-            first_process=contract.FIRST_PROCESS,
-            status=0,
-            processes=1,
-            outlived=0,
             programs=(),
             uses=(),
-            told=(),
-            coverage=(),
         ),
     )
 

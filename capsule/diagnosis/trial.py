@@ -1,0 +1,83 @@
+"""Trying a cure: two more runs with the settings that may help, before the spec is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from capsule import execution
+from capsule.diagnosis.apply import apply_patch, patch_of
+from capsule.diagnosis.diagnose import Diagnosis, diagnose
+from capsule.diagnosis.findings import Setting
+from capsule.diagnosis.settings import with_settings
+from capsule.engine.interface import Engine
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.cache import Cache
+
+TRIAL = "trial"  # folder of the two runs
+
+
+class Trial(Model):
+    """What two runs with other settings gave."""
+
+    settings: dict[str, Setting] = Field(description="Dotted field of the spec to value.")
+    diagnosis: Diagnosis = Field(description="Of the runs with these settings.")
+    applied: bool = Field(description="Whether the runs were equal, and the spec was changed.")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where diagnoses run.
+
+    Attributes:
+        engine: Where runs execute.
+        cache: Content-addressed store of packages and layers.
+        sources: Where missing packages may come from.
+        steps: Steps of each run of a trainer.
+        reporter: Told about each event.
+    """
+
+    engine: Engine
+    cache: Cache
+    sources: SourcesSpec
+    steps: int
+    reporter: execution.Reporter
+
+    def diagnose(self, lock: Lock, directory: Path) -> Diagnosis:
+        """Make the engine ready for a lock, and diagnose it in a folder."""
+        execution.prepare(
+            lock, self.engine, self.cache, sources=self.sources, reporter=self.reporter
+        )
+        return diagnose(lock, self.engine, directory, steps=self.steps, reporter=self.reporter)
+
+
+def apply_if_cured(
+    spec: Path, lock: Lock, diagnosis: Diagnosis, place: Workplace, directory: Path
+) -> Trial | None:
+    """Run twice with the settings that a diagnosis proposes; write them into the spec if equal.
+
+    Args:
+        spec: The spec file.
+        lock: What it was locked to.
+        diagnosis: Of this lock.
+        place: Where to run.
+        directory: Becomes the parent of the two runs' folder.
+
+    Returns:
+        What was tried; None where the diagnosis proposes no setting.
+
+    Raises:
+        CapsuleError: As :func:`diagnose` and :func:`apply_patch`.
+    """
+    patch = patch_of(diagnosis.findings)
+    changed = with_settings(lock.spec, patch) if patch else None
+    if changed is None:
+        return None
+    tried = place.diagnose(lock.model_copy(update={"spec": changed}), directory / TRIAL)
+    if tried.equal:
+        apply_patch(spec, patch)
+    return Trial(settings=patch, diagnosis=tried, applied=tried.equal)

@@ -1,0 +1,161 @@
+"""Real programs that differ from run to run: the cause is named, and the setting that cures it."""
+
+import pytest
+
+from capsule.diagnosis.findings import CATALOGUE
+from capsule.diagnosis.settings import with_settings
+from capsule.diagnosis.trial import Workplace, apply_if_cured
+from capsule.experiment.spec import SourcesSpec
+from capsule.report.progress import SilentReporter
+
+from .conftest import PROGRAM, LocalEngine, locked, parsed
+
+POOL = """\
+import secrets, time
+from concurrent.futures import ThreadPoolExecutor
+
+def work(number):
+    time.sleep((time.monotonic_ns() % 1000) / 1e5)
+    return secrets.token_bytes(4).hex()
+
+with ThreadPoolExecutor(4) as pool:
+    results = list(pool.map(work, range(60)))
+print(results)
+"""
+IMAP = """\
+import multiprocessing, time, uuid
+
+def work(number):
+    time.sleep((time.monotonic_ns() % 1000) / 1e5)
+    return number, str(uuid.uuid4())
+
+if __name__ == "__main__":
+    with multiprocessing.Pool(3) as pool:
+        results = list(pool.imap_unordered(work, range(60)))
+    print(results)
+"""
+TASKS = """\
+import asyncio, time
+
+order = []
+
+async def agent(number):
+    await asyncio.sleep((time.monotonic_ns() % 10000) / 1e5)
+    order.append(number)
+
+async def main():
+    await asyncio.gather(*(agent(number) for number in range(30)))
+    result = list(order)
+    print(result)
+
+asyncio.run(main())
+"""
+SYSTEM_CLOCK = {"entropy": {"clock": "system"}}
+PRINTED = "import time\nprint(time.time())\n"
+ZIP = """\
+import zipfile
+with zipfile.ZipFile("model.zip", "w") as archive:
+    archive.writestr("policy", b"equal")
+"""
+SEED = """\
+import os, random, time
+seed = time.time_ns() ^ os.getpid()
+random.seed(seed)
+print(random.random())
+"""
+
+
+def codes(diagnosis):
+    return {item.code for item in diagnosis.findings if item.level != "note"} - {"CAP-D101"}
+
+
+def patch(diagnosis):
+    return {name: value for item in diagnosis.findings for name, value in item.patch.items()}
+
+
+@pytest.mark.parametrize("program", [POOL, IMAP, TASKS], ids=["threads", "processes", "tasks"])
+def test_a_race_is_named_and_no_setting_is_proposed(diagnosed, program):
+    found = diagnosed(program, torch=False)
+    assert not found.equal
+    assert codes(found) == {"CAP-D111"}
+    assert patch(found) == {}
+    assert "capsule.training.arrivals" in CATALOGUE["CAP-D111"].fix
+
+
+def test_the_threads_that_race_for_entropy_are_named(diagnosed):
+    (race,) = (item for item in diagnosed(POOL, torch=False).findings if item.code == "CAP-D111")
+    assert "thread 0-1 of process 0.2x" in race.message
+
+
+def test_a_process_number_is_named_and_the_clock_that_is_fixed_is_not(diagnosed):
+    found = diagnosed(SEED, torch=False, entropy={"clock": "fixed"})
+    assert found.equal or codes(found) == {"CAP-D107"}  # equal where process numbers are pinned
+    assert patch(found) == {}
+
+
+def test_a_time_that_is_only_printed_is_named(diagnosed):
+    found = diagnosed(PRINTED, torch=False, **SYSTEM_CLOCK)
+    assert not found.equal
+    assert codes(found) == {"CAP-D108", "CAP-D110"}
+    assert patch(found) == {"entropy.clock": "virtual"}
+
+
+def test_a_monotonic_clock_is_named_without_a_setting(diagnosed):
+    found = diagnosed("import time\nprint(time.monotonic())\n", torch=False)
+    assert codes(found) == {"CAP-D108"}
+    assert patch(found) == {}
+
+
+class Local:
+    """A workplace whose engine needs no image."""
+
+    def __init__(self, tmp_path, program):
+        self.project = tmp_path / "project"
+        self.project.mkdir()
+        (self.project / "train.py").write_text(program)
+        self.spec = tmp_path / "capsule.yaml"
+        engine = LocalEngine(tmp_path, self.project, torch=False)
+        self.place = Workplace(engine, None, SourcesSpec(), 64, SilentReporter())
+
+    def cure(self, tmp_path, **sections):
+        spec = parsed(PROGRAM, **sections)
+        self.spec.write_text(spec.model_dump_json(by_alias=True, exclude_unset=True))
+        lock = locked(spec, self.project)
+        diagnosis = self.place.diagnose(lock, tmp_path / "runs")
+        assert not diagnosis.equal
+        return apply_if_cured(self.spec, lock, diagnosis, self.place, tmp_path / "runs")
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    monkeypatch.setattr("capsule.execution.prepare", lambda *_arguments, **_options: None)
+    return lambda program: Local(tmp_path, program)
+
+
+@pytest.mark.parametrize("program", [PRINTED, ZIP], ids=["printed", "dates in an archive"])
+def test_a_setting_is_written_once_two_runs_with_it_were_equal(local, tmp_path, program):
+    place = local(program)
+    trial = place.cure(tmp_path, **SYSTEM_CLOCK)
+    assert trial.applied
+    assert trial.diagnosis.equal
+    assert trial.settings == {"entropy.clock": "virtual"}
+    assert '"virtual"' in place.spec.read_text()
+
+
+def test_a_setting_that_does_not_help_is_not_written(local, tmp_path):
+    place = local("import time\nprint(time.time(), time.monotonic())\n")
+    trial = place.cure(tmp_path, **SYSTEM_CLOCK)
+    assert not trial.applied
+    assert not trial.diagnosis.equal
+    assert '"virtual"' not in place.spec.read_text()
+
+
+def test_nothing_is_tried_where_no_setting_is_proposed(local, tmp_path):
+    assert local("import time\nprint(time.monotonic())\n").cure(tmp_path) is None
+
+
+def test_settings_are_tried_with_the_rest_of_the_spec_as_it_is():
+    spec = parsed(PROGRAM, **SYSTEM_CLOCK)
+    changed = with_settings(spec, {"entropy.clock": "virtual"})
+    assert changed.entropy.clock == "virtual"
+    assert changed.model_copy(update={"entropy": spec.entropy}) == spec
