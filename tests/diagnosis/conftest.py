@@ -28,6 +28,19 @@ PACKAGE = Path(capsule.__file__).parent
 NATIVE = str(PACKAGE / "native" / "lib")
 
 
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "torch" else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+
+
 class LocalEngine:
     """Runs a task with the packages of the tests, with what an image has beside them."""
 
@@ -42,7 +55,7 @@ class LocalEngine:
         site.mkdir(parents=True)
         hooks = [path.read_text() for path in sorted((PACKAGE / "training").glob("*.pth"))]
         if not torch:
-            hooks.append("import sys; sys.modules['torch'] = None\n")
+            hooks.append(WITHOUT_TORCH)
         (site / "sitecustomize.py").write_text("".join(hooks))
         self._path = f"{site}:{PACKAGE.parent}"
         self._project = project

@@ -10,23 +10,24 @@ from capsule.report.progress import SilentReporter
 
 from .conftest import PROGRAM, LocalEngine, locked, parsed
 
+# Few tasks take most of the time, so that workers do different numbers of tasks in each run.
 POOL = """\
 import secrets, time
 from concurrent.futures import ThreadPoolExecutor
 
 def work(number):
-    time.sleep((time.monotonic_ns() % 1000) / 1e5)
+    time.sleep((time.monotonic_ns() % 1000 / 1000) ** 4 / 10)
     return secrets.token_bytes(4).hex()
 
 with ThreadPoolExecutor(4) as pool:
-    results = list(pool.map(work, range(60)))
+    results = list(pool.map(work, range(100)))
 print(results)
 """
 IMAP = """\
 import multiprocessing, time, uuid
 
 def work(number):
-    time.sleep((time.monotonic_ns() % 1000) / 1e5)
+    time.sleep((time.monotonic_ns() % 1000 / 1000) ** 4 / 10)
     return number, str(uuid.uuid4())
 
 if __name__ == "__main__":
