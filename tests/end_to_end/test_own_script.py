@@ -1,6 +1,7 @@
 """A user's own script, from its source tree to a verdict."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -186,6 +187,32 @@ def test_another_output_is_tampering_or_with_its_claims_not_reproduced(outside, 
     assert [item["component"] for item in done.document["differences"]] == [
         "outputs.model.bin.sha256"
     ]
+
+
+MACHINE = """\
+import os, pathlib, tempfile, time, zipfile
+for number in range(100): pathlib.Path(f"{number * 7919 % 10007}").touch()
+print(time.time_ns(), os.cpu_count(), os.sched_getaffinity(0), os.listdir())
+with zipfile.ZipFile("model.zip", "w") as archive: archive.writestr("member", "text")
+objects = {object() for _ in range(1000)}
+print([id(each) for each in objects], tempfile.mkdtemp(dir="."))
+"""
+
+
+@pytest.mark.parametrize("mode", ["virtual", "recorded"])
+def test_a_script_that_asks_the_machine_is_reproduced_on_fewer_processors(
+    workplace, tmp_path, mode
+):
+    """The time, processors, a listing, addresses and names of temporary folders."""
+    options = ("--engine", "process", "--set", f"entropy.mode={mode}")
+    own = run(workplace, *options, spec=make(workplace, f"machine-{mode}", MACHINE))
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        done = verify(own, own.bundle, tmp_path)
+    finally:
+        os.sched_setaffinity(0, usable)
+    assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
 
 
 def test_a_script_that_prints_how_long_the_machine_runs_is_not_reproduced(workplace, tmp_path):
