@@ -42,8 +42,8 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "capsule-enclose": (("enclose.c",), STATIC),
     "libcapsule-entropy.so": (
         (
-            *("interposer.c", "sources.c", "devices.c", "lineage.c", "clock.c"),
-            *("scopes.c", "waits.c", "names.c", "listings.c", "cores.c"),
+            *("interposer.c", "sources.c", "devices.c", "lineage.c", "environment.c"),
+            *("scopes.c", "clock.c", "waits.c", "names.c", "listings.c", "cores.c"),
             *("journal.c", "recording.c", "entropy.c"),
         ),
         (*SHARED, "-D_GNU_SOURCE", "-ftls-model=initial-exec", "-ldl", "-lpthread"),

@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "environment.h"
+
 struct settings settings;
 struct real_functions real;
 

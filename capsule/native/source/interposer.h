@@ -5,7 +5,8 @@
  *   recording.c   what is replayed
  *   sources.c     the functions that give randomness
  *   devices.c     /dev/urandom and /dev/random as files
- *   lineage.c     processes and threads get their paths; children get the environment
+ *   lineage.c     processes and threads get their paths
+ *   environment.c children get the environment
  *   scopes.c      pieces of work with paths of their own, whichever thread does them
  *   clock.c       the calendar clock
  *   waits.c       waits until a date, and what waiting does to that clock
@@ -133,8 +134,7 @@ long futex_by_number(const long arguments[6]);
 /* cores.c: answer the system calls of that name. */
 long affinity_by_number(long number, const long arguments[6]);
 
-/* lineage.c: keep what children need of the environment, and give every fork a number. */
-void keep_environment(void);
+/* lineage.c: give every fork a number. */
 void watch_forks(void);
 void number_child(char child[CAPSULE_PATH_SIZE]);
 void become_process(const char *process);

@@ -1,13 +1,7 @@
 /* Who is who: every process and thread gets a path from who created it and in what order, never
- * from who happens to ask for randomness first. And children stay under the interposer, whatever
- * environment they are given.
- *
- * A program's own environment names its path with a '?' at the end: what is started from it without
- * any of the functions below (by the C library itself, or by a raw system call) has no number, and
- * must not be taken for its parent.
- */
+ * from who happens to ask for randomness first. Children are given it in their environment
+ * (environment.c). */
 #include <fcntl.h>
-#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
@@ -20,126 +14,10 @@
 #include <threads.h>
 #include <unistd.h>
 
+#include "environment.h"
 #include "interposer.h"
 
 extern char **environ;
-
-#define PATH_NAME "CAPSULE_ENTROPY_PATH="
-#define CLOCK_NAME "CAPSULE_CLOCK_PASSED="
-#define CLOCK_DIGITS 19 /* of any 63-bit number */
-#define PRELOAD_NAME "LD_PRELOAD="
-#define BLOCK (1 << 16)
-#define KEPT 64 /* settings of ours in an environment, at most */
-
-/* ---- the environment of children ---- */
-
-static struct {
-    size_t count;
-    char *entries[KEPT]; /* CAPSULE_…=…, but for the path and the clock */
-    char *preload;       /* LD_PRELOAD=…, or NULL */
-    /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
-    char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
-    char clock[sizeof CLOCK_NAME + CLOCK_DIGITS]; /* likewise: its creator's clock */
-} kept;
-
-static bool starts_with(const char *text, const char *start) {
-    return strncmp(text, start, strlen(start)) == 0;
-}
-
-static bool same_name(const char *a, const char *b) {
-    size_t length = (size_t)(strchr(a, '=') - a) + 1;
-    return strncmp(a, b, length) == 0;
-}
-
-/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how long
- * our settings are. */
-static char *block(size_t size) {
-    void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED) refuse("no memory for the settings: %s", strerror(errno));
-    return made;
-}
-
-static bool is_ours(const char *entry) {
-    return starts_with(entry, PRELOAD_NAME) ||
-           (starts_with(entry, "CAPSULE_") && strchr(entry, '=') &&
-            !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
-}
-
-/* Copies: programs write over the memory that their environment came in. */
-void keep_environment(void) {
-    size_t size = 0;
-    for (char **entry = environ; entry && *entry; entry++)
-        if (is_ours(*entry)) size += strlen(*entry) + 1;
-    char *copy = block(size + 1);
-    for (char **entry = environ; entry && *entry; entry++) {
-        if (!is_ours(*entry) || kept.count == KEPT) continue;
-        strcpy(copy, *entry);
-        if (starts_with(copy, PRELOAD_NAME)) kept.preload = copy;
-        else kept.entries[kept.count++] = copy;
-        copy += strlen(copy) + 1;
-    }
-    putenv(kept.marked);
-    putenv(kept.clock);
-}
-
-static char *clock_entry(char entry[sizeof kept.clock]) {
-    snprintf(entry, sizeof kept.clock, CLOCK_NAME "%0*" PRId64, CLOCK_DIGITS,
-             this_thread()->passed);
-    return entry;
-}
-
-static size_t count_strings(char *const strings[]) {
-    size_t count = 0;
-    while (strings && strings[count]) count++;
-    return count;
-}
-
-static const char *find_entry(char *const given[], const char *name) {
-    for (size_t i = 0; given && given[i]; i++)
-        if (same_name(name, given[i])) return given[i];
-    return NULL;
-}
-
-static size_t text_size(char *const given[]) {
-    const char *preload = find_entry(given, PRELOAD_NAME);
-    return sizeof PATH_NAME + CAPSULE_PATH_SIZE + sizeof kept.clock + (kept.preload ? strlen(kept.preload) + 1 : 0) +
-           (preload ? strlen(preload) : 0) + 1;
-}
-
-/* Our libraries, and then whatever else the program wants to preload. */
-static char *merge_preload(char *text, const char *given) {
-    const char *ours = kept.preload + strlen(PRELOAD_NAME);
-    const char *theirs = given ? given + strlen(PRELOAD_NAME) : "";
-    strcpy(text, PRELOAD_NAME);
-    if (!strstr(theirs, ours)) strcat(text, ours);
-    if (*theirs && text[strlen(PRELOAD_NAME)]) strcat(text, ":");
-    return strcat(text, theirs);
-}
-
-/* `given`, with our settings put back and `path` set; `made` and `text` are on a caller's stack,
- * because the child of a fork cannot allocate. */
-static void make_environment(char *made[], char *text, char *const given[], const char *path) {
-    size_t count = 0;
-    for (size_t i = 0; given && given[i]; i++) {
-        bool replaced = starts_with(given[i], PATH_NAME) || starts_with(given[i], CLOCK_NAME) ||
-                        (kept.preload && starts_with(given[i], PRELOAD_NAME));
-        if (!replaced) made[count++] = given[i];
-    }
-    for (size_t i = 0; i < kept.count; i++)
-        if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
-    made[count++] = clock_entry(text);
-    made[count++] = strcat(strcpy(text + sizeof kept.clock, PATH_NAME), path);
-    text += sizeof kept.clock + strlen(path) + sizeof PATH_NAME;
-    if (kept.preload) made[count++] = merge_preload(text, find_entry(given, PRELOAD_NAME));
-    made[count] = NULL;
-}
-
-/* Declare `name`, the environment for a program of process path `path`. */
-#define ENVIRONMENT(name, given, path)                         \
-    char *name[count_strings(given) + KEPT + 4];               \
-    char name##_text[text_size(given)];                        \
-    make_environment(name, name##_text, given, path)
 
 /* ---- exec: the path gets an x ---- */
 
@@ -230,10 +108,11 @@ void number_child(char child[CAPSULE_PATH_SIZE]) {
     capsule_path_child(child, self->process, self->path, ++self->forks);
 }
 
-static void mark_environment(void) {
-    strcpy(kept.marked, PATH_NAME);
-    capsule_path_unnumbered(kept.marked + strlen(PATH_NAME), settings.process);
-    clock_entry(kept.clock);
+/* What is started by other means has no number. */
+static void name_unnumbered(void) {
+    char path[CAPSULE_PATH_SIZE];
+    capsule_path_unnumbered(path, settings.process);
+    name_in_environment(path);
 }
 
 /* A page that the kernel wipes in the child of a fork, however that was made. */
@@ -246,7 +125,7 @@ void become_process(const char *process) {
     strcpy(settings.process, process);
     become(process, CAPSULE_ROOT_PATH);
     settings.clock_passed = this_thread()->passed;
-    mark_environment();
+    name_unnumbered();
     stop_telling();
     pthread_mutex_init(&shells.lock, NULL); /* of a thread that only the parent has */
     shells.calls = 0;
@@ -433,11 +312,10 @@ EXPORT FILE *popen(const char *command, const char *mode) {
     char path[CAPSULE_PATH_SIZE];
     number_program(path);
     pthread_mutex_lock(&lock);
-    strcpy(kept.marked + strlen(PATH_NAME), path);
-    clock_entry(kept.clock);
+    name_in_environment(path);
     FILE *file = real.popen(command, mode);
     int error = errno;
-    mark_environment();
+    name_unnumbered();
     pthread_mutex_unlock(&lock);
     errno = error;
     return file;

@@ -1,0 +1,129 @@
+/* The environment: children stay under the interposer, whatever environment they are given.
+ *
+ * A program's own environment names its path with a '?' at the end: what is started from it without
+ * any of the functions of lineage.c (by the C library itself, or by a raw system call) has no number,
+ * and must not be taken for its parent.
+ */
+#include "environment.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "interposer.h"
+
+extern char **environ;
+
+#define PATH_NAME "CAPSULE_ENTROPY_PATH="
+#define CLOCK_NAME "CAPSULE_CLOCK_PASSED="
+#define CLOCK_DIGITS 19 /* of any 63-bit number */
+#define PRELOAD_NAME "LD_PRELOAD="
+#define BLOCK (1 << 16)
+
+static struct {
+    size_t count;
+    char *entries[ENVIRONMENT_KEPT]; /* CAPSULE_…=…, but for the path and the clock */
+    char *preload;       /* LD_PRELOAD=…, or NULL */
+    /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
+    char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
+    char clock[sizeof CLOCK_NAME + CLOCK_DIGITS]; /* likewise: its creator's clock */
+} kept;
+
+static bool starts_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+static bool same_name(const char *a, const char *b) {
+    size_t length = (size_t)(strchr(a, '=') - a) + 1;
+    return strncmp(a, b, length) == 0;
+}
+
+/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how long
+ * our settings are. */
+static char *block(size_t size) {
+    void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) refuse("no memory for the settings: %s", strerror(errno));
+    return made;
+}
+
+static bool is_ours(const char *entry) {
+    return starts_with(entry, PRELOAD_NAME) ||
+           (starts_with(entry, "CAPSULE_") && strchr(entry, '=') &&
+            !starts_with(entry, PATH_NAME) && !starts_with(entry, CLOCK_NAME));
+}
+
+/* Copies: programs write over the memory that their environment came in. */
+void keep_environment(void) {
+    size_t size = 0;
+    for (char **entry = environ; entry && *entry; entry++)
+        if (is_ours(*entry)) size += strlen(*entry) + 1;
+    char *copy = block(size + 1);
+    for (char **entry = environ; entry && *entry; entry++) {
+        if (!is_ours(*entry) || kept.count == ENVIRONMENT_KEPT) continue;
+        strcpy(copy, *entry);
+        if (starts_with(copy, PRELOAD_NAME)) kept.preload = copy;
+        else kept.entries[kept.count++] = copy;
+        copy += strlen(copy) + 1;
+    }
+    putenv(kept.marked);
+    putenv(kept.clock);
+}
+
+static char *clock_entry(char entry[sizeof kept.clock]) {
+    snprintf(entry, sizeof kept.clock, CLOCK_NAME "%0*" PRId64, CLOCK_DIGITS,
+             this_thread()->passed);
+    return entry;
+}
+
+size_t environment_count(char *const strings[]) {
+    size_t count = 0;
+    while (strings && strings[count]) count++;
+    return count;
+}
+
+static const char *find_entry(char *const given[], const char *name) {
+    for (size_t i = 0; given && given[i]; i++)
+        if (same_name(name, given[i])) return given[i];
+    return NULL;
+}
+
+size_t environment_text_size(char *const given[]) {
+    const char *preload = find_entry(given, PRELOAD_NAME);
+    size_t ours = kept.preload ? strlen(kept.preload) + 1 : 0;
+    size_t theirs = preload ? strlen(preload) : 0;
+    return sizeof kept.clock + sizeof PATH_NAME + CAPSULE_PATH_SIZE + ours + theirs + 1;
+}
+
+/* Our libraries, and then whatever else the program wants to preload. */
+static char *merge_preload(char *text, const char *given) {
+    const char *ours = kept.preload + strlen(PRELOAD_NAME);
+    const char *theirs = given ? given + strlen(PRELOAD_NAME) : "";
+    strcpy(text, PRELOAD_NAME);
+    if (!strstr(theirs, ours)) strcat(text, ours);
+    if (*theirs && text[strlen(PRELOAD_NAME)]) strcat(text, ":");
+    return strcat(text, theirs);
+}
+
+void make_environment(char *made[], char *text, char *const given[], const char *path) {
+    size_t count = 0;
+    for (size_t i = 0; given && given[i]; i++) {
+        bool replaced = starts_with(given[i], PATH_NAME) || starts_with(given[i], CLOCK_NAME) ||
+                        (kept.preload && starts_with(given[i], PRELOAD_NAME));
+        if (!replaced) made[count++] = given[i];
+    }
+    for (size_t i = 0; i < kept.count; i++)
+        if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
+    made[count++] = clock_entry(text);
+    made[count++] = strcat(strcpy(text + sizeof kept.clock, PATH_NAME), path);
+    text += sizeof kept.clock + strlen(path) + sizeof PATH_NAME;
+    if (kept.preload) made[count++] = merge_preload(text, find_entry(given, PRELOAD_NAME));
+    made[count] = NULL;
+}
+
+void name_in_environment(const char *path) {
+    strcat(strcpy(kept.marked, PATH_NAME), path);
+    clock_entry(kept.clock);
+}
