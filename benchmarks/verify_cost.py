@@ -75,12 +75,10 @@ def with_image(folder: Path, megabytes: int) -> dict[str, Content]:
 
 
 def contents(files: genuine.Files, large: dict[str, Path]) -> dict[str, Content]:
-    facts = genuine.training().facts
-    sources: dict[str, Path | bytes] = {**files, **large}
-    return {
-        name: Content(source, *facts.get(name, ("image", "application/zstd")))
-        for name, source in sources.items()
-    }
+    placed = {**files, **dict.fromkeys(large, b"")}
+    kinds = genuine.rederive(placed, genuine.training().files)
+    sources: dict[str, Path | bytes] = {**placed, **large}
+    return {name: Content(source, *kinds[name]) for name, source in sources.items()}
 
 
 class Cost(NamedTuple):
