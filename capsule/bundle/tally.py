@@ -3,7 +3,9 @@
 A receipt is independent if its signer is not among those who signed the bundle. Anybody can sign a
 bundle again, with a key made for the purpose, and so make its author look like somebody else. So a
 receipt counts only if a key that the reader named signed the bundle, if the receipt is about this
-very bundle, and if its signer verified a bundle that was signed by others.
+very bundle, and if its signer verified a bundle that was signed by others. Whoever accepted the
+author's image or training code has shown that these give the claims, and not that the lock does: such
+a receipt is listed, and counts only if the result was not reproduced.
 """
 
 from __future__ import annotations
@@ -102,7 +104,14 @@ class Receipt(Model):
     @property
     def counts(self) -> bool:
         """Whether it is a voice: of somebody trusted who is not the author of the bundle."""
-        return self.trusted and not self.own and self.of_this_bundle and self.author_known
+        known = self.of_this_bundle and self.author_known
+        return self.trusted and not self.own and known and not self.borrowed
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether it was reproduced by code that only the author of the bundle vouches for."""
+        supplied = self.image in ("supplied-base", "embedded") or not self.own_code
+        return supplied and self.verdict != "not-reproduced"
 
     @property
     def standing(self) -> str:
@@ -113,7 +122,9 @@ class Receipt(Model):
             return "the author's"
         if not self.of_this_bundle:
             return "of another bundle"
-        return "counts" if self.author_known else "independence not shown"
+        if not self.author_known:
+            return "independence not shown"
+        return "by the author's code" if self.borrowed else "counts"
 
 
 class Refusal(Model):
@@ -143,11 +154,12 @@ class Receipts(Model):
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 reproduced; 1 not reproduced, or by returns only; 3 a file was refused, or nobody."""
+        """0 reproduced bitwise; 1 not, or something weaker; 3 a file was refused, or nobody."""
         if self.refused or not self.tallies:
             return ExitCode.TAMPERED
-        weak = self.tallies.keys() == {"reproduced-statistical"}
-        return ExitCode.DIFFERS if weak or "not-reproduced" in self.tallies else ExitCode.OK
+        if "not-reproduced" in self.tallies or "reproduced-bitwise" not in self.tallies:
+            return ExitCode.DIFFERS
+        return ExitCode.OK
 
 
 def read_receipts(
@@ -259,6 +271,8 @@ def _sentence(tallies: dict[Verdict, Tally], receipts: Sequence[Receipt]) -> str
             "nothing counts: independence is not shown, since no key that you named signed the "
             "bundle"
         )
+    if not parts and any(receipt.standing == "by the author's code" for receipt in receipts):
+        return "nothing counts: what was executed was the author's own image or training code"
     return "; ".join(parts) or "no independent receipt by anybody you trust"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from capsule.experiment.beneath import remove_folder
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SUFFIX = ".held"  # of folders that a process holds by a lock
+_SUFFIX = ".capsule-held"  # of folders that a process holds by a lock, and of nobody else's
 
 
 def this_process() -> str:

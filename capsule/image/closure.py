@@ -46,7 +46,8 @@ _ENVIRONMENT = {
     "python_version": "3.11",
     "sys_platform": "linux",
 }
-_CUSTOMIZE = ("sitecustomize", "usercustomize")
+# Debian's interpreter has a sitecustomize.py of its own, which imports apport_python_hook.
+_CUSTOMIZE = ("sitecustomize", "usercustomize", "apport_python_hook")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from capsule.bundle import run_bundle
@@ -176,7 +177,7 @@ def _arrivals(bundle: OpenedBundle, claims: ProgramClaims) -> None:
 
 
 def _output_names(parts: Contents) -> None:
-    """Refuse the name of an output that would lead out of a program's working folder.
+    """Refuse the name of an output that would lead out of a working folder, or is claimed twice.
 
     Raises:
         CapsuleError: CAP-V044.
@@ -184,7 +185,12 @@ def _output_names(parts: Contents) -> None:
     claims = parts.claims
     if not isinstance(claims, ProgramClaims):
         return
-    for path in (*claims.outputs, *claims.deleted, *claims.empty_folders):
+    paths = (*claims.outputs, *claims.deleted, *claims.empty_folders)
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise inconsistent(
+                "CAP-V044", f"the bundle claims two things of {path!a}, of which one must be false"
+            )
         if "\0" in path or {"", ".", ".."} & set(path.split("/")):
             raise inconsistent(
                 "CAP-V044",

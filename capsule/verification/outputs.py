@@ -22,7 +22,7 @@ from capsule.verification.content.parts import NATURES, Comparison, Context, Dat
 from capsule.verification.content.times import Times
 from capsule.verification.verdict import OutputComparison, OutputDifference
 
-STANDARD_OUTPUT = "standard output"  # what reports call it, beside paths of files
+STANDARD_OUTPUT = "/dev/stdout"  # beside relative paths of files, of which none can be the same
 COMPONENTS = ("outputs", "deleted", "empty_folders", "standard_output")  # of the claims
 
 Claimed = Output | str  # a file or link; or what else is claimed of a path, in words

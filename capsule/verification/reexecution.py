@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from capsule.verification.challenge import Recorded, challenge, fresh_seed, judg
 from capsule.verification.comparison import compare_checkpoints, compare_claims
 from capsule.verification.consistency import recorded_outputs
 from capsule.verification.content.parts import HARMLESS
-from capsule.verification.content.times import Span, Times
+from capsule.verification.content.times import Span, Times, stated_span
 from capsule.verification.contents import Contents
 from capsule.verification.divergence import analysis
 from capsule.verification.equivalence import compare_returns
@@ -179,16 +178,9 @@ def _compare_program(
 
 
 def recorded_span(bundle: OpenedBundle) -> Span:
-    """Return the time of the recorded run, as its signer says it; none if that is malformed."""
+    """Return the time of the recorded run, as its signer says it."""
     observed = bundle.read(run_bundle.OBSERVATIONS, Observations)
-    try:
-        moments = [
-            datetime.fromisoformat(text).timestamp()
-            for text in (observed.started, observed.finished)
-        ]
-    except (ValueError, OverflowError):
-        return Span(0.0, 0.0)
-    return Span(*moments)
+    return stated_span(observed.started, observed.finished, time.time())
 
 
 def _compare_training(
@@ -238,7 +230,9 @@ def _judge_program(claims: ProgramClaims, facts: dict[str, Any]) -> tuple[Grade,
     """
     outputs: OutputComparison | None = facts["outputs"]
     differences = facts["differences"]
-    others = [each for each in differences if not each.component.startswith(COMPONENTS)]
+    # Without a comparison that accounts for them, differences of outputs are differences like others.
+    explained = () if outputs is None else COMPONENTS
+    others = [each for each in differences if not each.component.startswith(explained)]
     if outputs is not None and (others or outputs.nature not in HARMLESS):
         first = outputs.files[0]
         where = "" if first.where is None else f", at {first.where}"

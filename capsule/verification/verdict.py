@@ -79,7 +79,7 @@ class TraceDifference(Model):
 class OutputDifference(Model):
     """An output of a program that differs."""
 
-    path: str = Field(description="In the working folder, or 'standard output'.")
+    path: str = Field(description="In the working folder, or '/dev/stdout'.")
     found_path: str | None = Field(
         None, description="The re-execution's file, if it has another name."
     )

@@ -55,11 +55,19 @@ def original(*authors, authentic=True):
 BUNDLE = original()
 
 
-def detail(verdict="reproduced-bitwise", machine=INTEL, mode="full", difference=None, signer=ALICE):
+def detail(
+    verdict="reproduced-bitwise",
+    machine=INTEL,
+    mode="full",
+    difference=None,
+    signer=ALICE,
+    policy=None,
+):
+    accepted = {"image": "rebuilt", "own_code": True, **(policy or {})}
     return Detail(
         verdict=verdict,
         expected="bitwise",
-        policy=Policy(mode=mode, image="rebuilt", own_code=True, tolerance=None),
+        policy=Policy(mode=mode, tolerance=None, **accepted),
         signers=(signer.public.fingerprint,),
         machine=machine,
         difference=difference,
@@ -229,6 +237,33 @@ def test_returns_alone_do_not_make_the_exit_status_that_of_equal_bits(tmp_path):
     assert read_receipts(BUNDLE, [path], TRUSTED).exit_code == ExitCode.DIFFERS
     both = [path, receipt(tmp_path, CAROL)]
     assert read_receipts(BUNDLE, both, TRUSTED).exit_code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("verdict", "mode"),
+    [
+        ("reproduced-content", "full"),
+        ("reproduced-segments", "segments:all"),
+        ("reproduced-prefix", "prefix:1"),
+    ],
+)
+def test_less_than_equal_bits_of_the_whole_run_does_not_either(tmp_path, verdict, mode):
+    path = receipt(tmp_path, BOB, verdict=verdict, mode=mode)
+    found = read_receipts(BUNDLE, [path], TRUSTED)
+    assert (list(found.tallies), found.exit_code) == ([verdict], ExitCode.DIFFERS)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"image": "embedded"}, {"image": "supplied-base"}, {"own_code": False}]
+)
+def test_who_ran_the_code_of_the_author_does_not_count_for_the_lock(tmp_path, policy):
+    path = receipt(tmp_path, BOB, policy=policy)
+    found = read_receipts(BUNDLE, [path], TRUSTED)
+    assert [item.standing for item in found.receipts] == ["by the author's code"]
+    assert (found.tallies, found.exit_code) == ({}, ExitCode.TAMPERED)
+    assert "the author's own image" in found.summary
+    failed = receipt(tmp_path, CAROL, verdict="not-reproduced", difference="x", policy=policy)
+    assert list(read_receipts(BUNDLE, [failed], TRUSTED).tallies) == ["not-reproduced"]
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_numbers_repeat_on_a_busy_machine_and_nothing_is_left_of_killed_verifica
     places = tmp_path / "temporary"
     places.mkdir()
     monkeypatch.setenv("TMPDIR", str(places))
-    for moment in ("capsule-*.held", "capsule-verify-*.held/run/stdout.txt"):
+    for moment in ("capsule-*-held", "capsule-verify-*-held/run/stdout.txt"):
         kill_verify(own, engine, lambda moment=moment: any(places.glob(moment)))
-    assert list(places.glob("*.held"))
+    assert list(places.glob("*.capsule-held"))
     done = own.verify(own.bundle, "--engine", engine, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
     assert list(places.iterdir()) == []

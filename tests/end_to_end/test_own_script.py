@@ -221,7 +221,7 @@ def test_a_script_that_prints_how_long_the_machine_runs_is_not_reproduced(workpl
     done = verify(own, own.bundle, tmp_path)
     first = done.document["first_difference"]
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
-    assert (first["path"], first["content"]["parts"][0]["where"]) == ("standard output", "line 2")
+    assert (first["path"], first["content"]["parts"][0]["where"]) == ("/dev/stdout", "line 2")
 
 
 def test_an_interrupted_script_starts_over_to_the_same_claims(outside, workplace, tmp_path):

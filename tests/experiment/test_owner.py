@@ -79,11 +79,12 @@ def test_a_folder_is_closed_to_others_and_removed_with_all_in_it(tmp_path):
 
 def test_only_folders_of_this_form_are_removed(tmp_path):
     (tmp_path / "other").mkdir()
-    (tmp_path / "file.held").touch()
+    (tmp_path / "my-notes.held").mkdir()  # of the user's own, who knows nothing of locks
+    (tmp_path / "file.capsule-held").touch()
     (tmp_path / "target").mkdir()
-    (tmp_path / "link.held").symlink_to(tmp_path / "target")
+    (tmp_path / "link.capsule-held").symlink_to(tmp_path / "target")
     remove_abandoned(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monkeypatch):

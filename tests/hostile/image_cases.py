@@ -149,6 +149,22 @@ def deleted(path: str) -> Change:
     return change
 
 
+def emptied(path: str) -> Change:
+    """Claim an empty folder, consistently."""
+
+    def change(files: Files) -> None:
+        for name in (run_bundle.RUN + contract.OUTPUTS, run_bundle.CLAIMS):
+            edit_json(files, name, lambda document: document.update(empty_folders=[path]))
+
+    return change
+
+
+CLAIMED_TWICE = {
+    "output-that-is-deleted-too": deleted("score.txt"),
+    "output-that-is-an-empty-folder-too": emptied("score.txt"),
+}
+
+
 def checkpoint(data: bytes) -> Change:
     return lambda files: files.update({FINAL: data})
 
@@ -231,6 +247,7 @@ def arrived(order: list[int]) -> Change:
 CASES = [
     *(changed(number, name, "CAP-V040", change) for name, (number, change) in IMAGES.items()),
     *(changed(38, name, "CAP-V044", output(path), program) for name, path in OUTPUTS.items()),
+    *(changed(38, name, "CAP-V044", change, program) for name, change in CLAIMED_TWICE.items()),
     changed(38, "deletion-in-the-parent-folder", "CAP-V044", deleted("../../etc/passwd"), program),
     changed(
         38,

@@ -134,6 +134,8 @@ def test_what_every_start_executes_is_reported(made):
     [
         "sitecustomize.py",
         "usercustomize/__init__.py",
+        "apport_python_hook.py",  # imported by the sitecustomize.py of Debian's own interpreter
+        "helper-1.0.data/platlib/apport_python_hook.abi3.so",
         "sitecustomize.cpython-311-x86_64-linux-gnu.so",
         "helper-1.0.data/purelib/usercustomize.py",
         "helper-1.0.data/data/lib/python3.11/dist-packages/sitecustomize.py",

@@ -11,6 +11,7 @@ from capsule.verification.causes import Facts, explain
 from capsule.verification.comparison import compare_claims
 from capsule.verification.content.times import Span, Times
 from capsule.verification.outputs import STANDARD_OUTPUT, compare_outputs
+from capsule.verification.reexecution import _judge_program
 
 ZERO = "0" * 64
 CLAIMED, FOUND = 1_732_262_000, 1_763_798_000
@@ -69,7 +70,7 @@ def test_every_file_that_differs_is_compared_in_order_of_paths(two_runs):
     assert [(each.path, each.where) for each in found.files] == [
         ("b.jsonl", "line 2: x"),
         ("c", "line 1"),
-        ("standard output", "line 2"),
+        (STANDARD_OUTPUT, "line 2"),
     ]
     assert (found.files[0].claimed, found.files[0].found) == ("2", "3")
     assert (found.count, found.nature) == (3, "content")
@@ -101,6 +102,30 @@ def test_deletions_and_empty_folders_are_compared(two_runs):
         ("b", "no output", "an empty folder"),
     ]
     assert found.nature == "content"
+
+
+def test_a_file_called_like_the_standard_output_is_not_taken_for_it(two_runs):
+    """No name of a file may hide it behind the standard output, which is equal here."""
+    for name in ("standard output", "dev/stdout", STANDARD_OUTPUT.lstrip("/")):
+        found, _ = two_runs({name: b"score 500\n"}, {name: b"score 3\n"}, printed=(b"1", b"1"))
+        assert [(each.path, each.nature) for each in found.files] == [(name, "content")]
+
+
+def judged(claimed, found, outputs):
+    return _judge_program(
+        claimed, {"outputs": outputs, "differences": compare_claims(claimed, found)}
+    )
+
+
+def test_a_difference_that_no_comparison_accounts_for_is_a_difference(tmp_path):
+    """Claims of what neither run left, as if the comparison of the files had overlooked them."""
+    file = make_output(tmp_path, "a", b"1")
+    honest = make_claims({"a": file})
+    assert judged(honest, honest, None)[0] == "reproduced-bitwise"
+    for others in ({"deleted": ("b",)}, {"empty_folders": ("b",)}):
+        assert judged(make_claims({"a": file}, **others), honest, None)[0] == "not-reproduced"
+    other = make_claims({"a": make_output(tmp_path, "a", b"2")})
+    assert judged(other, honest, None)[0] == "not-reproduced"
 
 
 def test_the_executable_bit_is_content(tmp_path):

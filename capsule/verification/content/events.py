@@ -49,7 +49,7 @@ def compare_events(left: Data, right: Data, _context: Context) -> Comparison:
 def _compare_records(
     where: str, left: tuple[_Field, ...], right: tuple[_Field, ...], found: Findings
 ) -> None:
-    rest = [tuple(each for each in side if each.number != _WALL_TIME) for side in (left, right)]
+    rest = [tuple(each for each in side if not _is_time(each)) for side in (left, right)]
     if rest[0] != rest[1]:
         found.differs(where, (_described(left), _described(right)))
     else:
@@ -147,8 +147,12 @@ def _tagged(value: bytes) -> str:
     return tag + number
 
 
+def _is_time(each: _Field) -> bool:
+    return (each.number, each.kind) == (_WALL_TIME, _FIXED64)
+
+
 def _wall_time(event: tuple[_Field, ...]) -> str:
-    times = [each.value for each in event if each.number == _WALL_TIME and each.kind == _FIXED64]
+    times = [each.value for each in event if _is_time(each)]
     return repr(struct.unpack("<d", times[-1])[0]) if times else "missing"  # type: ignore[arg-type]
 
 

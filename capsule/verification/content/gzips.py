@@ -15,6 +15,7 @@ from capsule.verification.content.parts import (
 
 MAGIC = b"\x1f\x8b\x08"
 _MTIME = slice(4, 8)
+_EXTRA, _NAME, _COMMENT = 1 << 2, 1 << 3, 1 << 4  # flags of what a header has
 _GZIP = 31  # window bits: the format of gzip alone
 
 
@@ -26,9 +27,23 @@ def compare_gzip(left: Data, right: Data, context: Context) -> Comparison:
         found.include("content", context.inner("content", before, after))
         return found.comparison()
     found.same("content")
+    names = _names(left), _names(right)
+    if names[0] != names[1]:
+        found.differs("header", names)
     if left[_MTIME] != right[_MTIME]:
         found.differs("time in the header", (_time(left), _time(right)), "date")
     return found.comparison()
+
+
+def _names(data: Data) -> tuple[int, bytes]:
+    """Return the flags, and the extra field, name and comment of a header whose content is good."""
+    flags, place = data[3], 10
+    if flags & _EXTRA:
+        place += 2 + int.from_bytes(data[10:12], "little")
+    for text in (_NAME, _COMMENT):
+        if flags & text:
+            place = data.find(b"\0", place) + 1
+    return flags, data[10:place]
 
 
 def _time(data: Data) -> int:

@@ -20,6 +20,10 @@ from capsule.verification.content.values import compare_leaves
 MAX_OPCODES = 2_000_000
 _PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _FRAMING = frozenset({"FRAME", "PROTO"})
+_PLAIN = frozenset(  # opcodes whose argument is a value; that of others selects one
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING "
+    "UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8".split()
+)
 _STORAGES = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -49,7 +53,10 @@ def compare_pickle(left: Data, right: Data, context: Context) -> Comparison:
             break
         if repr(a.argument) != repr(b.argument) and a.name not in _FRAMING:
             where = f"{_kind(a.argument)} after {label}"
-            compare_leaves(where, (a.argument, b.argument), found, context)
+            if a.name in _PLAIN:
+                compare_leaves(where, (a.argument, b.argument), found, context)
+            else:
+                found.differs(where, (a.argument, b.argument))
         if isinstance(a.argument, str) and a.argument == b.argument:
             label = repr(a.argument[:40])
     return found.comparison()

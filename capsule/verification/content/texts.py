@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import zip_longest
 
 from capsule.verification.content.parts import (
@@ -24,6 +26,7 @@ from capsule.verification.content.values import (
 
 MAX_TEXT_BYTES = 256 << 20
 _END = "end of file"
+_NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][+-]?[0-9]{1,9})?")
 
 
 def compare_json(left: Data, right: Data, context: Context) -> Comparison:
@@ -96,20 +99,17 @@ def _reordered(left: Data, right: Data, found: Findings) -> Findings:
 
 
 def _compare_cells(where: str, cells: tuple[str, str], found: Findings, context: Context) -> None:
-    left, right = map(_number, cells)
-    if left is None or right is None:
+    if not all(_NUMBER.fullmatch(cell) for cell in cells):
         compare_leaves(where, cells, found, context)
-    elif repr(left) == repr(right):
+    elif _exactly_equal(*cells):
         found.differs(where, cells, "packaging")
     else:
-        compare_leaves(where, (left, right), found, context)
+        compare_leaves(where, (float(cells[0]), float(cells[1])), found, context)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _exactly_equal(left: str, right: str) -> bool:
+    """Tell whether two texts are one number, also to a reader with more digits than a float has."""
+    return repr(float(left)) == repr(float(right)) and Decimal(left) == Decimal(right)
 
 
 def _shown(line: str) -> str:

@@ -8,11 +8,14 @@ wrote must still be a reading of the verifier's clock.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in whole seconds
+EARLIEST = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # there were no bundles before
+CLOCKS_APART = 86_400.0  # by how much the signer's clock may be ahead of the verifier's, in seconds
 _SCALES = (1.0, 1e3, 1e6, 1e9)  # seconds to nanoseconds
 _TOKEN = re.compile(
     r"\d{4}-\d\d-\d\d[T _]\d\d[:.-]\d\d[:.-]\d\d(?:[.,]\d{1,9})?"  # ISO 8601, also as in file names
@@ -34,8 +37,9 @@ class Span:
         return any(low * scale <= number <= high * scale for scale in _SCALES)
 
     def masked(self, text: str) -> str:
-        """Return a text with every date of this time replaced by one sign."""
-        return _TOKEN.sub(lambda match: "\0" if self._is_date(match[0]) else match[0], text)
+        """Return a text with every date of this time replaced by one sign, which no text holds."""
+        escaped = text.replace("\0", "\0n")
+        return _TOKEN.sub(lambda match: "\0d" if self._is_date(match[0]) else match[0], escaped)
 
     def _is_date(self, token: str) -> bool:
         digits = re.sub(r"\D", "", token)
@@ -46,6 +50,23 @@ class Span:
         except ValueError:
             return False
         return self.start - SLACK_SECONDS <= moment.timestamp() <= self.end + SLACK_SECONDS
+
+
+def stated_span(started: str, finished: str, now: float) -> Span:
+    """Return the time of a run by its signer's word; if that cannot be true, a time without moments.
+
+    Args:
+        started: ISO 8601.
+        finished: ISO 8601.
+        now: When it is read, in seconds since 1970.
+    """
+    try:
+        start, end = (datetime.fromisoformat(text).timestamp() for text in (started, finished))
+    except (ValueError, OverflowError):
+        return Span(math.nan, math.nan)
+    if EARLIEST <= start <= end <= now + CLOCKS_APART:
+        return Span(start, end)
+    return Span(math.nan, math.nan)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from typing import Any
 
 from capsule.verification.content.parts import Context, Findings, NotComparableError
@@ -16,13 +17,13 @@ _PICKLE = b"\x80"
 
 
 def parse(text: str) -> Any:
-    """Parse JSON in which no name occurs twice.
+    """Parse JSON in which no name occurs twice and no number is too large for a float.
 
     Raises:
         ValueError: It is none.
         RecursionError: It is too deep.
     """
-    return json.loads(text, object_pairs_hook=_without_duplicates)
+    return json.loads(text, object_pairs_hook=_without_duplicates, parse_float=_finite)
 
 
 def compare_values(where: str, left: Any, right: Any, found: Findings, context: Context) -> None:
@@ -69,6 +70,13 @@ def _decoded(value: Any) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return data if data.startswith(_PICKLE) else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise NotComparableError("a number is too large for a float")
+    return number
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,12 +20,11 @@ from capsule.verification.content.parts import (
 )
 from capsule.verification.content.pickles import storage_types
 from capsule.verification.content.reading import Window
+from capsule.verification.content.zip_headers import Extra, checked_extra
 from capsule.verification.tensor_comparison import Tensor
 
 MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 20_000
-_LOCAL_BYTES = 30  # of a local header before name and extra field (APPNOTE 6.3.10, section 4.3.7)
-_DESCRIPTOR_BYTES = 24  # at most, behind a member
 _PIECE_BYTES = 1 << 20
 _PICKLE = "/data.pkl"  # of a torch file, beside data/0, data/1, …
 _HELD = {True: "present", False: "missing"}
@@ -43,6 +42,7 @@ def compare_zip(left: Data, right: Data, context: Context) -> Comparison:
         elif _equal(archives, name, context):
             found.same(name)
             _compare_facts(before[name], after[name], found)
+            _compare_extras(name, archives[0].extras[name], archives[1].extras[name], found)
         else:
             _compare_members(archives, name, found, context)
     if list(before) != list(after) and before.keys() == after.keys():
@@ -63,7 +63,9 @@ class _Archive:
         self.members = {info.filename: info for info in infos}
         if len(self.members) < len(infos) or self._zip.comment:
             raise NotComparableError("a member twice, or a comment")
-        self._check_gaps()
+        if any(info.filename != info.orig_filename for info in infos):
+            raise NotComparableError("a name that goes on behind its end")
+        self.extras = self._checked_extras()
         pickles = [name for name in self.members if name.endswith(_PICKLE)]
         self._types = {}
         if len(pickles) == 1:
@@ -91,18 +93,14 @@ class _Archive:
             return None
         return Tensor(dtype, (len(data) // _SIZES[dtype],), memoryview(data))
 
-    def _check_gaps(self) -> None:
-        """Check that nothing is hidden before, between or behind the members."""
-        place = 0
-        for info in sorted(self.members.values(), key=lambda info: info.header_offset):
-            head = self._data[info.header_offset : info.header_offset + _LOCAL_BYTES]
-            lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-            slack = info.header_offset - place
-            if not 0 <= slack <= (_DESCRIPTOR_BYTES if place else 0):
-                raise NotComparableError("bytes that belong to no member")
-            place = info.header_offset + _LOCAL_BYTES + lengths + info.compress_size
-        if not 0 <= self._zip.start_dir - place <= _DESCRIPTOR_BYTES:
+    def _checked_extras(self) -> dict[str, Extra]:
+        """Check that nothing lies before, between or behind the members; return what they add."""
+        members = sorted(self.members.values(), key=lambda info: info.header_offset)
+        starts = [*(info.header_offset for info in members), self._zip.start_dir]
+        if starts[0] != 0:
             raise NotComparableError("bytes that belong to no member")
+        ends = zip(members, starts[1:], strict=True)
+        return {info.filename: checked_extra(self._data, info, end) for info, end in ends}
 
 
 def _equal(archives: tuple[_Archive, _Archive], name: str, context: Context) -> bool:
@@ -138,7 +136,16 @@ def _compare_facts(left: zipfile.ZipInfo, right: zipfile.ZipInfo, found: Finding
         found.differs(f"{left.filename}, date", (_date(left), _date(right)), "date")
     if left.external_attr != right.external_attr:
         modes = f"{left.external_attr:#x}", f"{right.external_attr:#x}"
-        found.differs(f"{left.filename}, attributes", modes, "packaging")
+        found.differs(f"{left.filename}, attributes", modes)
+    if left.comment != right.comment:
+        found.differs(f"{left.filename}, comment", (left.comment, right.comment))
+
+
+def _compare_extras(name: str, left: Extra, right: Extra, found: Findings) -> None:
+    if left.dates != right.dates:
+        found.differs(f"{name}, extended date", (left.dates, right.dates), "date")
+    if left.others != right.others:
+        found.differs(f"{name}, extra field", (left.others, right.others))
 
 
 def _date(info: zipfile.ZipInfo) -> str:
