@@ -230,7 +230,7 @@ def _judge_program(claims: ProgramClaims, facts: dict[str, Any]) -> tuple[Grade,
     """
     outputs: OutputComparison | None = facts["outputs"]
     differences = facts["differences"]
-    # Without a comparison that accounts for them, differences of outputs are differences like others.
+    # Differences of outputs count by their nature only if a comparison accounts for them.
     explained = () if outputs is None else COMPONENTS
     others = [each for each in differences if not each.component.startswith(explained)]
     if outputs is not None and (others or outputs.nature not in HARMLESS):

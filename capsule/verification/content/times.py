@@ -53,7 +53,7 @@ class Span:
 
 
 def stated_span(started: str, finished: str, now: float) -> Span:
-    """Return the time of a run by its signer's word; if that cannot be true, a time without moments.
+    """Return the time of a run by its signer's word, or one without a moment if that is impossible.
 
     Args:
         started: ISO 8601.
