@@ -122,13 +122,13 @@ class ProgramClaims(Claims):
         if self.nothing:
             return "NOTHING: the program left no file and printed nothing"
         printed = None if self.standard_output is None else self.standard_output.size
-        counts = {
-            "files": len(self.outputs),
-            "deleted files": len(self.deleted),
-            "empty folders": len(self.empty_folders),
-            "bytes of standard output": printed,
-        }
-        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        counts = (
+            (len(self.outputs), "file", "files"),
+            (len(self.deleted), "deleted file", "deleted files"),
+            (len(self.empty_folders), "empty folder", "empty folders"),
+            (printed, "byte of standard output", "bytes of standard output"),
+        )
+        return ", ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in counts if n)
 
 
 def claims_model(lock: Lock) -> type[TrainingClaims | ProgramClaims]:

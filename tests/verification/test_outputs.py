@@ -203,3 +203,14 @@ def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, lin
     found = compare_outputs(left, right, recorded, tmp_path / "again", TIMES)
     assert (found.files[0].path, found.files[0].content) == (path, None)
     assert "secret" not in found.files[0].found
+
+
+def test_claims_say_in_words_what_they_are(tmp_path):
+    printed = make_output(tmp_path, "stdout", b"12")
+    assert make_claims({"a": printed}, printed, deleted=("b", "c")).described == (
+        "1 file, 2 deleted files, 2 bytes of standard output"
+    )
+    nothing = make_claims({}, make_output(tmp_path, "stdout", b""))
+    assert nothing.nothing
+    assert nothing.described.startswith("NOTHING")
+    assert not make_claims({}, None, empty_folders=("a",)).nothing
