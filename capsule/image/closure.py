@@ -21,6 +21,7 @@ from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import ImageSpec
 from capsule.image.cache import Cache
 from capsule.image.deb import deb_control
+from capsule.image.layers import refused
 from capsule.image.making import fetched
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.resolve import parse_requirements
@@ -28,6 +29,7 @@ from capsule.image.wheel import (
     SITE,
     check_filename,
     open_wheel,
+    wheel_entry_points,
     wheel_paths,
     wheel_requirements,
 )
@@ -48,6 +50,9 @@ _ENVIRONMENT = {
 }
 # Debian's interpreter has a sitecustomize.py of its own, which imports apport_python_hook.
 _CUSTOMIZE = ("sitecustomize", "usercustomize", "apport_python_hook")
+_PLUGINS = frozenset({"torch.backends"})  # groups of entry points that importing a library loads
+# Suffixes of modules; of two that differ in nothing else, the interpreter imports one.
+_MODULE = re.compile(r"(/__init__)?\.(cpython-311-x86_64-linux-gnu\.so|abi3\.so|so|py|pyc)$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Packages:
 
     Attributes:
         besides: Name and version of those beyond what Capsule's recipe and default spec bring.
-        startup: Those with files that every start of the interpreter executes, and the files.
+        startup: Those with files that every start of the interpreter executes, and the files; and
+            those that torch executes when it is imported.
     """
 
     besides: tuple[str, ...]
@@ -101,13 +107,17 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
             damaged or malformed.
     """
     recipe, wheels = _own_recipe(lock), {wheel.name: wheel for wheel in lock.image.wheels}
-    startup, requires = [], {}
+    startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
         with open_wheel(fetched(cache, wheel), wheel) as archive:
             requires[wheel.name] = wheel_requirements(archive, wheel)
-            files = [path for path in wheel_paths(archive, wheel) if _runs_at_start(path)]
+            paths = wheel_paths(archive, wheel)
+            plugins = sorted(_PLUGINS & wheel_entry_points(archive, wheel))
+        files = [path for path in paths if _runs_at_start(path)]
         _refuse_customization(wheel, files)
-        startup += [f"{wheel.name} {wheel.version}: {path.rpartition('/')[2]}" for path in files]
+        _refuse_shadows(wheel, paths, modules)
+        at_start = [path.rpartition("/")[2] for path in files] + plugins
+        startup += [f"{wheel.name} {wheel.version}: {what}" for what in at_start]
     asked = _reachable(_roots(lock, recipe), requires)
     if unasked := sorted(wheels.keys() - asked):
         raise _contradiction(f"nothing asks for its wheel {wheels[unasked[0]].filename}")
@@ -186,6 +196,29 @@ def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
                 fix="Name the package in image.packages if you mean it; otherwise do not trust "
                 "what brought it.",
                 exit_code=ExitCode.TAMPERED,
+            )
+
+
+def _refuse_shadows(
+    wheel: LockedWheel, paths: Iterable[str], modules: dict[str, tuple[str, str]]
+) -> None:
+    """Refuse a module that is imported in place of another wheel's, under another file name.
+
+    Args:
+        wheel: The next wheel.
+        paths: Where its files go.
+        modules: Name of each module so far, with its file and wheel; those of this one are added.
+    """
+    for path in paths:
+        name = _MODULE.sub("", path)
+        if name == path or not path.startswith(f"{SITE}/"):
+            continue
+        other, owner = modules.setdefault(name, (path, wheel.filename))
+        if other != path and owner != wheel.filename:
+            raise refused(
+                "CAP-I109",
+                f"/{path} from {wheel.filename} and /{other} from {owner} are one module",
+                "Leave one of the two out of the spec, or pin versions that do not share it.",
             )
 
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import csv
 import hashlib
+import re
 import stat
 import zipfile
 import zlib
@@ -99,6 +100,20 @@ def wheel_requirements(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[Req
         return [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
     except InvalidRequirement as error:
         raise refused("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
+
+
+def wheel_entry_points(archive: zipfile.ZipFile, wheel: LockedWheel) -> set[str]:
+    """Return the groups of the entry points of an open wheel, whose modules others may import.
+
+    Raises:
+        CapsuleError: CAP-I105 malformed, or not the locked wheel.
+    """
+    members = _members(archive, wheel)
+    member = members.get(f"{_dist_info(members, wheel)}/entry_points.txt")
+    document = b"" if member is None else _read(archive, member, wheel)
+    return set(
+        re.findall(r"^\s*\[\s*(.*?)\s*\]", document.decode("utf-8", "replace"), re.MULTILINE)
+    )
 
 
 def wheel_paths(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[str]:

@@ -320,7 +320,9 @@ class Report(Model):
         description="Python packages beyond those that Capsule's recipe and default spec bring.",
     )
     startup: tuple[str, ...] | None = Field(
-        None, description="Files of Python packages that every start of the interpreter executes."
+        None,
+        description="Files of Python packages that every start of the interpreter executes, and "
+        "groups of entry points that importing torch does.",
     )
     own_code: bool | None = Field(
         None, description="The image's training code is that of the Capsule that verifies."

@@ -129,6 +129,30 @@ def test_what_every_start_executes_is_reported(made):
     assert found.besides == ("asked 1.0", "helper 1.0")
 
 
+def test_a_plugin_that_importing_torch_executes_is_reported(made):
+    asked = made.wheel("asked", "helper", "tool", requested="asked")
+    plugin = {"helper-1.0.dist-info/entry_points.txt": b"[torch.backends]\nx = helper:start\n"}
+    scripts = {"tool-1.0.dist-info/entry_points.txt": b"[console_scripts]\nx = tool:main\n"}
+    wheels = [asked, made.wheel("helper", files=plugin), made.wheel("tool", files=scripts)]
+    found = check_packages(made.lock(*wheels), made.cache, debian=False)
+    assert found.startup == ("helper 1.0: torch.backends",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["asked.abi3.so", "asked/__init__.py", "asked.cpython-311-x86_64-linux-gnu.so", "asked.pyc"],
+)
+def test_a_module_that_is_imported_in_place_of_another_wheels_is_refused(made, path):
+    asked = made.wheel("asked", "helper", requested="asked", files={"asked/part.py": b""})
+    lock = made.lock(asked, made.wheel("helper", files={path: b""}))
+    with pytest.raises(CapsuleError) as caught:
+        check_packages(lock, made.cache, debian=False)
+    assert caught.value.code == "CAP-I109"
+    assert "are one module" in caught.value.message
+    beside = made.wheel("helper", files={path.replace("asked", "asked/more"): b""})
+    check_packages(made.lock(asked, beside), made.cache, debian=False)  # a part of its own
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -200,6 +200,10 @@ def test_a_number_is_a_date_only_if_it_lies_in_the_time_of_its_own_run(claimed, 
         ("1732262001.5 a", "1763798009 a", "date"),
         ("11732262001", "11763798009", "content"),
         ("0.1732262001", "0.1763798009", "content"),
+        ("1732262001640013976", "1763798009242436841", "date"),
+        ("score 920241122075501", "score 920251122075509", "content"),  # of fifteen digits
+        ("score 202411220755011", "score 202511220755099", "content"),
+        ("12024-11-22 07:55:01", "12025-11-22 07:55:09", "content"),
     ],
 )
 def test_dates_in_texts_are_told_from_everything_else(claimed, found, nature):

@@ -17,10 +17,12 @@ SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in 
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # there were no bundles before
 CLOCKS_APART = 86_400.0  # by how much the signer's clock may be ahead of the verifier's, in seconds
 _SCALES = (1.0, 1e3, 1e6, 1e9)  # seconds to nanoseconds
-_TOKEN = re.compile(
+_TOKEN = re.compile(  # no part of a longer number
+    r"(?<!\d)(?:"
     r"\d{4}-\d\d-\d\d[T _]\d\d[:.-]\d\d[:.-]\d\d(?:[.,]\d{1,9})?"  # ISO 8601, also as in file names
     r"|\d{8}[T_-]?\d{6}"
-    r"|(?<!\d)(?<!\d\.)\d{10}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?(?!\d)"
+    r"|(?<!\d\.)\d{10}(?:\.\d{1,9}|\d{3}|\d{6}|\d{9})?"
+    r")(?!\d)"
 )
 
 
