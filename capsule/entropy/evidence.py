@@ -85,13 +85,18 @@ class Evidence:
         return () if told is None else told.torch
 
     @property
-    def silent(self) -> int | None:
-        """Python processes that did not tell about themselves; None if the account was spoilt."""
+    def untold(self) -> str | None:
+        """Why it is not known what every Python process of the run had; None if it is known."""
         told = self.mechanisms.interpreters
         if told is None:
-            return None
+            return "the account of the run's Python processes was changed or removed"
+        if self.is_program and not (self.report and self.report.supervised):
+            return "the run was not supervised: Python may have run without telling"
         executed = sum(1 for each in self.programs if each.executed and each.is_python)
-        return max(0, executed - told.started - told.restarted)
+        silent = executed - told.started - told.restarted
+        if silent > 0:
+            return f"{silent:,} of {executed:,} Python programs told nothing of themselves"
+        return None
 
     def _requests(self, *, counted: bool) -> Tally:
         if self.report is None:

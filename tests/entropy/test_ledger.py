@@ -236,6 +236,19 @@ BROKEN = {
         report(supervised=False, programs=()),
         {"Entropy by raw system calls": "assumed", "Start bytes of programs": "assumed"},
     ),
+    "a program whose processes nobody counted": (
+        PROGRAM,
+        report(PROGRAM, supervised=False, programs=()),
+        {
+            "Interpreter hash seed": "assumed",
+            "Entropy by raw system calls": "assumed",
+            "Start bytes of programs": "assumed",
+            "Torch operators": "assumed",
+            "Uninitialised memory": "assumed",
+            "Maths threads": "assumed",
+            "Child processes": "assumed",
+        },
+    ),
     "start bytes of one program from the kernel": (
         PROGRAM,
         report(PROGRAM, programs=(executed("0.2x", start_bytes_derived=False),)),

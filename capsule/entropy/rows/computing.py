@@ -30,10 +30,8 @@ def _in_torch(
 def _unwatched(evidence: Evidence) -> str | None:
     """Say why it is not known which flags torch had, if that is so."""
     told = evidence.mechanisms.interpreters
-    if told is None:
-        return "the account of the run's Python processes was changed or removed"
-    if evidence.silent:
-        return f"{evidence.silent:,} Python processes did not tell theirs"
+    if evidence.untold is not None or told is None:
+        return evidence.untold
     if evidence.is_program and told.unwatched:
         return (
             f"{told.unwatched:,} Python processes do not set them: determinism.propagation is off"

@@ -17,10 +17,8 @@ def system_treatment(evidence: Evidence) -> Judgement:
 
 def _hash_seed(evidence: Evidence) -> Judgement:
     told = evidence.mechanisms.interpreters
-    if told is None:
-        return "assumed", "the account of the run's Python processes was changed or removed"
-    if evidence.silent:
-        return "assumed", f"{evidence.silent:,} Python processes did not tell theirs"
+    if evidence.untold is not None or told is None:
+        return "assumed", str(evidence.untold)
     if not told.hash_seeds:
         return None
     if drawn := told.hash_seeds.get("random"):
