@@ -1,5 +1,6 @@
 """For all tests."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,20 @@ def busy():
 def importable(monkeypatch):
     """Let other processes, who take it over, find the tests' modules."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Compile a C program."""
+    folder = tmp_path_factory.mktemp("programs")
+    cache = Path(__file__).parents[1] / ".cache" / "zig"
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(cache))
+
+    def compile_program(source, *flags):
+        target = folder / source.stem
+        command = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.36"]
+        command += [*flags, str(source), "-o", str(target)]
+        subprocess.run(command, env={**os.environ, **caches}, check=True, capture_output=True)
+        return target
+
+    return compile_program

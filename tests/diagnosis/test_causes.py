@@ -66,6 +66,17 @@ print(random.random())
 """
 
 
+# Without a C library, and with an answer of the processor's that nothing can intercept.
+STATIC = """\
+__attribute__((force_align_arg_pointer)) void _start(void) {
+    unsigned long ticks = __builtin_ia32_rdtsc();
+    __asm__ volatile("syscall" : : "a"(1), "D"(1), "S"(&ticks), "d"(8) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall" : : "a"(60), "D"(0));
+    for (;;) {}
+}
+"""
+
+
 def codes(diagnosis):
     return {item.code for item in diagnosis.findings if item.level != "note"} - {"CAP-D101"}
 
@@ -104,6 +115,20 @@ def test_a_time_that_is_only_printed_is_named(diagnosed):
 def test_a_monotonic_clock_is_named_without_a_setting(diagnosed):
     found = diagnosed("import time\nprint(time.monotonic())\n", torch=False)
     assert codes(found) == {"CAP-D108"}
+    assert patch(found) == {}
+
+
+def test_a_program_past_the_preloaded_library_is_named_where_nothing_else_is(
+    diagnosed, compiled, tmp_path
+):
+    source = tmp_path / "ticks.c"
+    source.write_text(STATIC)
+    program = compiled(source, "-static", "-nostdlib", "-fno-sanitize=all")
+    found = diagnosed(f"import subprocess\nsubprocess.run([{str(program)!r}])\n", torch=False)
+    assert not found.equal
+    assert codes(found) == {"CAP-D112"}
+    (item,) = (item for item in found.findings if item.code == "CAP-D112")
+    assert item.message == "ticks"
     assert patch(found) == {}
 
 

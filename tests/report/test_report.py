@@ -9,6 +9,7 @@ from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.cli.common import print_json
+from capsule.entropy.ledger import Ledger, Row, compare_ledgers
 from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line, open_reporter
 from capsule.report.terminal import show_report
@@ -58,6 +59,45 @@ def shown(report):
     stream = io.StringIO()
     show_report(report, Console(file=stream, width=120))
     return stream.getvalue()
+
+
+def ledger(**treatments):
+    rows = [
+        Row(source=source, treatment=treatment, evidence="seen", weakened_by="luck")
+        for source, treatment in treatments.items()
+    ]
+    return Ledger(rows=tuple(rows))
+
+
+def verified(**facts):
+    return Report(
+        bundle="run.capsule.tar",
+        mode="full",
+        verdict="reproduced-bitwise",
+        summary="every claim was obtained again",
+        **facts,
+    )
+
+
+def test_the_ledger_of_the_re_execution_is_shown_and_what_the_recorded_one_says_otherwise():
+    recorded = ledger(Clocks="eliminated", Software="eliminated", Scheduling="ordered")
+    here = ledger(Clocks="eliminated", Software="assumed", Network="assumed")
+    text = shown(
+        verified(
+            recorded_ledger=recorded,
+            ledger=here,
+            ledger_differences=compare_ledgers(recorded, here),
+        )
+    )
+    assert "Software (assumed), Network (assumed)\n" in text
+    assert "ledger differs   Software: recorded eliminated, here assumed" in text
+    assert "Scheduling: recorded ordered, here no such row" in text
+    assert "and 1 more sources, in the report" in text
+
+
+def test_a_ledger_that_was_not_computed_here_is_said_to_be_the_signers():
+    text = shown(verified(recorded_ledger=ledger(Clocks="assumed")))
+    assert "Clocks (assumed); as the signer recorded it" in text
 
 
 def test_a_difference_is_told_with_step_component_and_both_values():
