@@ -60,9 +60,8 @@ def test_a_prefix_is_checked_called_a_prefix_and_vouched_for(micro, workplace, t
     signing = ("--sign", key, "--receipt", receipt)
     done = micro.verify(micro.bundle, "--mode", "prefix:240", *signing, cwd=tmp_path)
     assert done.status == 0, done.output
-    shown = capsule(
-        "receipts", micro.bundle, receipt, "--key", f"{key}.pub", "--json", cwd=tmp_path
-    )
+    keys = ("--key", micro.public, "--key", f"{key}.pub")
+    shown = capsule("receipts", micro.bundle, receipt, *keys, "--json", cwd=tmp_path)
     assert shown.status == 0, shown.errors
     assert shown.document["claim_id"] == micro.claim_id
     assert shown.document["tallies"] == {"reproduced-prefix": {"signers": 1, "machines": 1}}
