@@ -28,7 +28,7 @@ from capsule.image.cache import Cache
 from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification.mode import Mode
-from capsule.verification.verify import EMBEDDED, Request, verify
+from capsule.verification.verify import SIGNERS, Request, verify
 
 from .conftest import edit_json, forge, run
 from .hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
@@ -157,7 +157,7 @@ def test_the_signers_own_image_is_loaded_without_a_name_and_said_to_be_his(attem
     finally:
         client.close()
     assert report.verdict == "reproduced-bitwise"
-    assert report.summary.endswith(EMBEDDED)
+    assert report.summary.endswith(SIGNERS["embedded"])
     assert (report.image_source, report.image_rebuilt) == ("embedded", False)
 
 
