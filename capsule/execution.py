@@ -94,7 +94,7 @@ def prepare(
     supplied = supplied or {}
     if lock.project is not None and project is not None:
         check_project(lock.project, project)
-        cache.add(project, lock.project.sha256)
+        cache.trees.add(project, lock.project.sha256)
     wanted, image = lock.image, None
     if engine.name == "process" or "base" in supplied:
         wanted = lock.image.model_copy(update={"debian": ()})

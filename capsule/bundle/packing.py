@@ -261,7 +261,7 @@ def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:
         )
     files: Sources = {run_bundle.LAYER.format(name="project"): packed}
     if lock.project.git is not None and lock.project.git.diff is not None:
-        files[run_bundle.PROJECT_DIFF] = cache.path(lock.project.git.diff)
+        files[run_bundle.PROJECT_DIFF] = cache.trees.path(lock.project.git.diff)
     return files
 
 

@@ -1,7 +1,8 @@
 """The cache: files by their SHA-256, and whatever can be derived from them again.
 
-Layout under the root: ``objects/ab/cdef…`` (verified content), ``derived/KEY`` (layer blobs),
-``digests`` (of files elsewhere), ``uv`` and ``apt`` (what those programs keep for themselves).
+Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
+trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what those
+programs keep for themselves).
 Deleting any of it is always safe. What is derived is used as it was left, so nobody else may write
 there.
 """
@@ -40,6 +41,15 @@ class Cache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
+
+    @property
+    def trees(self) -> Cache:
+        """A store of its own for source trees, and for how they differ from their commits.
+
+        They come from bundles. Among the packages, a stranger's lock could pin one as a package
+        that no index has: an archive may be a tree and a wheel at once.
+        """
+        return Cache(self.folder("trees"))
 
     def path(self, sha256: str) -> Path:
         """Return where the content with this hexadecimal SHA-256 is or would be.

@@ -77,7 +77,7 @@ def capture_project(
     if len(names) > MAX_FILES:
         raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
     sha256, size = _archive(tree, names, cache)
-    facts, _ = read_project(cache.path(sha256))
+    facts, _ = read_project(cache.trees.path(sha256))
     git = _git_facts(tree, names, cache) if repository else None
     return LockedProject(sha256=sha256, size=size, files=facts, git=git)
 
@@ -88,7 +88,7 @@ def project_archive(project: LockedProject, cache: Cache) -> Path:
     Raises:
         CapsuleError: CAP-I112 it is not in the cache, CAP-I110 the lock lists other files.
     """
-    if not cache.has(project.sha256):
+    if not cache.trees.has(project.sha256):
         raise CapsuleError(
             "CAP-I112",
             f"the source tree {project.sha256} of the lock is not in the cache",
@@ -96,7 +96,7 @@ def project_archive(project: LockedProject, cache: Cache) -> Path:
             "bundle, which carries it.",
             exit_code=ExitCode.BUILD_FAILED,
         )
-    archive = cache.path(project.sha256)
+    archive = cache.trees.path(project.sha256)
     check_project(project, archive)
     return archive
 
@@ -198,7 +198,7 @@ def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
 
             write_tar((_entry(tree, name) for name in names), write)
             size = stream.tell()
-        cache.add(path, digest.hexdigest())
+        cache.trees.add(path, digest.hexdigest())
     return digest.hexdigest(), size
 
 
@@ -280,7 +280,7 @@ def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
     if diff:
         with cache.scratch() as scratch:
             (scratch / "diff").write_bytes(diff)
-            cache.add(scratch / "diff", sha256_hex(diff))
+            cache.trees.add(scratch / "diff", sha256_hex(diff))
     tracked = set(_git_names(tree.root, "ls-files", "-z", "--recurse-submodules"))
     untracked = tuple(name for name in names if name not in tracked)
     return LockedGit(

@@ -123,7 +123,7 @@ def test_another_source_differs_in_the_first_line_that_it_changes(outside, tmp_p
     project = capture_project(CodeSpec(path="tree"), tmp_path, cache)
 
     def other_source(files):
-        archive = cache.path(project.sha256).read_bytes()
+        archive = cache.trees.path(project.sha256).read_bytes()
         files["image/layer-project.tar.zst"] = zstandard.compress(archive)
         edit_json(
             files,
@@ -153,7 +153,7 @@ def test_a_source_that_is_not_the_locked_one_is_tampering_and_named(outside, tmp
     other = capture_project(CodeSpec(path="tree"), tmp_path, cache)
 
     def swap(files):
-        archive = cache.path(other.sha256).read_bytes()
+        archive = cache.trees.path(other.sha256).read_bytes()
         files["image/layer-project.tar.zst"] = zstandard.compress(archive)
 
     done = verify(outside, forge(outside, swap, tmp_path / "lie.tar"), tmp_path)

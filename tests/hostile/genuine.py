@@ -331,7 +331,7 @@ def _wheels(folder: Path, store: Cache) -> tuple[LockedWheel, ...]:
 
 def _project(folder: Path, store: Cache) -> LockedProject:
     layer = _layer(folder, "project", [file_entry("project/train.py", "test", b"print(1)\n")])
-    store.add(layer.path, layer.diff_id.removeprefix("sha256:"))
+    store.trees.add(layer.path, layer.diff_id.removeprefix("sha256:"))
     facts, digest = read_project(layer.path)
     return LockedProject(sha256=digest, size=layer.size, files=facts, git=None)
 
@@ -342,7 +342,7 @@ def _image(lock: Lock, folder: Path, store: Cache) -> Image:
         _layer(folder, "code", [file_entry("usr/lib/code.py", "test", b"pass\n")]),
     ]
     if lock.project is not None:
-        path = store.path(lock.project.sha256)
+        path = store.trees.path(lock.project.sha256)
         layers.append(Layer("project", f"sha256:{lock.project.sha256}", path, lock.project.size))
     config = image_config(lock, load_recipe("cpu"), [(la.name, la.diff_id) for la in layers])
     manifest = image_manifest(config, [(la.diff_id, la.size) for la in layers])

@@ -9,11 +9,13 @@ import pytest
 from capsule import execution
 from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.lock import Lock, LockedDebianPackage, LockedWheel
+from capsule.experiment.lock import Lock, LockedDebianPackage, LockedProject, LockedWheel
 from capsule.experiment.spec import ImageSpec, SourcesSpec
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages, check_pins
 from capsule.image.debian import shipped_base
+from capsule.image.layers import file_entry, write_tar
+from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
 from capsule.report.progress import SilentReporter
 from tests.bundle.locks import make_lock
@@ -118,6 +120,29 @@ def test_what_nobody_asked_for_is_refused_before_an_engine_gets_it(made, monkeyp
     assert prepared == []
     execution.prepare(made.lock(asked), ProcessEngine(), made.cache, **arguments)
     assert prepared == [True]
+
+
+def test_a_source_tree_is_never_taken_for_a_package(made, monkeypatch):
+    """A tree whose last file is a wheel: its archive can be read as that wheel, from the end."""
+    monkeypatch.setattr(execution, "fetch", lambda *_, **__: None)  # no index has such a wheel
+    monkeypatch.setattr(ProcessEngine, "prepare", lambda *_, **__: None)
+    wheel = build_wheel({"asked.py": b"print('score 500')"}, name="asked")
+    tree = made.folder / "tree.tar"
+    with tree.open("wb") as stream:
+        write_tar([file_entry("project/data.bin", "test", wheel)], stream.write)
+    facts, digest = read_project(tree)
+    project = LockedProject(sha256=digest, size=tree.stat().st_size, files=facts, git=None)
+    genuine = made.wheel("asked", requested="asked")
+    arguments = {"sources": SourcesSpec(), "project": tree, "reporter": SilentReporter()}
+    for asked in (genuine, genuine.model_copy(update={"sha256": digest})):
+        lock = made.lock(asked).model_copy(update={"project": project})
+        if asked is genuine:
+            execution.prepare(lock, ProcessEngine(), made.cache, **arguments)
+            continue
+        with pytest.raises(CapsuleError) as caught:
+            execution.prepare(lock, ProcessEngine(), made.cache, **arguments)
+        assert caught.value.code == "CAP-I103"
+        assert not made.cache.has(digest)
 
 
 def test_what_every_start_executes_is_reported(made):

@@ -123,7 +123,7 @@ def test_git_decides_and_is_recorded(tree, cache):
     assert set(dirty.files) == {".gitignore", "train.py", "new.py"}
     assert dirty.git.dirty
     assert dirty.git.untracked == ("new.py",)
-    diff = cache.path(dirty.git.diff).read_text()
+    diff = cache.trees.path(dirty.git.diff).read_text()
     assert "+print(2)" in diff
     assert "deleted file" in diff
     git(tree, "stash", "--quiet")
@@ -249,7 +249,7 @@ class TestCredentials:
         git(tree, "commit", "-qm", "first")
         (tree / "old").unlink()
         found = capture(tree, cache)
-        diff = cache.path(found.git.diff).read_bytes()
+        diff = cache.trees.path(found.git.diff).read_bytes()
         assert b"deleted file mode" in diff
         assert b"something that was deleted" not in diff
 
@@ -289,7 +289,7 @@ def test_a_lock_whose_tree_is_gone_says_so(tree, cache, tmp_path):
 def test_another_tree_is_refused_and_the_first_file_that_differs_is_named(tree, cache):
     locked = capture(tree, cache)
     write(tree, "train.py", "print(3)\n")
-    other = cache.path(capture(tree, cache).sha256)
+    other = cache.trees.path(capture(tree, cache).sha256)
     with pytest.raises(CapsuleError, match=r"train\.py is file 0644") as caught:
         check_project(locked, other)
     assert caught.value.code == "CAP-I110"
@@ -327,5 +327,5 @@ def test_any_tree_survives_the_archive(tmp_path_factory, files):
     assert isinstance(found, LockedProject)
     facts, digest = read_project(project_archive(found, cache))
     assert (facts, digest) == (found.files, found.sha256)
-    unpack_project(cache.path(digest), folder / "out")
+    unpack_project(cache.trees.path(digest), folder / "out")
     assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == files
