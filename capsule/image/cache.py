@@ -1,8 +1,8 @@
 """The cache: files by their SHA-256, and whatever can be derived from them again.
 
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
-trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what those
-programs keep for themselves).
+trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what
+those programs keep for themselves).
 Deleting any of it is always safe. What is derived is used as it was left, so nobody else may write
 there.
 """
