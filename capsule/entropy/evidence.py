@@ -95,7 +95,7 @@ class Evidence:
         executed = sum(1 for each in self.programs if each.executed and each.is_python)
         silent = executed - told.started - told.restarted
         if silent > 0:
-            return f"{silent:,} of {executed:,} Python programs told nothing of themselves"
+            return f"{silent:,} of {counted(executed, 'Python program')} told nothing of themselves"
         return None
 
     def _requests(self, *, counted: bool) -> Tally:
@@ -105,6 +105,11 @@ class Evidence:
 
     def _counts(self, process: str) -> bool:
         return not self.is_program or not is_own(process)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Write a number of things; the plural has an s if no other is given."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def is_own(process: str) -> bool:

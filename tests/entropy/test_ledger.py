@@ -506,10 +506,10 @@ def test_no_row_can_be_taken_from_the_spec():
 
 def test_requests_of_capsules_own_interpreter_are_told_apart():
     assert evidence_of(PROGRAM, "Operating-system entropy") == (
-        "4 requests for 72 bytes were answered (besides 5 of Capsule's own interpreter)"
+        "answered: 4 requests for 72 bytes (besides 5 of Capsule's own interpreter)"
     )
     assert evidence_of(TRAINER, "Operating-system entropy") == (
-        "3 requests for 2,504 bytes were answered"
+        "answered: 3 requests for 2,504 bytes"
     )
     assert [is_own(path) for path in ("0", "0.1", "0.2x", "0.2x.1", "#c0ffee")] == [
         *(True, True, False, False, False)

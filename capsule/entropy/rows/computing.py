@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment
+from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
 
 _ISA_FLAGS = ("torch.cpu_capability", "onednn.isa", "mkl.branch")
 _SELF_TEST = "numerics.self_test"
@@ -22,7 +22,7 @@ def _in_torch(
     texts = []
     for group in evidence.torch:
         shown = ", ".join(f"{name}={group.flags.get(name, 'absent')}" for name in wanted)
-        texts.append(f"{shown} in {group.processes:,} processes")
+        texts.append(f"{shown} in {counted(group.processes, 'process', 'processes')}")
         matches &= all(group.flags.get(name) == value for name, value in wanted.items())
     return (treatment if matches else otherwise), f"read back: {'; '.join(dict.fromkeys(texts))}"
 

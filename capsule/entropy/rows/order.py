@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment
+from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
 from capsule.experiment.contract import PROGRAM_PROCESS
 from capsule.experiment.mechanisms import TrainerUse
 
@@ -13,7 +13,7 @@ def _clocks(evidence: Evidence) -> Judgement:
     if len(clocks) != 1 or "system" in clocks:
         return "assumed", "the calendar clock was left alone"
     clock = clocks.pop()
-    shown = f"the calendar clock was {clock} and was read {readings:,} times"
+    shown = f"the calendar clock was {clock} and was read {counted(readings, 'time')}"
     if passed := _passed(evidence):
         return "assumed", f"{shown}, but {passed}"
     treatment: Treatment = "eliminated" if clock == "fixed" else "ordered"
@@ -34,7 +34,7 @@ def _cores(evidence: Evidence) -> Judgement:
     count = sum(each.core_questions for each in evidence.told)
     if len(told) != 1 or None in told:
         return "assumed", "programs were told the machine's number"
-    answered = f"programs were told {told.pop()}, {count:,} times"
+    answered = f"programs were told {told.pop()}, {counted(count, 'time')}"
     if passed := _passed(evidence):
         return "assumed", f"{answered}, but {passed}"
     return "eliminated", f"{answered}; files of /proc and /sys still describe the machine"
@@ -68,8 +68,10 @@ def _scheduling(evidence: Evidence) -> Judgement:
     if trainer is not None:
         return _trainer_schedule(trainer)
     report = evidence.report
-    counted = f": {report.processes:,} processes" if report and report.supervised else ""
-    return "assumed", f"Capsule does not order the program's processes and threads{counted}"
+    text = "Capsule does not order the program's processes and threads"
+    if report is not None and report.supervised:
+        text += f": {counted(report.processes, 'process', 'processes')}"
+    return "assumed", text
 
 
 def _trainer_schedule(trainer: TrainerUse) -> Judgement:

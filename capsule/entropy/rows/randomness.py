@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment
+from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
 
 
 def system_treatment(evidence: Evidence) -> Judgement:
@@ -27,7 +27,8 @@ def _hash_seed(evidence: Evidence) -> Judgement:
         return treatment, f"{drawn:,} of {told.started:,} Python processes drew theirs"
     seeds = ", ".join(sorted(told.hash_seeds))
     treatment = "eliminated" if set(told.hash_seeds) == {"0"} else "seeded"
-    return treatment, f"read back in {told.started:,} Python processes: PYTHONHASHSEED={seeds}"
+    processes = counted(told.started, "Python process", "Python processes")
+    return treatment, f"read back in {processes}: PYTHONHASHSEED={seeds}"
 
 
 def _system_entropy(evidence: Evidence) -> Judgement:
@@ -35,7 +36,8 @@ def _system_entropy(evidence: Evidence) -> Judgement:
     if judgement is None or judgement[0] in ("assumed", "unsupported"):
         return judgement
     asked, own = evidence.requests, evidence.own_requests
-    text = f"{asked.calls:,} requests for {asked.bytes:,} bytes were answered"
+    requests, size = counted(asked.calls, "request"), counted(asked.bytes, "byte")
+    text = f"answered: {requests} for {size}"
     if own.calls:
         text += f" (besides {own.calls:,} of Capsule's own interpreter)"
     return judgement[0], text + _starts(evidence)
@@ -55,11 +57,14 @@ def _raw_calls(evidence: Evidence) -> Judgement:
     if not report.supervised:
         return "assumed", "system calls were not supervised: they would not have been seen"
     if missed := sum(each.unanswered for each in evidence.programs):
-        return "unsupported", f"{missed:,} opens of random files were let through"
+        return (
+            "unsupported",
+            f"let through: {counted(missed, 'open of a random file', 'opens of random files')}",
+        )
     bypassed = sum(each.getrandom.calls + each.devices.calls for each in evidence.programs)
     if not bypassed:
         return None
-    return judgement[0], f"{bypassed:,} requests bypassed the preloaded library, all answered"
+    return judgement[0], f"answered past the preloaded library: {counted(bypassed, 'request')}"
 
 
 def _instructions(evidence: Evidence) -> Judgement:
@@ -77,7 +82,7 @@ def _start_bytes(evidence: Evidence) -> Judgement:
     executed = [each for each in evidence.programs if each.executed]
     derived = sum(each.start_bytes_derived for each in executed)
     treatment: Treatment = judgement[0] if derived == len(executed) else "assumed"
-    return treatment, f"replaced in {derived:,} of {len(executed):,} programs"
+    return treatment, f"replaced in {derived:,} of {counted(len(executed), 'program')}"
 
 
 def _addresses(evidence: Evidence) -> Judgement:
