@@ -70,7 +70,7 @@ def test_a_program_with_a_fault_is_diagnosed_to_the_line(diagnosed):
     assert "columns.txt differs" in text
     assert "CAP-D105  train.py:4" in text
     assert "columns = list(features)" in text
-    assert "--apply sets determinism.hash_seed: 0" in text
+    assert "--apply tries determinism.hash_seed: 0" in text
 
 
 PUT = OperatorUse(
