@@ -36,6 +36,7 @@ from capsule.verification.challenge import (
 from capsule.verification.comparison import compare_claims
 from capsule.verification.mode import Mode
 from capsule.verification.states import lay_out
+from tests.hostile.genuine import write_entropy_report
 from tests.training.conftest import ROOT
 
 from .forked import FAILED, SPECS, Forks, lock_of, spec_of
@@ -85,6 +86,7 @@ def opened(tmp_path):
         lock, scratch = lock_of(spec_of(name)), tmp_path / f"bundle-{time.monotonic_ns()}"
         scratch.mkdir()
         run = SimpleNamespace(lock=lock, directory=directory)
+        write_entropy_report(directory, lock)  # the launcher's, without which these trainers ran
         contents = {
             **packing._training_files(directory),
             **packing._state_files(run, scratch),
