@@ -202,10 +202,14 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
     try:
         key = load(data, passphrase.encode() if passphrase else None)
     except TypeError as error:  # the passphrase is missing, or needless
+        if openssh and not passphrase:
+            raise _in_openssh_format(path) from error
         if passphrase:
             raise _undecipherable(path) from error
         raise _key_error(ENCRYPTED, f"the key {path} has a passphrase", _UNLOCK) from error
     except (ValueError, UnsupportedAlgorithm) as error:
+        if openssh and isinstance(error, UnsupportedAlgorithm):
+            raise _in_openssh_format(path) from error
         if passphrase:
             raise _undecipherable(path) from error
         raise _key_error("CAP-B132", f"{path} is not a private key", _NEW_KEY) from error
@@ -213,6 +217,15 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
         return PrivateKey(key)  # type: ignore[arg-type]  # the constructor looks at the type
     except TypeError as error:
         raise _wrong_type(path, str(error)) from error
+
+
+def _in_openssh_format(path: Path) -> CapsuleError:
+    """Return the error of a key that needs a key derivation which Capsule does not have."""
+    return _key_error(
+        "CAP-B136",
+        f"the key {path} has a passphrase and OpenSSH's format, which is not supported",
+        "Let ssh-keygen sign with it (--ssh-key), or convert a copy: ssh-keygen -p -m PKCS8.",
+    )
 
 
 def read_passphrase(path: Path) -> str:

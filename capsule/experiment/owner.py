@@ -54,13 +54,11 @@ def temporary_folder(
     Raises:
         OSError: It cannot be made; or it cannot be removed, and there is no ``note``.
     """
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():  # nobody took it for an abandoned one before it was locked
-            break
-        os.close(descriptor)
+    while (
+        held := _held(Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent)))
+    ) is None:
+        pass  # it was taken for an abandoned one before it was locked
+    folder, descriptor = held
     try:
         yield folder
     finally:
@@ -72,6 +70,19 @@ def temporary_folder(
             note(f"{folder} cannot be removed: {error}")
         finally:
             os.close(descriptor)
+
+
+def _held(folder: Path) -> tuple[Path, int] | None:
+    """Lock a new folder; None if :func:`remove_abandoned` was faster."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if folder.exists():
+        return folder, descriptor
+    os.close(descriptor)
+    return None
 
 
 def remove_abandoned(parent: Path | None = None) -> None:

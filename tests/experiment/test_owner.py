@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,21 @@ def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monk
     with temporary_folder("raced-", tmp_path) as folder:
         assert folder.is_dir()
         assert folder != taken[0]
+
+
+def test_a_folder_that_is_taken_for_an_abandoned_one_before_it_is_locked_is_made_again(
+    tmp_path, monkeypatch
+):
+    """Another Capsule may look for abandoned folders between the making and the locking."""
+    make, made = tempfile.mkdtemp, []
+
+    def mkdtemp(**options):
+        made.append(make(**options))
+        if len(made) == 1:
+            remove_abandoned(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr("capsule.experiment.owner.tempfile.mkdtemp", mkdtemp)
+    with temporary_folder("x-", tmp_path) as folder:
+        assert folder.is_dir()
+        assert len(made) == 2

@@ -181,9 +181,10 @@ def test_we_read_the_keys_of_openssl_and_openssh(kind, tmp_path):
 def test_an_encrypted_openssh_key_is_left_to_ssh_keygen(tmp_path):
     command = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", "bob")
     assert run(*command, cwd=tmp_path).returncode == 0
-    with pytest.raises(CapsuleError, match="CAP-B136") as caught:
-        load_private(tmp_path / "bob")
-    assert "--ssh-key" in caught.value.fix
+    for passphrase in (None, "secret"):
+        with pytest.raises(CapsuleError, match="CAP-B136") as caught:
+            load_private(tmp_path / "bob", passphrase)
+        assert "--ssh-key" in caught.value.fix
 
 
 # The SSH signature, by the recipes of docs/trust.md
