@@ -508,7 +508,8 @@ AlgorithmTrainer = Annotated[
 
 def _trainer_kind(trainer: Any) -> str:
     """Tell the trainers apart: one names an algorithm, the other a command."""
-    named = trainer if isinstance(trainer, dict) else vars(trainer)
+    # What is neither a mapping nor a trainer has no names; the validation says so.
+    named = trainer if isinstance(trainer, dict) else getattr(trainer, "__dict__", {})
     return "of a command" if "command" in named else "of an algorithm"
 
 

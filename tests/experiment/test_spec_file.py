@@ -209,3 +209,19 @@ def test_of_ten_thousand_wrong_fields_the_first_are_explained():
     with pytest.raises(CapsuleError) as caught:
         parse_spec(text.encode(), "spec")
     assert caught.value.message.count("\n") == MAX_FINDINGS - 1
+
+
+MINIMAL_TRAINER = """\
+schema: capsule/spec/v1
+name: x
+environment: {suite: atari, game: breakout}
+trainer: TRAINER
+"""
+
+
+@pytest.mark.parametrize("value", ["text", "[1]", "3", "null"])
+def test_a_trainer_that_is_no_mapping_is_refused_by_its_field(value):
+    text = MINIMAL_TRAINER.replace("TRAINER", value)
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(text.encode(), "spec.yaml")
+    assert "trainer" in caught.value.message
