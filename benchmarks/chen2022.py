@@ -35,7 +35,7 @@ from typing import Any
 
 from scipy.stats import mannwhitneyu
 
-from capsule.entropy.launch import launch_arguments
+from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.experiment.spec_file import load_spec
 from capsule.machine.fingerprint import take_fingerprint
@@ -141,27 +141,30 @@ def study(model: str, count: int, epochs: int | None) -> dict[str, list[Pair]]:
 def train_pairs(arguments: list[str], seed: int, folder: Path) -> dict[str, Pair]:
     """Train one pair under each setup."""
     train = partial(run, arguments, folder)
-    recording, replay, profile = folder / "recording", folder / "replay", folder / "profile"
+    recording, replay = folder / "recording", folder / "replay"
     seeded = ["--seed", str(seed)]
     firsts = train(), train(seeded), train(launcher=launch(recording))
-    profile.write_bytes(merge(recording))
+    profile = merge(recording)
     seconds = train(), train(seeded), train(launcher=launch(replay, profile))
-    check_consumed(replay, parse(profile.read_bytes()))
-    sizes = 0, 0, profile.stat().st_size
+    check_consumed(replay, parse(profile))
+    sizes = 0, 0, len(profile)
     return dict(zip(SETUPS, map(Pair, firsts, seconds, sizes), strict=True))
 
 
-def launch(directory: Path, profile: Path | None = None) -> list[str]:
-    """Return the beginning of a command that records, or replays ``profile``.
+def launch(directory: Path, profile: bytes | None = None) -> list[str]:
+    """Return the beginning of a command that records into a new folder, or replays ``profile``.
 
     The numerics stay what they are without Capsule, so that C3 differs from C1 in nothing else.
     """
     directory.mkdir()
+    if profile is not None:
+        (directory / REPLAYED).write_bytes(profile)
     numerics = ["accelerator.kind=cpu", "accelerator.numerics=native"]
     spec = load_spec(SCRIPT.with_name("lenet5.yaml"), numerics)
     native = str(native_part("capsule-launch").parent)
-    replay = str(profile) if profile else None
-    return launch_arguments(spec, native=native, directory=str(directory), replay=replay)
+    return launch_arguments(
+        spec, native=native, directory=str(directory), replay=profile is not None
+    )
 
 
 def run(

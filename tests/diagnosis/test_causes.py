@@ -53,8 +53,10 @@ asyncio.run(main())
 """
 SYSTEM_CLOCK = {"entropy": {"clock": "system"}}
 PRINTED = "import time\nprint(time.time())\n"
+# An archive's dates are even seconds.
 ZIP = """\
-import zipfile
+import time, zipfile
+time.sleep(2)
 with zipfile.ZipFile("model.zip", "w") as archive:
     archive.writestr("policy", b"equal")
 """

@@ -48,6 +48,8 @@ WEAKER = {
     "hash_seed": None,
     "propagation": False,
     "threads": None,
+    "cores": None,
+    "sorted_listings": False,
     "algorithms": "warn",
     "fill_uninitialized_memory": False,
     "cudnn_benchmark": True,

@@ -24,6 +24,8 @@ class Play:
     An unroll is ``(actor, number, version)``. Unrolls finish in an order of its own.
     """
 
+    replicas = 0
+
     def __init__(self, order):
         """Take the order: a function of how many are outstanding to the index of the next."""
         self.order = order
