@@ -1,22 +1,28 @@
-"""``capsule scores``: human-normalised Atari scores of runs."""
+"""``capsule scores``: final and best scores of runs, and of groups of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.report.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from capsule.bundle.keys import PublicKey
+    from capsule.report.scores import GroupScores, RunScores
 
 
 @guarded
 def command(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles; several of a game are averaged.")],
+    bundles: Annotated[
+        list[Path], typer.Argument(help="Bundles; those of one game are a group of runs.")
+    ],
     *,
     keys: Annotated[
         list[Path] | None,
@@ -24,68 +30,122 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score the last evaluation of runs on Atari, 100 % being a human's score.
+    """Show the final and the best score of each run, with mean and deviation of every game's runs.
 
     Nothing is executed: without 'capsule verify' these are the signers' claims.
     """
-    from statistics import fmean
+    from capsule.bundle.trust import load_trusted
+    from capsule.report.scores import group_scores
 
-    from capsule.bundle.keys import load_public
-    from capsule.experiment.scores import aggregate, human_normalized
-
-    trusted = [load_public(path) for path in keys or []]
-    returns: dict[str, list[float]] = {}
-    for path in bundles:
-        for game, score in _scores(path, trusted):
-            returns.setdefault(game, []).append(score)
-    means = {game: fmean(scores) for game, scores in sorted(returns.items())}
-    normalized = {game: human_normalized(game, mean) for game, mean in means.items()}
-    summary = aggregate(means)._asdict()
+    trusted = load_trusted(keys or [])
+    runs = [scores for path in bundles for scores in _scores(path, trusted)]
+    groups = group_scores(runs)
     if as_json:
-        document = {"scores": means, "human_normalized": normalized, **summary}
-        print_json({"schema": "capsule/scores/v1", **document})
-        return
-    _show(means, normalized, summary)
+        print_json(_document(runs, groups))
+    else:
+        _show(runs, groups)
 
 
-def _scores(path: Path, keys: list[PublicKey]) -> Iterator[tuple[str, float]]:
-    """Yield each game of a bundle's run, and the mean return of its last evaluation."""
-    from statistics import fmean
-
-    from capsule.bundle import run_bundle
+def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
+    """Read the scores of a bundle, which has to agree with itself."""
     from capsule.bundle.bundle import open_bundle
-    from capsule.bundle.claims import TrainingClaims, claims_model
     from capsule.experiment.errors import CapsuleError, ExitCode
-    from capsule.experiment.lock import Lock
-    from capsule.experiment.spec import AtariEnvironment, tasks_of
+    from capsule.report.scores import run_scores
+    from capsule.report.subject import read_subject
 
     with open_bundle(path, keys) as bundle:
-        lock = bundle.read(run_bundle.LOCK, Lock)
-        claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
-    environment = lock.spec.environment
-    if not isinstance(claims, TrainingClaims) or not isinstance(environment, AtariEnvironment):
+        subject = read_subject(bundle, str(path), [], keys)
+    try:
+        return run_scores(subject)
+    except ValueError as error:
         raise CapsuleError(
             "CAP-S008",
-            f"{path.name} is not a run on Atari",
-            fix="Give bundles of runs whose spec has environment.suite: atari.",
+            f"{path.name} cannot be scored: {error}",
+            fix="Give bundles of runs that were evaluated.",
             exit_code=ExitCode.USAGE,
-        )
-    games = [task.model_dump()["game"] for task in tasks_of(environment)]
-    returns = [float.fromhex(score) for score in claims.evaluation.points[-1].returns]
-    for number, game in enumerate(games):
-        yield game, fmean(returns[number :: len(games)])
+        ) from error
 
 
-def _show(
-    means: Mapping[str, float], normalized: Mapping[str, float], summary: Mapping[str, Any]
-) -> None:
+def _document(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> dict[str, Any]:
+    from capsule.report.scores import DDOF, aggregates
+
+    normalized = aggregates(groups)
+    return {
+        "schema": "capsule/scores/v1",
+        "ddof": DDOF,
+        "runs": [_of_run(run) for run in runs],
+        "games": [_of_group(group) for group in groups],
+        "human_normalized": normalized
+        and {network: found._asdict() for network, found in normalized.items()},
+    }
+
+
+def _of_run(run: RunScores) -> dict[str, Any]:
+    scores: dict[str, Any] = {
+        network: {"step": score.step, "episodes": score.episodes, **score.summary._asdict()}
+        for network, score in run.scores.items()
+    }
+    return {"bundle": run.bundle, "claim_id": run.claim_id, **run.task._asdict(), **scores}
+
+
+def _of_group(group: GroupScores) -> dict[str, Any]:
+    summaries: dict[str, Any] = {
+        network: {**summary._asdict(), "human_normalized": group.human_normalized[network]}
+        for network, summary in group.summaries.items()
+    }
+    return {**group.task._asdict(), "runs": group.runs, **summaries}
+
+
+def _show(runs: Sequence[RunScores], groups: Sequence[GroupScores]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("game", "score", "human-normalised")
-    for game, mean in means.items():
-        table.add_row(game, f"{mean:,.1f}", f"{normalized[game]:.1%}")
-    table.add_section()
-    for name, value in summary.items():
-        table.add_row(name.replace("_", " "), "", f"{value:.1%}")
-    Console().print(table)
+    from capsule.report.scores import NOTE, aggregates
+
+    console = Console()
+    _show_runs(runs, console)
+    _show_groups(groups, console)
+    for network, found in (aggregates(groups) or {}).items():
+        _line(
+            console,
+            f"human-normalised over games, {network}: median {found.median:.1%}, mean "
+            f"{found.mean:.1%}, mean of at most 100 % each {found.capped_mean:.1%}",
+        )
+    _line(console, NOTE)
+
+
+def _show_runs(runs: Sequence[RunScores], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from capsule.report.scores import HEADS, cells
+
+    numbers: dict[str, str] = {}
+    table = Table("run", "game", "network", "step", "episodes", *HEADS)
+    for run in runs:
+        number = numbers.setdefault(run.bundle, str(len(numbers) + 1))
+        for network, score in run.scores.items():
+            name = Text(printable(run.task.name))
+            shown = (f"{score.step:,}", str(score.episodes), *cells(score.summary))
+            table.add_row(number, name, network, *shown)
+    for bundle, number in numbers.items():
+        _line(console, f"run {number}: {printable(bundle)}")
+    console.print(table)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_groups(groups: Sequence[GroupScores], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from capsule.report.scores import HEADS, cells, percentage
+
+    table = Table("game", "network", "runs", *HEADS, "human-normalised")
+    for group in groups:
+        for network, summary in group.summaries.items():
+            share = percentage(group.human_normalized[network])
+            name = Text(printable(group.task.name))
+            table.add_row(name, network, str(group.runs), *cells(summary), share)
+    console.print(table)

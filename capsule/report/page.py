@@ -15,11 +15,20 @@ from statistics import fmean, quantiles
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.tally import Receipts
-from capsule.experiment.spec import tasks_of
 from capsule.machine.compare import Row, compare
 from capsule.report.charts import Band, Curve, divergence_chart, legend, line_chart, thinned
 from capsule.report.markup import Markup, element, join, table
 from capsule.report.returns import returns_rows
+from capsule.report.scores import (
+    HEADS,
+    NOTE,
+    by_task,
+    cells,
+    normalize,
+    percentage,
+    run_scores,
+    tasks,
+)
 from capsule.report.story import Story, machine_of, tell
 from capsule.report.subject import EvaluationPoint, Subject, drawable, evaluation_points
 from capsule.report.terminal import place_of
@@ -156,9 +165,33 @@ def _learning(subject: Subject) -> Iterator[Markup]:
             "3rd quartile",
             "highest",
         )
-        for task, points in _by_task(subject, subject.evaluation):
-            caption = "Returns of each evaluation, recorded run" + (f", {task}" if task else "")
+        several = len(tasks(subject.lock)) > 1
+        for task, points in by_task(subject.lock, subject.evaluation):
+            caption = "Returns of each evaluation, recorded run" + f", {task.name}" * several
             yield _bounded(caption, heads, [_evaluation_row(point) for point in points])
+        yield _scores(subject)
+
+
+def _scores(subject: Subject) -> Markup:
+    """Show what ``capsule scores`` shows of a run."""
+    try:
+        runs = run_scores(subject)
+    except ValueError as error:
+        return element("p", f"There are no scores: {error}.")
+    rows = [
+        (
+            f"{network} network" + f", {run.task.name}" * (len(runs) > 1),
+            f"{score.step:,}",
+            str(score.episodes),
+            *cells(score.summary),
+            percentage(normalize(run.task, score.summary.mean)),
+        )
+        for run in runs
+        for network, score in run.scores.items()
+    ]
+    heads = ("score of the", "step", "episodes", *HEADS, "human-normalised")
+    scores = _bounded("Scores of the run", heads, rows)
+    return join([scores, element("p", NOTE, class_="note")])
 
 
 def _replicas(subject: Subject) -> list[tuple[str, tuple[EvaluationPoint, ...]]]:
@@ -172,35 +205,18 @@ def _replicas(subject: Subject) -> list[tuple[str, tuple[EvaluationPoint, ...]]]
 def _evaluation_charts(
     subject: Subject, runs: Sequence[tuple[str, tuple[EvaluationPoint, ...]]]
 ) -> Iterator[Markup]:
-    tasks = [task for task, _ in _by_task(subject, ())]
-    for number, task in enumerate(tasks[:MAX_TASKS]):
-        parted = [(label, _by_task(subject, points)[number][1]) for label, points in runs]
+    names = tasks(subject.lock)
+    for number, task in enumerate(names[:MAX_TASKS]):
+        parted = [(label, [*by_task(subject.lock, points)][number][1]) for label, points in runs]
         recorded = parted[0][1]
         curves = [
             _evaluation_curve(label, points, shaded=place == 0 or points != recorded)
             for place, (label, points) in enumerate(parted)
         ]
         if any(curve.points for curve in curves):
-            title = "Evaluation" + (f": {task}" if task else "")
+            title = "Evaluation" + f": {task.name}" * (len(names) > 1)
             note = "Mean of the starts; shaded from lowest to highest, darker between quartiles."
             yield _figure(f"evaluation-{number}", title, "mean return", curves, note)
-
-
-def _by_task(
-    subject: Subject, points: Sequence[EvaluationPoint]
-) -> list[tuple[str, list[EvaluationPoint]]]:
-    """Part the returns by task: with several, they take turns (``capsule scores``)."""
-    environment = subject.lock.spec.environment
-    tasks = () if environment is None else tasks_of(environment)
-    if len(tasks) < 2:
-        return [("", list(points))]
-    return [
-        (
-            task.id if task.suite == "gymnasium" else task.game,
-            [EvaluationPoint(each.step, each.returns[number :: len(tasks)]) for each in points],
-        )
-        for number, task in enumerate(tasks)
-    ]
 
 
 def _evaluation_curve(label: str, points: Sequence[EvaluationPoint], *, shaded: bool) -> Curve:

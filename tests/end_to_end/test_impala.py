@@ -103,10 +103,13 @@ def test_scores_are_those_of_the_last_evaluation_beside_a_humans(resumed):
         claims = bundle.read(run_bundle.CLAIMS, TrainingClaims)
     returns = [float.fromhex(score) for score in claims.evaluation.points[-1].returns]
     score = sum(returns) / len(returns)
-    assert document["scores"] == {"breakout": score}
+    (run,), (game,) = document["runs"], document["games"]
+    assert run["claim_id"] == claims.claim_id()
+    assert (run["final"]["mean"], game["final"]["mean"]) == (score, score)
+    assert game["name"] == "breakout"
     normalized = (score - 1.7) / (30.5 - 1.7)
-    assert document["human_normalized"]["breakout"] == pytest.approx(normalized)
-    assert document["median"] == pytest.approx(normalized)
+    assert game["final"]["human_normalized"] == pytest.approx(normalized)
+    assert document["human_normalized"]["final"]["median"] == pytest.approx(normalized)
 
 
 def test_learners_are_for_those_who_can_share(workplace):
