@@ -177,6 +177,7 @@ def test_workers_have_the_hardening_and_the_token_and_nothing_else_of_a_run():
         assert "network_mode" not in each
         assert each["network"] == head["network"]
         assert each["environment"]["RAY_AUTH_TOKEN_PATH"] == TOKEN
+        assert each["environment"]["RAY_worker_niceness"] == "0"
         assert path.name in str(token["Source"])
         assert not any("token" in word for word in each["entrypoint"])
 
