@@ -5,15 +5,18 @@ paper's Table 2:
 
 - C1: as it is, nothing controlled;
 - C2: a seed for each pair;
-- C3: the first run of each pair records its randomness, the second replays it.
+- C3: the first run of each pair records its randomness, the second replays it;
+- C4, C5, C6: the same with another torch version, that of ``--other``, an interpreter that has
+  torch, numpy, safetensors and scikit-learn.
 
 A pair is reproduced if its evaluation metrics, its process metrics (loss of every epoch, number of
 epochs; not the time) and its weights are identical to the last bit. The setups take turns, so that
 a machine's changing mood meets all alike. One maths thread. Exits with status 1 if a pair of C3
-differs::
+or C6 differs::
 
     python benchmarks/chen2022.py                                       # everything: an hour
     python benchmarks/chen2022.py --models lenet1 --pairs 2 --epochs 2  # two minutes
+    python benchmarks/chen2022.py --models lenet1 --other /tmp/other/bin/python
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.native import native_part
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "supervised" / "train.py"
-SETUPS = ("C1", "C2", "C3")
+SETUPS = (("C1", "C2", "C3"), ("C4", "C5", "C6"))  # original, seeded, recorded; by torch version
 SEEDS = (0, 42, 1, 1234, 123, 2, 10, 5)  # of the pairs in C2; the paper names the first two
 RESNET = "digits --image-size 16 --batch-size 16 --learning-rate 0.02 --epochs 2"
 MODELS = {
@@ -105,31 +107,57 @@ class Pair:
         )
 
 
+Setups = tuple[str, str, str]
+Pairs = Mapping[str, Mapping[str, Sequence[Pair]]]  # by model and setup
+
+
 def main() -> int:
+    options = arguments()
+    pythons = [sys.executable, *([options.other] if options.other else [])]
+    pairs = {
+        model: study(model, options.pairs, options.epochs, pythons) for model in options.models
+    }
+    print_machine()
+    for python, names in zip(pythons, SETUPS, strict=False):
+        print_versions(python, names)
+        print_table3(pairs, names)
+        print_table4(pairs, names)
+        print_reproduced(pairs, names)
+    if options.other:
+        print_between(pairs)
+    recorded = [names[2] for names in SETUPS[: len(pythons)]]
+    return int(
+        not all(
+            p.reproduced for setups in pairs.values() for name in recorded for p in setups[name]
+        )
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--pairs", type=int, default=8, choices=range(2, len(SEEDS) + 1))
     parser.add_argument("--epochs", type=int, help="the same for every model")
-    options = parser.parse_args()
-    pairs = {model: study(model, options.pairs, options.epochs) for model in options.models}
-    print_machine()
-    print_table3(pairs)
-    print_table4(pairs)
-    print_reproduced(pairs)
-    return int(not all(pair.reproduced for setups in pairs.values() for pair in setups["C3"]))
+    parser.add_argument("--other", help="python of an environment with another torch version")
+    return parser.parse_args()
 
 
-def study(model: str, count: int, epochs: int | None) -> dict[str, list[Pair]]:
-    """Train one model under every setup, in turns."""
-    arguments = ["--model", model, "--data", *MODELS[model].split()]
-    arguments += ["--epochs", str(epochs)] if epochs else []
-    pairs: dict[str, list[Pair]] = {setup: [] for setup in SETUPS}
+def study(
+    model: str, count: int, epochs: int | None, pythons: Sequence[str]
+) -> dict[str, list[Pair]]:
+    """Train one model under every setup of every interpreter, in turns."""
+    words = ["--model", model, "--data", *MODELS[model].split()]
+    words += ["--epochs", str(epochs)] if epochs else []
+    pairs: dict[str, list[Pair]] = {}
     for index in range(count):
-        with tempfile.TemporaryDirectory(prefix="capsule-chen2022-") as folder:
-            for setup, pair in train_pairs(arguments, SEEDS[index], Path(folder)).items():
-                pairs[setup].append(pair)
+        for python, names in zip(pythons, SETUPS, strict=False):
+            with tempfile.TemporaryDirectory(prefix="capsule-chen2022-") as folder:
+                found = train_pairs(words, SEEDS[index], Path(folder), python)
+            for setup, pair in zip(names, found, strict=True):
+                pairs.setdefault(setup, []).append(pair)
         states = ", ".join(
             f"{setup} {'equal' if done[-1].reproduced else 'differ'}"
             for setup, done in pairs.items()
@@ -138,9 +166,9 @@ def study(model: str, count: int, epochs: int | None) -> dict[str, list[Pair]]:
     return pairs
 
 
-def train_pairs(arguments: list[str], seed: int, folder: Path) -> dict[str, Pair]:
-    """Train one pair under each setup."""
-    train = partial(run, arguments, folder)
+def train_pairs(arguments: list[str], seed: int, folder: Path, python: str) -> list[Pair]:
+    """Train one pair each: as it is, with a seed, and recorded and replayed."""
+    train = partial(run, arguments, folder, python=python)
     recording, replay = folder / "recording", folder / "replay"
     seeded = ["--seed", str(seed)]
     firsts = train(), train(seeded), train(launcher=launch(recording))
@@ -148,7 +176,7 @@ def train_pairs(arguments: list[str], seed: int, folder: Path) -> dict[str, Pair
     seconds = train(), train(seeded), train(launcher=launch(replay, profile))
     check_consumed(replay, parse(profile))
     sizes = 0, 0, len(profile)
-    return dict(zip(SETUPS, map(Pair, firsts, seconds, sizes), strict=True))
+    return list(map(Pair, firsts, seconds, sizes))
 
 
 def launch(directory: Path, profile: bytes | None = None) -> list[str]:
@@ -172,11 +200,12 @@ def run(
     folder: Path,
     options: Sequence[str] = (),
     launcher: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Run:
     """Train once, in a process of its own."""
     timing = folder / "timing.json"
     files = ["--output", str(folder), "--timing", str(timing)]
-    command = [*launcher, sys.executable, str(SCRIPT), *arguments, *options, *files]
+    command = [*launcher, python, str(SCRIPT), *arguments, *options, *files]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     started = time.perf_counter()
     subprocess.run(command, env=os.environ | threads, stdout=subprocess.DEVNULL, check=True)
@@ -233,22 +262,31 @@ def print_machine() -> None:
     """Print what the times and the bits depend on."""
     machine = take_fingerprint(None)
     print(f"{machine.cpu.name}, {machine.cpu.logical_cores} cores, Linux {machine.kernel}")
-    print(", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scikit-learn")))
 
 
-def print_table3(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+def print_versions(python: str, names: Setups) -> None:
+    """Print what the setups run with, as the interpreter itself says."""
+    packages = "torch", "numpy", "scikit-learn"
+    script = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
+    told = subprocess.check_output([python, "-c", script, *packages], text=True).split()
+    versions = ", ".join(map(" ".join, zip(packages, told, strict=True)))
+    print(f"\n{names[0]} to {names[2]}: {versions}")
+
+
+def print_table3(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
     """Print the overhead in time and storage."""
-    print("\nTable 3. Time(O): mean seconds of training in C1; Time(R): in C3, recording and")
-    print("replaying together, where all runs have as many epochs. (*): p < 0.001 and a large")
-    print("effect. RP: random profile.\n")
+    original, _, recorded = names
+    print(f"\nTable 3. Time(O): mean seconds of training in {original}; Time(R): in {recorded},")
+    print("recording and replaying together, where all runs have as many epochs. (*): p < 0.001")
+    print("and a large effect. RP: random profile.\n")
     titles = (
         "model|Time(O)|Time(R)|recording|replaying|median R/O|p|Cliff's delta|whole process R/O"
     )
     _print_header(*titles.split("|"), "model size", "RP size", "RP / model")
     for model, setups in pairs.items():
-        size = len(setups["C3"][0].first.weights)
-        profile = statistics.fmean(pair.profile_bytes for pair in setups["C3"])
-        cells = _overhead(setups["C1"], setups["C3"])
+        size = len(setups[recorded][0].first.weights)
+        profile = statistics.fmean(pair.profile_bytes for pair in setups[recorded])
+        cells = _overhead(setups[original], setups[recorded])
         cells += [f"{size / 1000:.1f} kB", f"{profile / 1000:.1f} kB", f"{profile / size:.1%}"]
         print(f"| {model} | {' | '.join(cells)} |")
 
@@ -291,15 +329,40 @@ CRITERIA: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def print_table4(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+def print_table4(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
     """Print the variance of each evaluation criterion under each setup."""
-    print("\nTable 4. Ours: C3, seeded: C2, original: C1. Diff: largest difference within a pair;")
-    print("SDev: standard deviation of the differences; 0 is exactly zero.\n")
+    original, seeded, recorded = names
+    print(f"\nTable 4. Ours: {recorded}, seeded: {seeded}, original: {original}. Diff: largest")
+    print("difference within a pair; SDev: standard deviation of the differences; 0 is exactly")
+    print("zero.\n")
     columns = [f"{name}: {value}" for name in ("ours", "seeded", "original") for value in SPREADS]
     _print_header("criterion", "model", *columns)
+    _print_criteria(
+        {model: [setups[name] for name in reversed(names)] for model, setups in pairs.items()}
+    )
+
+
+def print_between(pairs: Pairs) -> None:
+    """Print how far two torch versions are apart that train from the same seeds."""
+    one, other = (names[1] for names in SETUPS)
+    print(f"\nBetween torch versions: {one} and {other}, from the same seed. Diff and SDev as in")
+    print("Table 4.\n")
+    _print_header("criterion", "model", *SPREADS)
+    _print_criteria(
+        {model: [_across(setups[one], setups[other])] for model, setups in pairs.items()}
+    )
+
+
+def _across(ones: Sequence[Pair], others: Sequence[Pair]) -> list[Pair]:
+    """Pair the first runs of two setups."""
+    return [Pair(one.first, other.first) for one, other in zip(ones, others, strict=True)]
+
+
+def _print_criteria(columns: Mapping[str, Sequence[Sequence[Pair]]]) -> None:
+    """Print a row for each criterion and model, with Diff and SDev of each column's pairs."""
     for criterion, (title, shown) in CRITERIA.items():
-        for model, setups in pairs.items():
-            found = [differences(setups[setup]) for setup in reversed(SETUPS)]
+        for model, groups in columns.items():
+            found = map(differences, groups)
             cells = [
                 shown(value) if (value := spread(apart[criterion])) else "0"
                 for apart in found
@@ -310,13 +373,14 @@ def print_table4(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
                 print(f"| {title} | {model} | {' | '.join(cells)} |")
 
 
-def print_reproduced(pairs: Mapping[str, Mapping[str, list[Pair]]]) -> None:
+def print_reproduced(pairs: Pairs, names: Setups = SETUPS[0]) -> None:
     """Print the paper's verdict: pairs with identical metrics, and here weights too."""
     print("\nPairs whose evaluation metrics, process metrics and weights are identical.\n")
-    _print_header("model", *SETUPS, "epochs", "mean of C1's accuracy or MAE")
+    _print_header("model", *names, "epochs", f"mean of {names[0]}'s accuracy or MAE")
     for model, setups in pairs.items():
-        counts = [f"{sum(p.reproduced for p in done)} of {len(done)}" for done in setups.values()]
-        runs = [run for pair in setups["C1"] for run in (pair.first, pair.second)]
+        done = [setups[name] for name in names]
+        counts = [f"{sum(pair.reproduced for pair in each)} of {len(each)}" for each in done]
+        runs = [run for pair in done[0] for run in (pair.first, pair.second)]
         epochs = sorted({run.epochs for run in runs})
         span = f"{epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else str(epochs[0])
         name = next(name for name in CRITERIA if name in runs[0].evaluation)

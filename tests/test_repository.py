@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 CODE = re.compile(r"CAP-[A-Z][0-9]{3}")
 
 
@@ -29,10 +30,10 @@ def test_every_error_code_is_catalogued_and_every_catalogued_code_exists():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *sorted(p.name for p in (ROOT / "docs").glob("*.md"))]
+    "page", ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in PAGES)]
 )
 def test_every_link_to_a_file_leads_somewhere(page):
-    path = ROOT / page if (ROOT / page).exists() else ROOT / "docs" / page
+    path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
 

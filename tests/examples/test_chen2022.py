@@ -138,6 +138,41 @@ def test_tables_hold_the_paired_figures(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+def test_torch_versions_are_compared_by_the_runs_of_equal_seeds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = [Pair(classifier(0.75, [0.5], [1, 2]), classifier(0.0, [0.0], [9, 9]))] * 2
+    other = [
+        Pair(classifier(0.5, [0.5], [1, 3]), classifier(1.0, [1.0], [8, 8])),
+        Pair(classifier(0.75, [0.5], [1, 2]), classifier(1.0, [1.0], [8, 8])),
+    ]
+    chen2022.print_between({"lenet1": {"C2": one, "C5": other}})
+    rows = [line for line in capsys.readouterr().out.splitlines() if "lenet1" in line]
+    assert rows == [
+        "| Overall acc. | lenet1 | 25.00% | 17.68% |",
+        "| Per-class acc. | lenet1 | 0 | 0 |",
+        "| Predictions | lenet1 | 1 | 0.7071 |",
+    ]
+
+
+def test_interpreters_take_turns_at_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[str, int]] = []
+
+    def train_pairs(arguments: list[str], seed: int, folder: Path, python: str) -> list[Pair]:
+        trained.append((python, seed))
+        run = regressor(2.0, [float(len(trained))])
+        return [Pair(run, run)] * 3
+
+    monkeypatch.setattr(chen2022, "train_pairs", train_pairs)
+    pairs = chen2022.study("lstm", 2, 1, ["python-a", "python-b"])
+    assert trained == [("python-a", 0), ("python-b", 0), ("python-a", 42), ("python-b", 42)]
+    assert list(pairs) == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert [pair.first.evaluation["predictions"] for pair in pairs["C6"]] == [
+        [(2.0).hex()],
+        [(4.0).hex()],
+    ]
+
+
 def test_times_of_runs_that_differ_in_length_are_not_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

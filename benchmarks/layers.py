@@ -1,0 +1,228 @@
+"""What each determinism layer costs: IMPALA with a layer on and off, in turn on this machine.
+
+The layers are those of verl's full determinism and Capsule's own (``docs/papers/verl2026.md``). For
+each, two processes train ``specs/impala-breakout-small.yaml``, alike but for the layer, under the
+launcher as a run is. They take turns (``turns.py``), and stand still, with their own processes,
+while it is not their turn. The ratio is the speed with the layer by the speed without it, the
+median over the rounds: 0.9 is a tenth lost::
+
+    python benchmarks/layers.py                             # a quiet machine: twenty minutes
+    python benchmarks/layers.py --processor-time            # a busy one: who waits is not seen
+    python benchmarks/layers.py --layers entropy tracing --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from impala import CLOCKS, its_turn, signal_processes
+from turns import median_ratio, serve, start, take_turns
+
+if TYPE_CHECKING:
+    from capsule.experiment.spec import Spec
+
+SPEC = Path(__file__).resolve().parent.parent / "specs" / "impala-breakout-small.yaml"
+LOCKSTEP = ("trainer.schedule.mode=lockstep", "trainer.schedule.lag=1")
+ENDLESS = ("trainer.total_steps=16000000", "evaluation.interval=16000000")
+SERVED = ("trainer.inference.mode=server", "trainer.inference.rows=16")
+WARM_UP = 4  # updates
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One contender.
+
+    Attributes:
+        overrides: Of the spec, as ``--set`` takes them.
+        replicas: Processes that answer the actors; 0: the processes that play them do.
+        traced: Whether the trace is written.
+    """
+
+    overrides: tuple[str, ...] = ()
+    replicas: int = 0
+    traced: bool = True
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: what has it, and what lacks it."""
+
+    on: Setup
+    off: Setup
+
+
+ON = Setup()
+
+
+def switch(*overrides: str) -> Layer:
+    """Return a layer that is on by default, and off with overrides of the spec."""
+    return Layer(ON, Setup(overrides))
+
+
+def served(replicas: int, *overrides: str) -> Setup:
+    """Return a contender whose actors are answered by processes of their own."""
+    return Setup((*SERVED, *overrides), replicas)
+
+
+LAYERS = {
+    "algorithms": switch("determinism.algorithms=off"),
+    "fill_uninitialized_memory": switch("determinism.fill_uninitialized_memory=false"),
+    "threads": switch("determinism.threads=null"),
+    "hash_seed": switch("determinism.hash_seed=null"),
+    "propagation": switch("determinism.propagation=false"),
+    "cores": switch("determinism.cores=null"),
+    "sorted_listings": switch("determinism.sorted_listings=false"),
+    "batch_invariance": switch("determinism.batch_invariance=false"),
+    "request_seeds": switch("determinism.request_seeds=false"),
+    "deterministic_routing": Layer(served(2), served(2, "determinism.deterministic_routing=false")),
+    "replicas": Layer(served(2), ON),
+    "numerics": switch("accelerator.kind=cpu", "accelerator.numerics=native"),
+    "entropy": switch("entropy.mode=system"),
+    "supervisor": switch("entropy.supervised=false"),
+    "tracing": Layer(ON, replace(ON, traced=False)),
+    "lockstep": switch("trainer.schedule.mode=recorded", "trainer.schedule.lag=4"),
+    "all": Layer(
+        ON,
+        Setup(
+            (
+                "determinism.algorithms=off",
+                "determinism.fill_uninitialized_memory=false",
+                "determinism.hash_seed=null",
+                "determinism.cores=null",
+                "determinism.sorted_listings=false",
+                "determinism.batch_invariance=false",
+                "determinism.request_seeds=false",
+                "determinism.deterministic_routing=false",
+                "accelerator.kind=cpu",
+                "accelerator.numerics=native",
+                "entropy.mode=system",
+                "entropy.supervised=false",
+                "trainer.schedule.mode=recorded",
+                "trainer.schedule.lag=4",
+            ),
+            traced=False,
+        ),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--segment", type=int, default=6, help="updates a segment")
+    parser.add_argument("--workers", type=int, default=2, help="processes that play actors")
+    parser.add_argument(
+        "--processor-time", action="store_const", dest="clock", const="processor", default="wall"
+    )
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        document = json.loads(options.worker)
+        work(Setup(**{**document, "overrides": tuple(document["overrides"])}), options)
+    else:
+        compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Let both contenders of each layer take turns, and print a table."""
+    print(f"agent steps/s by the {options.clock} clock, {options.rounds} rounds\n")
+    print("| layer | on | off | on / off | lowest | highest |\n|---|---|---|---|---|---|")
+    for name in options.layers:
+        on, off = measure(LAYERS[name], options)
+        ratios = sorted(one / other for one, other in zip(on, off, strict=True))
+        speeds = " | ".join(f"{statistics.median(values):.1f}" for values in (on, off))
+        spread = f"{ratios[0]:.3f} | {ratios[-1]:.3f}"
+        print(f"| {name} | {speeds} | {median_ratio(on, off):.3f} | {spread} |", flush=True)
+    newest, _, oldest = os.getloadavg()
+    print(f"\nload of the machine: {newest:.1f} (last minute), {oldest:.1f} (last quarter)")
+
+
+def measure(layer: Layer, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Return the speeds of a layer's two contenders, a value a round each."""
+    with tempfile.TemporaryDirectory(prefix="capsule-benchmark-") as scratch:
+        processes = {
+            name: start_contender(setup, options, Path(scratch, name))
+            for name, setup in (("on", layer.on), ("off", layer.off))
+        }
+        found = take_turns(processes, options.rounds)
+    return found["on"], found["off"]
+
+
+def start_contender(
+    setup: Setup, options: argparse.Namespace, folder: Path
+) -> subprocess.Popen[str]:
+    """Start a contender under the launcher; it then waits for its turn."""
+    from capsule.entropy.launch import launch_arguments
+    from capsule.experiment.variables import environment_variables
+    from capsule.native import FOLDER
+
+    folder.mkdir()
+    spec = spec_of(setup)
+    launcher = launch_arguments(spec, native=str(FOLDER), directory=str(folder), replay=False)
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(vars(setup))]
+    command += ["--segment", str(options.segment), "--workers", str(options.workers)]
+    command += ["--processor-time"] if options.clock == "processor" else []
+    return start([*launcher, *command], os.environ | environment_variables(spec))
+
+
+def spec_of(setup: Setup) -> Spec:
+    """Return the small spec as a contender has it."""
+    from capsule.experiment.spec_file import load_spec
+
+    return load_spec(SPEC, [*LOCKSTEP, *ENDLESS, *setup.overrides])
+
+
+def work(setup: Setup, options: argparse.Namespace) -> None:
+    """Run segments as they are asked for; tell the speed of each, in agent steps per second."""
+    clock = CLOCKS[options.clock]
+    steps = segments(setup, options)
+
+    def measured() -> float:
+        with its_turn():
+            started, taken = clock(), next(steps)
+            return taken / (clock() - started)
+
+    try:
+        serve(measured)
+    finally:
+        signal_processes(signal.SIGKILL)  # nothing that they do is wanted any more
+
+
+def segments(setup: Setup, options: argparse.Namespace) -> Iterator[int]:
+    """Train; yield the number of steps of each segment, the first of which warms up."""
+    from capsule.training import determinism
+
+    spec = spec_of(setup).training()
+    determinism.prepare(spec)
+    determinism.apply(spec)
+    from learners import make_setting
+
+    from capsule.training.trainer import make_trainer
+
+    setting = make_setting(spec, workers=options.workers, traced=setup.traced)
+    learner: Any = make_trainer(replace(setting, replicas=max(1, setup.replicas)))
+    until = WARM_UP * spec.trainer.interval_steps
+    while True:
+        before = learner.step
+        while learner.step < until:
+            learner.interval()
+        yield learner.step - before
+        until = learner.step + options.segment * spec.trainer.interval_steps
+
+
+if __name__ == "__main__":
+    main()
