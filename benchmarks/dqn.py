@@ -163,8 +163,8 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
             "replay_start": 1_000,
             "target_interval": 1_000,
             "learning_rate": 0.0001,
+            "exploration_initial": 0.01,
             "exploration_final": 0.01,
-            "exploration_final_step": 1_000,
             "gradient_shards": [int(size) for size in options.shards.split(",")],
         },
     }

@@ -110,7 +110,7 @@ def _spec(profile: str) -> Any:
             "replay_capacity": 5_000,
             "replay_start": 64,
             "target_interval": 1_000,
-            "exploration_final_step": 1_000,
+            "exploration_steps": 936,
         },
     }
     return Spec.model_validate_json(json.dumps(document))

@@ -28,8 +28,8 @@ from capsule.bundle.envelope import (
 from capsule.bundle.keys import PrivateKey
 from capsule.experiment.canonical import sha256_hex, write_output
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import ToleranceSpec
 from capsule.machine.kind import MachineKind
 
 MAX_RECEIPT = 1 << 16  # bytes; a receipt has about two thousand

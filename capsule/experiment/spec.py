@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.fields import (
     DebianName,
     Model,
@@ -319,86 +320,6 @@ class CodeSpec(Model):
     )
 
 
-# No more than a fifth: the margin of bioequivalence studies (80 to 125 %). ``docs/grades.md`` says
-# why each bound is where it is.
-MAX_RELATIVE = 0.2
-MAX_ABSOLUTE = 1000.0  # units of the return; larger scores are compared by a share
-MAX_ALPHA = 0.1
-
-
-class ToleranceSpec(Model):
-    """How far a replica's returns may be off where bits are not expected to recur.
-
-    Part of the lock, so it is declared before the run and signed with it: nobody can choose it
-    after seeing a result. See ``docs/grades.md``.
-    """
-
-    metric: Literal["iqm", "mean"] = Field(
-        "iqm", description="Of a network's returns: interquartile mean, or mean."
-    )
-    relative: Annotated[float, Field(gt=0, le=MAX_RELATIVE)] | None = Field(
-        None, description="Largest difference, as a share of the recorded metric's size."
-    )
-    absolute: Annotated[float, Field(gt=0, le=MAX_ABSOLUTE)] | None = Field(
-        None,
-        description="Largest difference in units of the return, instead of 'relative'. It never "
-        "exceeds a fifth of the largest return that the re-execution obtains.",
-    )
-    cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Largest Cliff's delta, too; 0.147 is the bound of 'negligible'."
-    )
-    alpha: Annotated[float, Field(gt=0, le=MAX_ALPHA)] = Field(
-        0.05, description="Risk of accepting a replica that is off by more than that."
-    )
-
-    @model_validator(mode="after")
-    def _one_bound(self) -> ToleranceSpec:
-        if (self.relative is None) == (self.absolute is None):
-            raise ValueError("give either relative or absolute, e.g. relative: 0.05")
-        return self
-
-
-class EvaluationSpec(Model):
-    """Greedy evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
-
-    ``candidates`` random action sequences are drawn, ranked by the largest Q-value that the run's
-    final network gives their last state, and ``starts`` are drawn from the best ``shortlist``.
-    """
-
-    interval: PositiveInt = Field(250_000, description="Steps between evaluated networks.")
-    starts: PositiveInt = Field(100, description="Start sequences, one episode each.")
-    noop_max: NonNegativeInt = Field(
-        0,
-        description="Start with 1 to so many no-ops (the first action) instead of ranked random "
-        "sequences; 30 is the protocol of Mnih et al. 2015.",
-    )
-    candidates: PositiveInt = 1000
-    shortlist: PositiveInt = 250
-    min_actions: NonNegativeInt = 55
-    max_actions: NonNegativeInt = 95
-    max_minutes: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="Cap of an episode, in minutes of play at 60 frames per second."
-    )
-    tolerance: ToleranceSpec | None = Field(
-        None,
-        description="What verify accepts as statistically reproduced where the machines let nobody "
-        "expect equal bits; null: nothing.",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> EvaluationSpec:
-        if self.min_actions > self.max_actions:
-            raise ValueError(
-                f"min_actions {self.min_actions} exceeds max_actions {self.max_actions}"
-            )
-        if not self.starts <= self.shortlist <= self.candidates:
-            raise ValueError(
-                f"starts {self.starts} <= shortlist {self.shortlist} <= candidates "
-                f"{self.candidates} does not hold"
-            )
-        return self
-
-
 class RecordingSpec(Model):
     """How densely a run is traced and checkpointed. Part of the claims."""
 
@@ -548,9 +469,24 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
     if isinstance(trainer, ImpalaTrainer):
         _check_record(spec.recording, trainer)
     _check_language(spec.environment, trainer)
+    _check_evaluation(spec, spec.environment, trainer)
     _check_tasks(spec, spec.environment, trainer)
     if isinstance(trainer, ImpalaTrainer) and trainer.population is not None:
         references_of(spec.environment, trainer.population)
+
+
+def _check_evaluation(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Refuse an evaluation that the trainer or the suite cannot do."""
+    if spec.evaluation.actions == "sampled" and not isinstance(trainer, ImpalaTrainer):
+        raise ValueError(
+            f"evaluation.actions 'sampled' does not apply to trainer.algorithm "
+            f"{trainer.algorithm!r}, whose Q-values are no probabilities: use 'greedy'"
+        )
+    if spec.evaluation.action_sweep and not isinstance(environment, AtariEnvironment):
+        raise ValueError(
+            f"evaluation.action_sweep does not apply to environment.suite {environment.suite!r}, "
+            "which counts no lives: leave it out"
+        )
 
 
 def _check_tasks(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:

@@ -37,10 +37,14 @@ class DqnTrainer(Model):
     gradient_momentum: Probability = Field(0.95, description="Decay of the mean gradient.")
     squared_gradient_momentum: Probability = 0.95
     min_squared_gradient: Annotated[float, Field(gt=0)] = 0.01
-    exploration_initial: Probability = 1.0
+    exploration_initial: Probability = Field(
+        1.0, description="Chance of a random action where learning starts; before, it is 1."
+    )
     exploration_final: Probability = 0.1
-    exploration_final_step: PositiveInt = Field(
-        250_000, description="Step at which exploration_final is reached (1M Atari frames)."
+    exploration_steps: PositiveInt = Field(
+        1_000_000,
+        description="Agent steps after replay_start over which exploration falls in a line from "
+        "exploration_initial to exploration_final.",
     )
     gradient_shards: tuple[PositiveInt, ...] = Field(
         (20, 12),

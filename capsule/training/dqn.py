@@ -16,8 +16,9 @@ Deviations from Mnih et al. 2015, Extended Data Table 1 (M) and the authors' own
 
 * Minibatch: with ``concurrent`` it misses the newest ``update_interval`` transitions.
 * Target network update frequency: M counts 10,000 parameter updates; C and we count agent steps.
-* Final exploration frame: M says the first million frames; the default of 250,000 steps is that at
-  a frame skip of 4, counted from step 0 (C counts from the end of the random play).
+* Final exploration frame: M and Nagarajan et al. speak of the first million frames. Here, in C and
+  in Nagarajan's code exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a
+  frame skip of 4) from the end of the random play on.
 * Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open.
 * Greedy action: ties go to the lowest index; C breaks them at random.
 * Update: C scales its rewards and has a weight decay of 0; we have neither.
@@ -168,10 +169,10 @@ class DeepQLearning(Tally):
         if self.step < self._trainer.replay_start:
             return 1.0
         return exploration_rate(
-            self.step,
+            self.step - self._trainer.replay_start,
             initial=self._trainer.exploration_initial,
             final=self._trainer.exploration_final,
-            final_step=self._trainer.exploration_final_step,
+            steps=self._trainer.exploration_steps,
         )
 
     def q_values(

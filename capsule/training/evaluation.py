@@ -1,8 +1,23 @@
-"""Greedy evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
+"""Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
 
 A greedy policy in a deterministic game plays the same episode each time. So every evaluation plays
 one episode from each of a fixed list of starts, random action sequences that a network judged
 promising, and networks differ only by what they do from there.
+
+As in the authors' code (``eval.py`` of github.com/prabhatnagarajan/repro_dqn):
+
+* An action of a start is held for one emulator frame, so that 95 actions end before the ball is
+  lost in Breakout. Outside Atari a frame is a step.
+* During the start the agent sees what it would see at play: a frame after every ``frame_skip``
+  actions. Up to ``frame_skip - 1`` last actions lead to no observation of their own. A policy with
+  memory is shown these observations, too, each with the last action before it as the previous
+  action and what the game gave since the last observation as the previous reward.
+* The longest play counts from the end of the start.
+* With ``action_sweep`` every action is taken for one frame after a lost life, and what that leads
+  to is one more frame that the agent sees.
+
+Unlike in their code, the first observation holds the frame before the first action (theirs are
+zeros until ``frame_skip`` actions were taken), and their published starts have two no-ops in front.
 
 Start ``k`` is played in environment ``k``: its own instance, with its own random stream (sticky
 actions, reset seeds), at every evaluation alike. A suite whose resets are random needs no actions
@@ -21,8 +36,10 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import EvaluationPoint
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec import EnvironmentSpec, EvaluationSpec, SeedsSpec, StreamName, tasks_of
-from capsule.training.environments import Environment, Frame, make_environment
+from capsule.experiment.evaluation import EvaluationSpec
+from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName, tasks_of
+from capsule.training.action_choice import Choose, greedy
+from capsule.training.environments import Environment, Frame, Transition, make_environment
 from capsule.training.streams import Stream
 
 FRAMES_PER_MINUTE = 60 * 60
@@ -53,7 +70,7 @@ class Seen(NamedTuple):
 
 
 class Policy(Protocol):
-    """Gives Q-values, float32 ``[rows, actions]``, for what it sees.
+    """Gives Q-values or logits, float32 ``[rows, actions]``, for what it sees.
 
     Attributes:
         recurrent: It remembers what it saw, and so has to see the starts, too.
@@ -62,7 +79,7 @@ class Policy(Protocol):
     recurrent: bool
 
     def __call__(self, seen: Seen) -> NDArray[np.float32]:
-        """Return the Q-values of each row; those of rows that are not active do not matter."""
+        """Return the values of each row; those of rows that are not active do not matter."""
 
 
 class Reactive:
@@ -111,19 +128,19 @@ def generate_starts(
 ) -> Starts:
     """Choose the start sequences of a run.
 
-    With ``noop_max`` each is 1 to so many no-ops (Mnih et al. 2015), and that is all. Otherwise all
-    candidates are drawn first, each a length in ``[min_actions, max_actions]`` and then its
-    actions. Candidate ``c`` is played in environment ``c``; those whose game ends are dropped, the
-    others are ranked by the largest Q-value of the state they reach (ties: earlier candidate
-    first). ``starts`` are drawn from the best ``shortlist`` without replacement. In a stochastic
-    environment a start meets other chances in the evaluation than when it was ranked.
+    With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015). Otherwise all candidates are
+    drawn first, each a length in ``[min_actions, max_actions]`` and then its actions. Candidate
+    ``c`` is played in environment ``c``; those whose game ends are dropped, the others are ranked
+    by the largest value of what the agent sees last (ties: earlier candidate first). ``starts`` are
+    drawn from the best ``shortlist`` without replacement. In a stochastic environment a start meets
+    other chances in the evaluation than when it was ranked.
 
     Args:
         make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.
         actions: Number of actions.
         spec: The spec's ``evaluation`` section.
         stream: The ``evaluation`` stream.
-        policy: Whose Q-values rank; always called with ``starts`` rows.
+        policy: Whose values rank; always called with ``starts`` rows.
 
     Raises:
         CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
@@ -154,41 +171,46 @@ def generate_starts(
 
 
 def evaluate(
-    make_env: MakeEnvironment, starts: Starts, spec: EvaluationSpec, policy: Policy, step: int
+    make_env: MakeEnvironment,
+    starts: Starts,
+    spec: EvaluationSpec,
+    policy: Policy,
+    step: int,
+    choose: Choose = greedy,
 ) -> EvaluationPoint:
-    """Play one greedy episode per start and return the scores.
+    """Play one episode per start and return the scores.
 
     A score is the sum of the game's own rewards for the agent's own actions: what the start earns
-    is not counted, as no network chose it. An episode lasts until the game ends (a lost life does
-    not end it) or until ``max_minutes`` at 60 emulator frames per second, start included. A start
-    that itself ends the game, possible where the environment is stochastic, scores 0 in 0 steps.
+    is not counted, as no network chose it, nor what an action sweep earns. An episode lasts until
+    the game ends (a lost life does not end it) or until the agent has played ``max_minutes`` at 60
+    emulator frames per second, to which neither the start nor action sweeps count. A start that
+    itself ends the game, possible where the environment is stochastic, scores 0 in 0 steps.
 
     Args:
         make_env: Makes the environment of an index; all ``len(starts)`` are used at once.
         starts: Start sequences, as ``generate_starts`` chose them.
         spec: The spec's ``evaluation`` section.
-        policy: Who plays: row ``k`` is start ``k``, inactive once its episode is over. Ties go to
-            the lowest action index.
+        policy: Who plays: row ``k`` is start ``k``, inactive once its episode is over.
         step: Training step of the network, for the record.
+        choose: What makes actions of the policy's values; begun anew for every evaluation.
 
     Returns:
         Per start, in order, the score as an exact hexadecimal float and the agent's steps.
     """
     rows = len(starts)
     players = [_Player(make_env(index), start) for index, start in enumerate(starts)]
-    caps = [
-        int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip - len(start)
-        for player, start in zip(players, starts, strict=True)
-    ]
+    most = [int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip for player in players]
     scores, lengths = [0.0] * rows, [0] * rows
     _rehearse(players, policy, rows)
-    playing = [row for row, player in enumerate(players) if caps[row] > 0 and not player.ended]
+    playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
     while playing:
-        greedy = policy(_seen(players, playing, rows)).argmax(axis=1)
-        for row in playing:
-            scores[row] += players[row].play(int(greedy[row]))
+        actions = choose(policy(_seen(players, playing, rows)), playing)
+        for row, action in zip(playing, actions, strict=True):
+            scores[row] += players[row].play(action)
             lengths[row] += 1
-        playing = [row for row in playing if not players[row].ended and lengths[row] < caps[row]]
+            if spec.action_sweep and players[row].lost_life and not players[row].ended:
+                players[row].sweep()
+        playing = [row for row in playing if not players[row].ended and lengths[row] < most[row]]
     return EvaluationPoint(
         step=step, returns=tuple(score.hex() for score in scores), lengths=tuple(lengths)
     )
@@ -199,13 +221,14 @@ class _Player:
 
     Attributes:
         script: Actions of the start that are still to be taken.
+        lost_life: The last step lost a life.
     """
 
     def __init__(self, environment: Environment, start: Sequence[int]) -> None:
         self._environment = environment
         self.frame_skip = environment.frame_skip
         self.script = deque(start)
-        self.ended = False
+        self.ended = self.lost_life = False
         self.begins = True
         self.previous_action = -1
         self.previous_reward = 0.0
@@ -213,18 +236,58 @@ class _Player:
         self.observation = np.zeros((environment.frame_stack, *first.shape), first.dtype)
         self._see(first)
 
-    def play(self, action: int) -> float:
-        """Take one step and return the game's reward."""
-        transition = self._environment.step(action)
-        self.ended, self.begins = transition.ended, False
-        self.previous_action, self.previous_reward = action, transition.game_reward
-        self._see(transition.frame)
-        return transition.game_reward
-
     @property
     def instruction(self) -> str:
         """What the agent is told to do now."""
         return self._environment.instruction
+
+    def play(self, action: int) -> float:
+        """Take one step and return the game's reward."""
+        before = self._environment.lives
+        transition = self._environment.step(action)
+        self.lost_life = self._environment.lives < before
+        self._note(transition, action)
+        return transition.game_reward
+
+    @property
+    def sees_more(self) -> bool:
+        """Whether the start leads to a further observation."""
+        return len(self.script) >= self.frame_skip
+
+    def rehearse(self) -> None:
+        """Take the next actions of the start, as many as a step has emulator frames.
+
+        Where fewer are left, what they lead to is not seen: the agent's own first step answers what
+        it saw before them.
+        """
+        sees = self.sees_more
+        actions = [self.script.popleft() for _ in range(min(self.frame_skip, len(self.script)))]
+        transition = self._take_frames(actions)
+        if sees:
+            self._note(transition, actions[-1])
+        if self.ended:
+            self.script.clear()
+
+    def sweep(self) -> None:
+        """Take every action for one emulator frame: in many games one of them serves the ball."""
+        actions = range(self._environment.actions)
+        self._note(self._take_frames(actions), actions[-1])
+
+    def _take_frames(self, actions: Sequence[int]) -> Transition:
+        """Take actions for one emulator frame each until the game ends; rewards are added up."""
+        reward = 0.0
+        for action in actions:
+            transition = self._environment.step_frame(action)
+            reward += transition.game_reward
+            self.ended = transition.ended
+            if self.ended:
+                break
+        return transition._replace(game_reward=reward)
+
+    def _note(self, transition: Transition, action: int) -> None:
+        self.ended, self.begins = transition.ended, False
+        self.previous_action, self.previous_reward = action, transition.game_reward
+        self._see(transition.frame)
 
     def _see(self, frame: Frame) -> None:
         self.observation = np.concatenate([self.observation[1:], frame[None]])
@@ -233,12 +296,11 @@ class _Player:
 def _rehearse(players: Sequence[_Player], policy: Policy, rows: int) -> None:
     """Play every start to its end, or to that of the game."""
     while acting := [row for row, player in enumerate(players) if player.script]:
-        if policy.recurrent:
-            policy(_seen(players, acting, rows))
+        seeing = [row for row in acting if players[row].sees_more]
+        if policy.recurrent and seeing:
+            policy(_seen(players, seeing, rows))
         for row in acting:
-            players[row].play(players[row].script.popleft())
-            if players[row].ended:
-                players[row].script.clear()
+            players[row].rehearse()
 
 
 def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:

@@ -157,7 +157,7 @@ class Replica:
             lambda inputs: self._policy(asked.version, inputs), asked.actors.tolist(), asked.inputs
         )
         logarithms, probabilities, states = evaluated.outputs
-        _require_probabilities(probabilities)
+        require_probabilities(probabilities)
         requests = zip(asked.actors.tolist(), asked.numbers.tolist(), strict=True)
         words = [self._word(asked.version, *request) for request in requests]
         actions = np.array(
@@ -291,7 +291,7 @@ def _by_version(columns: Arrays) -> Iterator[Asked]:
         yield Asked(int(versions[start]), actors, numbers, tuple(inputs))
 
 
-def _require_probabilities(probabilities: NDArray[np.float32]) -> None:
+def require_probabilities(probabilities: NDArray[np.float32]) -> None:
     """Check what actions are drawn from.
 
     Raises:

@@ -193,6 +193,7 @@ class Attempt:
 
     def _train(self) -> None:
         learner = self.learner
+        self._keep_network()
         while learner.step < self._end:
             if self._dense is None:
                 learner.interval()
@@ -359,13 +360,14 @@ class Attempt:
     ) -> EvaluationPoint:
         from safetensors.numpy import load_file
 
+        from capsule.training.action_choice import choice_of
         from capsule.training.evaluation import evaluate
 
         parameters = self.learner.online.zeros_like()
         parameters.load(load_file(self._network_path(step)))
-        return evaluate(
-            make_env, starts, self._spec.evaluation, self._interruptible(parameters), step
-        )
+        spec, policy = self._spec.evaluation, self._interruptible(parameters)
+        choose = choice_of(spec, self._seeds, len(starts))
+        return evaluate(make_env, starts, spec, policy, step, choose)
 
     def _interruptible(self, parameters: Parameters) -> Policy:
         return _Interruptible(self.learner.policy(parameters), self._stop)
@@ -481,5 +483,5 @@ def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
 
 def _evaluated_steps(spec: TrainingSpec) -> list[int]:
     """Return the steps whose networks are evaluated: every interval's, and the final one."""
-    total = spec.trainer.total_steps
-    return [*range(spec.evaluation.interval, total, spec.evaluation.interval), total]
+    total, interval = spec.trainer.total_steps, spec.evaluation.interval
+    return [*range(0 if spec.evaluation.initial else interval, total, interval), total]

@@ -45,8 +45,8 @@ def clipped_error_loss(
     return functional.huber_loss(chosen, targets, reduction="sum", delta=1.0)
 
 
-def exploration_rate(step: int, *, initial: float, final: float, final_step: int) -> float:
-    """Return epsilon at ``step``: linear from ``initial`` at 0 to ``final`` at ``final_step``."""
-    if step >= final_step:
+def exploration_rate(step: int, *, initial: float, final: float, steps: int) -> float:
+    """Return epsilon at ``step``: linear from ``initial`` at 0 to ``final`` at ``steps``."""
+    if step >= steps:
         return final
-    return initial + (final - initial) * (step / final_step)
+    return initial + (final - initial) * (step / steps)

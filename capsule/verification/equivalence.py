@@ -16,8 +16,9 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.experiment.contract import Evaluation
+from capsule.experiment.evaluation import MAX_RELATIVE, ToleranceSpec
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import MAX_RELATIVE, Spec, ToleranceSpec, tasks_of
+from capsule.experiment.spec import Spec, tasks_of
 from capsule.verification import statistics
 from capsule.verification.statistics import Significance
 

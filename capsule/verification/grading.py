@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capsule.bundle.claims import NO_NAMESPACES, TrainingClaims
-from capsule.experiment.spec import ToleranceSpec
+from capsule.experiment.evaluation import ToleranceSpec
 from capsule.machine.compare import ExpectedGrade
 from capsule.verification.equivalence import ReturnStatistics, outcome_of
 from capsule.verification.verdict import Divergence, Grade

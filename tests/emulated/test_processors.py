@@ -37,7 +37,7 @@ DQN = {
         "replay_capacity": 60,
         "replay_start": 40,
         "target_interval": 8,
-        "exploration_final_step": 52,
+        "exploration_steps": 12,
     },
     "evaluation": {
         "interval": 52,

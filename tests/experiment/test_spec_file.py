@@ -47,6 +47,9 @@ def test_the_full_spec_is_the_protocol_of_the_papers():
         50_000,
     )
     assert (trainer.discount, trainer.update_interval, trainer.learning_rate) == (0.99, 4, 0.00025)
+    # Both reference codes anneal over a million agent steps from the start of learning on.
+    assert (trainer.exploration_initial, trainer.exploration_final) == (1.0, 0.1)
+    assert trainer.exploration_steps == 1_000_000
     assert (trainer.gradient_momentum, trainer.squared_gradient_momentum) == (0.95, 0.95)
     assert trainer.min_squared_gradient == 0.01
 

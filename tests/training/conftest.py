@@ -39,7 +39,7 @@ CARTPOLE = {
         "replay_capacity": 600,
         "replay_start": 200,
         "target_interval": 100,
-        "exploration_final_step": 800,
+        "exploration_steps": 600,
     },
     "evaluation": {
         "interval": 800,

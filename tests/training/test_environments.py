@@ -145,6 +145,51 @@ def test_restoring_cartpole_at_any_step_continues_equal(before, moved):
     assert (play(environment, future) if ended else _continue(environment, future)) == expected
 
 
+def mixed(environment, actions, single):
+    """Take actions, for one frame each where ``single`` says so; return all that came out."""
+    seen = []
+    for action, alone in zip(actions, single, strict=True):
+        transition = environment.step_frame(action) if alone else environment.step(action)
+        seen.append((transition.frame.tobytes(), *transition[1:]))
+        if transition.ended:
+            seen.append(environment.reset().tobytes())
+    return seen
+
+
+@every_suite
+def test_an_episode_of_steps_and_single_frames_is_restored(spec):
+    one, _ = make(spec, 3)
+    other, _ = make(spec, 3)
+    one.reset()
+    actions = some_actions(one, 160)
+    single = [number % 7 in {0, 1, 5} for number in range(160)]
+    mixed(one, actions[:90], single[:90])
+    state = json.loads(json.dumps(one.state()))
+    other.restore(state)
+    assert other.state() == state
+    assert mixed(other, actions[90:], single[90:]) == mixed(one, actions[90:], single[90:])
+    assert other.state() == one.state()
+
+
+def test_an_action_of_single_frames_is_what_a_step_is():
+    spec = ATARI.model_copy(update={"sticky_action_probability": 0.0, "noop_max": 0})
+    (one, _), (other, _) = make(spec, training=False), make(spec, training=False)
+    assert one.reset().tobytes() == other.reset().tobytes()
+    for action in some_actions(one, 60):
+        whole, parts = one.step(action), [other.step_frame(action) for _ in range(4)]
+        assert parts[-1].frame.tobytes() == whole.frame.tobytes()
+        assert sum(part.game_reward for part in parts) == whole.game_reward
+
+
+def test_a_single_frame_draws_one_uniform():
+    environment, streams = make(ATARI)
+    environment.reset()
+    environment.step_frame(1)
+    assert streams["environment"].draws == 1
+    environment.step(1)
+    assert streams["environment"].draws == 5
+
+
 def _continue(environment, actions):
     first = environment.step(actions[0])
     return repr(first), play(environment, actions[1:])

@@ -144,7 +144,7 @@ def test_lost_lives_and_ends_of_episodes_are_met_again(pairs, monkeypatch):
         state = one.state()
         if state["episode"]["mark"] is None:
             continue
-        lives.add(one._lives)
+        lives.add(one.lives)
         part = actions[first : first + 100]
         other.restore(sent(state))
         seen = outcome(other, part)

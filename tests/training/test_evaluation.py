@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.spec import (
     AtariEnvironment,
-    EvaluationSpec,
     GymnasiumEnvironment,
     SeedsSpec,
 )
@@ -27,11 +27,10 @@ class Corridor(Environment):
     frame_shape = (1,)
     frame_dtype = np.dtype(np.uint8)
     frame_stack = 2
-    frame_skip = 4
 
-    def __init__(self, index=0, end=200):
+    def __init__(self, index=0, end=200, skip=1):
         super().__init__({})
-        self.index, self.end = index, end
+        self.index, self.end, self.frame_skip = index, end, skip
 
     def _begin(self):
         self.place = 0
@@ -150,12 +149,91 @@ def test_ties_go_to_the_lowest_action():
     assert float.fromhex(point.returns[0]) == 2.0
 
 
-def test_the_cap_includes_the_start():
+def by_skip(index):
+    return Corridor(index, skip=4)
+
+
+def test_the_cap_does_not_count_the_start():
     """0.01 minutes at 60 frames per second are 36 frames: 9 steps of 4 frames."""
     wait = Network(lambda _: [1, 0, 0])
-    starts = ((1, 1), (), (0,) * 9, (0,) * 12)
-    point = evaluate(Corridor, starts, protocol(max_minutes=0.01), Reactive(wait), 0)
-    assert point.lengths == (7, 9, 0, 0)
+    starts = ((1, 1), (), (0,) * 9, (0,) * 40)
+    point = evaluate(by_skip, starts, protocol(max_minutes=0.01), Reactive(wait), 0)
+    assert point.lengths == (9, 9, 9, 9)
+
+
+def test_an_agent_sees_a_frame_after_every_frame_skip_actions_of_a_start():
+    """Of ten actions the last two lead to no observation, as in the authors' code."""
+    wait = Network(lambda _: [1, 0, 0])
+    starts = ((1,) * 10, (1,) * 8, (1,) * 3)
+    evaluate(by_skip, starts, protocol(max_minutes=0.002), Reactive(wait), 0)
+    assert [batch[..., 0].tolist() for batch in wait.batches] == [[[4, 8], [4, 8], [0, 0]]]
+
+
+class Remembering:
+    """A policy with memory that notes what it is shown of row 0."""
+
+    recurrent = True
+
+    def __init__(self):
+        self.shown = []
+
+    def __call__(self, seen):
+        if seen.active[0]:
+            row = seen.observations[0, -1, 0], seen.previous_actions[0], seen.previous_rewards[0]
+            self.shown.append((*(int(value) for value in row), bool(seen.begins[0])))
+        return np.tile(np.array([1, 0, 0], np.float32), (len(seen.begins), 1))
+
+
+def test_a_policy_with_memory_is_shown_each_observation_of_a_start_once():
+    policy = Remembering()
+    start = (1, 1, 1, 0, 1, 1, 1, 1, 1, 0)
+    evaluate(by_skip, (start,), protocol(max_minutes=0.003), policy, 0)
+    assert policy.shown == [(0, -1, 0, True), (3, 0, 3, False), (7, 1, 4, False), (8, 0, 0, False)]
+
+
+def test_a_start_too_short_to_see_leaves_an_agent_at_the_beginning():
+    policy = Remembering()
+    evaluate(by_skip, ((1, 1),), protocol(max_minutes=0.003), policy, 0)
+    assert policy.shown == [(0, -1, 0, True), (2, 0, 0, False)]
+
+
+class Cliff(Corridor):
+    """A fall at every third place costs a life."""
+
+    frame_skip = 4
+
+    def _begin(self):
+        self.lives, self.noted = 3, []
+        return super()._begin()
+
+    def _advance(self, action):
+        transition = super()._advance(action)
+        self.noted.append(action)
+        if action == 1 and self.place % 3 == 0:
+            self.lives -= 1
+        return transition._replace(ended=transition.ended or not self.lives)
+
+    def _advance_frame(self, action):
+        self.noted.append(("frame", action))
+        return super()._advance(0)
+
+
+def test_an_action_sweep_follows_every_lost_life_but_the_last():
+    walk = Network(lambda _: [0, 1, 0])
+    worlds = [Cliff(), Cliff()]
+    spec = protocol(action_sweep=True)
+    point = evaluate(worlds.__getitem__, ((), (0,) * 4), spec, Reactive(walk), 0)
+    sweep = [("frame", 0), ("frame", 1), ("frame", 2)]
+    assert worlds[0].noted == [1, 1, 1, *sweep, 1, 1, 1, *sweep, 1, 1, 1]
+    assert point.lengths == (9, 9)
+    assert [float.fromhex(score) for score in point.returns] == [9.0, 9.0]
+    assert [batch[0, :, 0].tolist() for batch in walk.batches[2:5]] == [[1, 2], [3, 3], [3, 4]]
+
+
+def test_without_an_action_sweep_a_lost_life_is_nothing_to_the_agent():
+    walk, world = Network(lambda _: [0, 1, 0]), Cliff()
+    evaluate(lambda _: world, ((),), protocol(), Reactive(walk), 0)
+    assert world.noted == [1] * 9
 
 
 def linear_network(actions, seed):
@@ -177,11 +255,11 @@ SUITES = {
 
 def whole_protocol(suite, seed, instances=3):
     spec = protocol(
-        starts=3, candidates=5, shortlist=4, min_actions=0, max_actions=6, max_minutes=0.02
+        starts=3, candidates=5, shortlist=4, min_actions=0, max_actions=6, max_minutes=0.1
     )
     seeds = SeedsSpec(root=seed)
     make = evaluation_environments(SUITES[suite], seeds, instances)
-    network = linear_network(make(0).actions, 1)
+    network = linear_network(make(0).actions, 3)
     starts = generate_starts(
         make, make(0).actions, spec, Stream("evaluation", seed), Reactive(network)
     )

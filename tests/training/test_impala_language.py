@@ -68,6 +68,7 @@ BABYAI = {
         "min_actions": 0,
         "max_actions": 3,
         "max_minutes": 0.01,
+        "actions": "sampled",
     },
     "recording": {"trace_interval": 20, "tensor_interval": 80, "checkpoint_interval": 80},
 }
@@ -377,7 +378,7 @@ def test_a_run_is_evaluated(babyai_run):
     result, files = claimed(babyai_run)
     assert result["complete"]
     points = json.loads(files[contract.EVALUATION])["points"]
-    assert [point["step"] for point in points] == [160, 320]
+    assert [point["step"] for point in points] == [0, 160, 320]
     assert all(1 <= length <= 7 for point in points for length in point["lengths"])
 
 

@@ -13,6 +13,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, trace_head
 from capsule.training.checkpoint import load_tensors
 from capsule.training.job import record_runtime
+from capsule.training.lifecycle import _evaluated_steps
 
 from .conftest import (
     BREAKOUT,
@@ -40,7 +41,7 @@ def test_a_finished_run_keeps_the_contract(cartpole_run):
     final = cartpole_run / contract.CHECKPOINTS / "step-000000001600.safetensors"
     assert load_tensors(final, index.checkpoints[-1].tensors)
     evaluation = Evaluation.model_validate_json((cartpole_run / contract.EVALUATION).read_bytes())
-    assert [point.step for point in evaluation.points] == [800, 1_600]
+    assert [point.step for point in evaluation.points] == [0, 800, 1_600]
     assert len(evaluation.starts) == 3
     streams = StreamProfiles.model_validate_json((cartpole_run / contract.STREAMS).read_bytes())
     draws = {profile.name: profile.draws for profile in streams.streams}
@@ -48,6 +49,11 @@ def test_a_finished_run_keeps_the_contract(cartpole_run):
     lines = (cartpole_run / contract.EVENTS).read_bytes().splitlines()
     kinds = [Event.model_validate_json(line).kind for line in lines]
     assert (kinds[0], kinds[-1]) == ("start", "finish")
+
+
+def test_the_network_before_training_is_left_out_where_the_spec_says_so():
+    spec = make_spec(CARTPOLE, evaluation={"initial": False}).training()
+    assert _evaluated_steps(spec) == [800, 1_600]
 
 
 def test_two_processes_give_the_same_bytes(cartpole_run, tmp_path):

@@ -45,7 +45,7 @@ def test_gradient_is_the_clipped_error(errors):
 
 
 def test_exploration_schedule_by_hand():
-    schedule = {"initial": 1.0, "final": 0.1, "final_step": 1_000}
+    schedule = {"initial": 1.0, "final": 0.1, "steps": 1_000}
     rates = {step: exploration_rate(step, **schedule) for step in (0, 250, 500, 999, 1_000, 10**9)}
     expected = {0: 1.0, 250: 0.775, 500: 0.55, 999: 0.1009, 1_000: 0.1, 10**9: 0.1}
     assert rates == pytest.approx(expected, rel=1e-12)

@@ -48,7 +48,7 @@ CARTPOLE = {
         "replay_capacity": 400,
         "replay_start": 200,
         "target_interval": 40,
-        "exploration_final_step": 300,
+        "exploration_steps": 100,
     },
     "evaluation": {
         "interval": 400,

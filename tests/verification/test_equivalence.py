@@ -12,12 +12,11 @@ from scipy import stats
 
 from capsule.experiment.contract import Evaluation, EvaluationPoint, StreamProfile
 from capsule.experiment.errors import ExitCode
+from capsule.experiment.evaluation import EvaluationSpec, ToleranceSpec
 from capsule.experiment.spec import (
     AtariEnvironment,
-    EvaluationSpec,
     GymnasiumEnvironment,
     Spec,
-    ToleranceSpec,
 )
 from capsule.experiment.trainers import DqnTrainer
 from capsule.report.terminal import show_report

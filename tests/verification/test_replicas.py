@@ -46,7 +46,7 @@ SPEC = {
         "learning_rate": 0.001,
         "min_squared_gradient": 0.001,
         "exploration_final": 0.05,
-        "exploration_final_step": 1_000,
+        "exploration_steps": 800,
     },
     "evaluation": {
         "interval": 1_600,

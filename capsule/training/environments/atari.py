@@ -38,8 +38,9 @@ class AtariGame(MarkedEnvironment):
 
     Streams:
         environment: ``frame_skip`` uniforms per agent step, one per emulator frame, also where the
-            step ends early; none if ``sticky_action_probability`` is 0. As in ALE, a frame repeats
-            the action of the frame before it if its uniform lies below the probability.
+            step ends early; one for an action that is held for a single frame; none if
+            ``sticky_action_probability`` is 0. As in ALE, a frame repeats the action of the frame
+            before it if its uniform lies below the probability.
         no-op: one draw per episode, uniform over 1 to ``noop_max`` emulator frames, as in the
             original DQN and Gymnasium's wrapper; none if ``noop_max`` is 0.
 
@@ -77,7 +78,6 @@ class AtariGame(MarkedEnvironment):
         self._resize = AreaResize(height, width)
         self._screens = np.zeros((2, height, width), np.uint8)  # grey, the newest two seen
         self._newest = 0
-        self._first_seen = spec.frame_skip - 2
 
     def _begin(self) -> Frame:
         self._power_on()
@@ -86,7 +86,7 @@ class AtariGame(MarkedEnvironment):
         self._screens[:] = self._ale.getScreenGrayscale()
         if self._noop_max:
             self._idle(1 + self._streams["no-op"].below(self._noop_max))
-        self._lives = self._ale.lives()
+        self.lives = self._ale.lives()
         return self._newest_frame()
 
     def _power_on(self) -> None:
@@ -109,10 +109,16 @@ class AtariGame(MarkedEnvironment):
                 )
 
     def _advance(self, action: int) -> Transition:
+        return self._hold(action, self.frame_skip)
+
+    def _advance_frame(self, action: int) -> Transition:
+        return self._hold(action, 1)
+
+    def _hold(self, action: int, frames: int) -> Transition:
         ale = self._ale
         code = self._codes[action]
         game_reward, terminal, ended = 0, False, False
-        for index, repeats in enumerate(self._repeats()):
+        for index, repeats in enumerate(self._repeats(frames)):
             if not repeats:
                 self._held = code
             game_reward += ale.act(self._held)
@@ -121,7 +127,7 @@ class AtariGame(MarkedEnvironment):
             terminal = self._lost_life() or over
             ended = over or self._frames >= self._max_frames
             cut_short = terminal or ended
-            if cut_short or index >= self._first_seen:
+            if cut_short or index >= frames - 2:
                 self._see()
             if cut_short:
                 break
@@ -133,23 +139,23 @@ class AtariGame(MarkedEnvironment):
             ended=ended,
         )
 
-    def _repeats(self) -> list[bool]:
-        """Say for each emulator frame of a step whether it repeats the frame before it."""
+    def _repeats(self, frames: int) -> list[bool]:
+        """Say for each of some emulator frames whether it repeats the action of the one before."""
         if not self._sticky:
-            return [False] * self.frame_skip
-        uniforms = self._streams["environment"].uniforms(self.frame_skip)
+            return [False] * frames
+        uniforms = self._streams["environment"].uniforms(frames)
         return [uniform < self._sticky for uniform in uniforms.tolist()]
 
     def _lost_life(self) -> bool:
-        before, self._lives = self._lives, self._ale.lives()
-        return self._life_loss and self._lives < before
+        before, self.lives = self.lives, self._ale.lives()
+        return self._life_loss and self.lives < before
 
     def _see(self) -> None:
         self._newest ^= 1
         self._ale.getScreenGrayscale(self._screens[self._newest])
 
     def _counters(self) -> dict[str, int]:
-        return {"frames": self._frames, "held": self._held.value, "lives": self._lives}
+        return {"frames": self._frames, "held": self._held.value, "lives": self.lives}
 
     def _emulator(self) -> bytes:
         copy: bytes = self._ale.cloneState(include_rng=True).serialize()
@@ -165,7 +171,7 @@ class AtariGame(MarkedEnvironment):
         self._ale.restoreState(copy)
         self._frames = counters["frames"]
         self._held = ale_py.Action(counters["held"])
-        self._lives = counters["lives"]  # a copy may lack them until the next frame
+        self.lives = counters["lives"]  # a copy may lack them until the next frame
         return True
 
     def _newest_frame(self) -> Frame:

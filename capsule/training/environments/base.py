@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,9 +42,10 @@ class Environment(ABC):
     """One environment, stepped by one agent.
 
     All randomness comes from the given streams, and an episode is a pure function of the streams'
-    positions at its start and of the actions since. That is therefore what a checkpoint holds, for
-    every suite alike: ``restore`` plays the actions again. An environment that can be copied plays
-    the last few of them only (:class:`capsule.training.environments.marks.MarkedEnvironment`).
+    positions at its start and of the actions since, each with the number of emulator frames that it
+    was held for. That is therefore what a checkpoint holds, for every suite alike: ``restore``
+    plays the actions again. An environment that can be copied plays the last few of them only
+    (:class:`capsule.training.environments.marks.MarkedEnvironment`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.
@@ -52,6 +53,7 @@ class Environment(ABC):
         frame_dtype: Element type of a frame.
         frame_stack: Most recent frames that make one observation.
         frame_skip: Emulator frames per agent step; 1 where there is no emulator.
+        lives: Lives left in the running episode; 0 where the game counts none.
         instruction: What the agent is told to do now, in words; empty where nothing is said.
     """
 
@@ -60,6 +62,7 @@ class Environment(ABC):
     frame_dtype: np.dtype[Any]
     frame_stack: int = 1
     frame_skip: int = 1
+    lives: int = 0
     instruction: str = ""
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
@@ -89,18 +92,21 @@ class Environment(ABC):
         Raises:
             RuntimeError: The episode has ended, or none was begun.
         """
-        if self._ended:
-            raise RuntimeError("step() needs a running episode: call reset() first")
-        transition = self._advance(action)
-        self._taken.append(action)
-        self._frame = transition.frame
-        self._ended = transition.ended
-        return transition
+        return self._take(action, self._advance)
+
+    def step_frame(self, action: int) -> Transition:
+        """Hold an action for one emulator frame; without an emulator this is a step.
+
+        Raises:
+            RuntimeError: The episode has ended, or none was begun.
+        """
+        return self._take(action, self._advance_frame, code=self.actions + action)
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot: streams, and the actions since the episode's start.
 
-        Actions are in base64, one byte each, or four where there are more than 256 of them.
+        Actions are in base64, one byte each, or four where there are more than 128 of them. The
+        number of actions is added to one that was held for a single emulator frame.
         """
         streams = self._stream_states()
         if self._frame is None:
@@ -152,6 +158,10 @@ class Environment(ABC):
     def _advance(self, action: int) -> Transition:
         """Take one agent step of a running episode."""
 
+    def _advance_frame(self, action: int) -> Transition:
+        """Hold an action of a running episode for one emulator frame."""
+        return self._advance(action)
+
     def _last_mark(self) -> dict[str, Any] | None:
         """Return a JSON-safe moment of the episode from which it can be played; None: only whole.
 
@@ -168,12 +178,27 @@ class Environment(ABC):
         self.reset()
         self._play(actions)
 
-    def _play(self, actions: array[int]) -> None:
-        """Take ``actions``, as far as the episode goes."""
-        for action in actions:
+    def _take(
+        self, action: int, advance: Callable[[int], Transition], code: int | None = None
+    ) -> Transition:
+        """Take an action, and note it by its ``code``, which is the action if none is given."""
+        if self._ended:
+            raise RuntimeError("step() needs a running episode: call reset() first")
+        transition = advance(action)
+        self._taken.append(action if code is None else code)
+        self._frame = transition.frame
+        self._ended = transition.ended
+        return transition
+
+    def _play(self, codes: array[int]) -> None:
+        """Take the actions that were noted by ``codes``, as far as the episode goes."""
+        for code in codes:
             if self._ended:
                 break
-            self.step(action)
+            if code < self.actions:
+                self.step(code)
+            else:
+                self.step_frame(code - self.actions)
 
     def _is_at(self, state: Mapping[str, Any]) -> bool:
         """Tell whether the running episode is where a snapshot was taken."""
@@ -190,7 +215,7 @@ class Environment(ABC):
         return b""
 
     def _no_actions(self) -> array[int]:
-        return array("B" if self.actions <= 256 else "I")
+        return array("B" if 2 * self.actions <= 256 else "I")
 
     def _forget(self) -> None:
         self._start, self._taken = {}, array("B")

@@ -27,7 +27,7 @@ class Mark(NamedTuple):
     """A moment of an episode.
 
     Attributes:
-        steps: Steps of the episode before it.
+        steps: Actions of the episode before it.
         streams: States of the streams.
         counters: Whatever the environment itself counts or holds.
         emulator: The emulator's copy, serialised.
