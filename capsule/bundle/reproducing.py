@@ -8,7 +8,7 @@ from capsule.bundle.claims import Claims, ProgramClaims, TrainingClaims
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
-from capsule.experiment.spec import Spec
+from capsule.experiment.spec import Spec, task_name
 from capsule.experiment.trainers import CommandTrainer
 from capsule.image.assemble import reference_of
 from capsule.image.wheel import INTERPRETER, SITE
@@ -172,6 +172,5 @@ def what_ran(spec: Spec) -> str:
         return f"the program `{shlex.join(spec.trainer.command)}`"
     spec = spec.training()
     environment = spec.environment
-    name = environment.id if environment.suite == "gymnasium" else environment.game
     steps, algorithm = spec.trainer.total_steps, spec.trainer.algorithm.upper()
-    return f"{steps:,} agent steps of {algorithm} on {environment.suite}/{name}"
+    return f"{steps:,} agent steps of {algorithm} on {environment.suite}/{task_name(environment)}"

@@ -22,6 +22,7 @@ from capsule.cli import (
     schema,
     scores,
     sign,
+    starts,
     verify,
 )
 from capsule.cli.output import lossy_standard_output
@@ -53,6 +54,7 @@ for module in (
     diff,
     report,
     scores,
+    starts,
     diagnose,
     doctor,
 ):

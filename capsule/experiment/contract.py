@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.evaluation import digest_of_starts
 from capsule.experiment.fields import MAX_FACTS, Facts, Model
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.spec import Spec
@@ -292,6 +293,11 @@ class Evaluation(Model):
     schema_id: Literal["capsule/evaluation/v1"] = Field("capsule/evaluation/v1", alias="schema")
     starts: tuple[tuple[int, ...], ...] = Field(description="Action indices of each start.")
     points: tuple[EvaluationPoint, ...]
+
+    @property
+    def start_set(self) -> str:
+        """SHA-256 of the start sequences, see :func:`digest_of_starts`."""
+        return digest_of_starts(self.starts)
 
 
 class Result(Model):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 
 # No more than a fifth: the margin of bioequivalence studies (80 to 125 %). ``docs/grades.md`` says
@@ -47,6 +48,39 @@ class ToleranceSpec(Model):
         return self
 
 
+Starts = tuple[tuple[NonNegativeInt, ...], ...]
+
+
+def digest_of_starts(starts: Starts) -> str:
+    """Return the SHA-256 of the canonical JSON of start sequences, hexadecimal.
+
+    Runs for which it is the same were scored on the same starts.
+    """
+    return sha256_hex(canonical_json([list(start) for start in starts]))
+
+
+class StartSet(Model):
+    """Start sequences for several runs, so that all of them are scored on the same starts.
+
+    ``capsule starts`` takes them from a run that ranked its own.
+    """
+
+    schema_id: Literal["capsule/starts/v1"] = Field("capsule/starts/v1", alias="schema")
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(
+        description="Claim id of the run whose final network ranked the candidates, which its "
+        "stream 'evaluation' drew."
+    )
+    task: str = Field(description="Game, or Gymnasium id.")
+    full_action_set: bool = Field(description="Whether actions are indices of all 18, on Atari.")
+    candidates: PositiveInt
+    shortlist: PositiveInt
+    min_actions: NonNegativeInt
+    max_actions: NonNegativeInt
+    starts: Annotated[Starts, Field(min_length=1)] = Field(
+        description="Action indices of each start."
+    )
+
+
 class EvaluationSpec(Model):
     """Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
 
@@ -58,6 +92,12 @@ class EvaluationSpec(Model):
     interval: PositiveInt = Field(250_000, description="Steps between evaluated networks.")
     initial: bool = Field(True, description="Evaluate the network before training, too: step 0.")
     starts: PositiveInt = Field(100, description="Start sequences, one episode each.")
+    start_set: StartSet | None = Field(
+        None,
+        description="Starts that were ranked before, so that several runs are scored on the same; "
+        "null: each run ranks its own. In a spec file: path of a file that 'capsule starts' wrote, "
+        "relative to the spec file; the lock holds what is in it.",
+    )
     noop_max: NonNegativeInt = Field(
         0,
         description="Start with 1 to this many no-ops (the first action) instead of ranked random "
@@ -98,4 +138,19 @@ class EvaluationSpec(Model):
                 f"starts {self.starts} <= shortlist {self.shortlist} <= candidates "
                 f"{self.candidates} does not hold"
             )
+        if self.start_set is not None:
+            self._check_pinned(self.start_set)
         return self
+
+    def _check_pinned(self, pinned: StartSet) -> None:
+        """Refuse settings that are not those by which a start set was made."""
+        made = {"noop_max": 0, "starts": len(pinned.starts)} | {
+            name: getattr(pinned, name)
+            for name in ("candidates", "shortlist", "min_actions", "max_actions")
+        }
+        for name, value in made.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not the {value} of start_set: write "
+                    f"{name}: {value}, or make another start set"
+                )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.evaluation import EvaluationSpec
+from capsule.experiment.evaluation import EvaluationSpec, StartSet
 from capsule.experiment.fields import (
     DebianName,
     Model,
@@ -270,6 +270,11 @@ def tasks_of(environment: EnvironmentSpec) -> tuple[EnvironmentSpec, ...]:
     )
 
 
+def task_name(task: EnvironmentSpec) -> str:
+    """Return the game or the Gymnasium id of a task."""
+    return task.id if isinstance(task, GymnasiumEnvironment) else task.game
+
+
 def references_of(
     environment: EnvironmentSpec, population: PopulationSpec
 ) -> dict[str, ScoreReference]:
@@ -278,7 +283,7 @@ def references_of(
     Raises:
         ValueError: A task has none; or some are given that have no use.
     """
-    names = [task.id if task.suite == "gymnasium" else task.game for task in tasks_of(environment)]
+    names = [task_name(task) for task in tasks_of(environment)]
     known = {} if environment.suite == "minatar" else _published_references(names)
     given = population.references
     for name in given:
@@ -487,6 +492,22 @@ def _check_evaluation(spec: Spec, environment: EnvironmentSpec, trainer: Algorit
             f"evaluation.action_sweep does not apply to environment.suite {environment.suite!r}, "
             "which counts no lives: leave it out"
         )
+    if spec.evaluation.start_set is not None:
+        _check_start_set(environment, spec.evaluation.start_set)
+
+
+def _check_start_set(environment: EnvironmentSpec, pinned: StartSet) -> None:
+    """Refuse starts of another task."""
+    full = isinstance(environment, AtariEnvironment) and environment.full_action_set
+    for name, value, made in (
+        ("the task", task_name(environment), pinned.task),
+        ("full_action_set", full, pinned.full_action_set),
+    ):
+        if value != made:
+            raise ValueError(
+                f"evaluation.start_set was made where {name} is {made!r}, here it is {value!r}: "
+                "make a start set with a run of this environment"
+            )
 
 
 def _check_tasks(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 
 MAX_SPEC_BYTES = 1 << 20
@@ -36,7 +37,7 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
 
     Raises:
         CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
-            CAP-S004 a bad override.
+            CAP-S004 a bad override, CAP-S010 its start set is unreadable or none.
     """
     try:
         with path.open("rb") as stream:
@@ -45,14 +46,25 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
         _fail("CAP-S001", f"cannot read spec {path}: {error.strerror}", "Name an existing file.")
     if len(data) > MAX_SPEC_BYTES:
         _fail("CAP-S001", f"spec {path} is larger than 1 MiB", "A spec is a few kilobytes of YAML.")
-    return parse_spec(data, str(path), overrides)
+    return parse_spec(data, str(path), overrides, folder=path.parent)
 
 
-def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
-    """Parse spec ``data``; ``name`` is what error messages call it. See :func:`load_spec`."""
+def parse_spec(
+    data: bytes, name: str, overrides: Sequence[str] = (), *, folder: Path | None = None
+) -> Spec:
+    """Parse spec ``data``. See :func:`load_spec`.
+
+    Args:
+        data: YAML or JSON.
+        name: What error messages call it.
+        overrides: As of :func:`load_spec`.
+        folder: Where files are that the spec names; None: it may name none.
+    """
     tree, marks = _Reader(name).read(data)
     for override in overrides:
         _apply_override(tree, marks, override)
+    if folder is not None:
+        _read_start_set(tree, folder)
     try:
         return Spec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -178,6 +190,29 @@ def _apply_override(tree: Any, marks: dict[FieldPath, str], override: str) -> No
         _fail("CAP-S004", f"override {override!r} goes through a value", "Name an existing field.")
     tree[keys[-1]] = value["value"]
     marks[tuple(keys)] = "set on the command line"
+
+
+def _read_start_set(tree: Any, folder: Path) -> None:
+    """Put the contents of the file that ``evaluation.start_set`` names in its place."""
+    evaluation = tree.get("evaluation")
+    if not isinstance(evaluation, dict) or not isinstance(evaluation.get("start_set"), str):
+        return
+    path = folder / evaluation["start_set"]
+    fix = "Name a file that 'capsule starts' wrote."
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_SPEC_BYTES + 1)
+    except (OSError, ValueError) as error:
+        _fail("CAP-S010", f"evaluation.start_set: cannot read {path}: {error}", fix)
+    if len(data) > MAX_SPEC_BYTES:
+        _fail("CAP-S010", f"evaluation.start_set: {path} is larger than 1 MiB", fix)
+    try:
+        found = StartSet.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = _dotted(first["loc"]) or "the document"
+        _fail("CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix)
+    evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
 
 
 def _explain(

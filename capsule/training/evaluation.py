@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import EvaluationPoint
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.evaluation import EvaluationSpec
+from capsule.experiment.evaluation import EvaluationSpec, Starts
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName, tasks_of
 from capsule.training.action_choice import Choose, greedy
 from capsule.training.environments import Environment, Frame, Transition, make_environment
@@ -46,7 +46,6 @@ FRAMES_PER_MINUTE = 60 * 60
 
 MakeEnvironment = Callable[[int], Environment]
 QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
-Starts = tuple[tuple[int, ...], ...]
 
 
 class Seen(NamedTuple):
@@ -121,6 +120,35 @@ def evaluation_environments(
         return made[slot]
 
     return make
+
+
+def choose_starts(
+    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
+) -> Starts:
+    """Return the pinned start sequences of a spec, or else generate some.
+
+    Args:
+        make_env: See :func:`generate_starts`, as for the others.
+        actions: Number of actions.
+        spec: The spec's ``evaluation`` section.
+        stream: The ``evaluation`` stream; pinned starts draw nothing.
+        policy: Whose values rank.
+
+    Raises:
+        CapsuleError: CAP-T231, see there; CAP-T232, a pinned start has an action that there is not.
+    """
+    if spec.start_set is None:
+        return generate_starts(make_env, actions, spec, stream, policy)
+    for number, start in enumerate(spec.start_set.starts):
+        if max(start, default=0) >= actions:
+            raise CapsuleError(
+                "CAP-T232",
+                f"evaluation.start_set: start {number} has action {max(start)}, but the "
+                f"environment's actions are 0 to {actions - 1}",
+                fix="make the start set with a run of this environment",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+    return spec.start_set.starts
 
 
 def generate_starts(

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from capsule.experiment.evaluation import Starts
     from capsule.training.dense import DenseRecorder
-    from capsule.training.evaluation import MakeEnvironment, Policy, Seen, Starts
+    from capsule.training.evaluation import MakeEnvironment, Policy, Seen
     from capsule.training.networks import Parameters
     from capsule.training.trace import Trace
     from capsule.training.trainer import Trainer
@@ -342,13 +343,13 @@ class Attempt:
             ) from error
 
     def _choose_starts(self, make_env: MakeEnvironment) -> EvaluationProgress:
-        from capsule.training.evaluation import generate_starts
+        from capsule.training.evaluation import choose_starts
 
-        spec, stream = self._spec, self._streams["evaluation"]
-        starts = generate_starts(
+        stream = self._streams["evaluation"]
+        starts = choose_starts(
             make_env,
             self.learner.actions,
-            spec.evaluation,
+            self._spec.evaluation,
             stream,
             self._interruptible(self.learner.online),
         )

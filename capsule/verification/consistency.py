@@ -265,6 +265,9 @@ def _evaluation(parts: Contents, claims: TrainingClaims) -> None:
     name = run_bundle.RUN + contract.EVALUATION
     found = parts.bundle.read(name, contract.Evaluation)
     equal(name, "the returns", claims.evaluation, found)
+    pinned = parts.lock.spec.evaluation.start_set
+    if pinned is not None:
+        equal(name, "the starts against the lock", pinned.starts, found.starts)
 
 
 def _checkpoints(parts: Contents, claims: TrainingClaims) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from capsule.experiment.contract import Evaluation
 from capsule.experiment.evaluation import MAX_RELATIVE, ToleranceSpec
 from capsule.experiment.fields import Model
-from capsule.experiment.spec import Spec, tasks_of
+from capsule.experiment.spec import Spec, task_name, tasks_of
 from capsule.verification import statistics
 from capsule.verification.statistics import Significance
 
@@ -112,9 +112,7 @@ def compare_returns(
     pairs = _final_pairs(recorded, found)
     if pairs is None or spec.environment is None:
         return None
-    names = [
-        task.id if task.suite == "gymnasium" else task.game for task in tasks_of(spec.environment)
-    ]
+    names = [task_name(task) for task in tasks_of(spec.environment)]
     tolerance = spec.evaluation.tolerance
     paired = recorded.starts == found.starts
     tasks = tuple(

@@ -269,6 +269,13 @@ def other_returns(evaluation: dict) -> None:
     evaluation["points"][-1]["returns"] = [(500.0).hex()]
 
 
+def other_starts_pinned(lock: dict) -> None:
+    made = {"candidates": 1000, "shortlist": 250, "min_actions": 55, "max_actions": 95}
+    of = {"run": "a" * 64, "task": "CartPole-v1", "full_action_set": False}
+    pinned = {"schema": "capsule/starts/v1", **of, **made, "starts": [[1]]}
+    lock["spec"]["evaluation"].update(starts=1, start_set=pinned)
+
+
 def other_seed(lock: dict) -> None:
     lock["spec"]["seeds"]["root"] = 7
 
@@ -294,6 +301,11 @@ CONTRADICTIONS: dict[str, tuple[int, str, Change]] = {
         18,
         "CAP-V010",
         lambda files: edit_json(files, EVALUATION, other_returns),
+    ),
+    "starts-other-than-those-pinned": (
+        18,
+        "CAP-V010",
+        lambda files: relock(files, other_starts_pinned),
     ),
     "lock-of-another-run": (
         18,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.evaluation import EvaluationSpec
+from capsule.experiment.evaluation import EvaluationSpec, StartSet
 from capsule.experiment.spec import (
     AtariEnvironment,
     GymnasiumEnvironment,
@@ -13,6 +13,7 @@ from capsule.experiment.spec import (
 from capsule.training.environments import Environment, Transition
 from capsule.training.evaluation import (
     Reactive,
+    choose_starts,
     evaluate,
     evaluation_environments,
     generate_starts,
@@ -114,6 +115,38 @@ def test_every_batch_has_the_same_shape():
     starts = generate_starts(Corridor, 3, spec, Stream("evaluation", 0), Reactive(network))
     evaluate(lambda index: Corridor(end=10 + index), starts, spec, Reactive(network), 0)
     assert {batch.shape for batch in network.batches} == {(4, 2, 1)}
+
+
+def pinned(starts):
+    made = {"candidates": 30, "shortlist": 8, "min_actions": 2, "max_actions": 5}
+    of = {"run": "a" * 64, "task": "corridor", "full_action_set": False}
+    return StartSet(schema="capsule/starts/v1", **of, **made, starts=starts)
+
+
+def test_pinned_starts_are_taken_as_they_are_and_nothing_is_drawn_or_ranked():
+    starts = ((1, 2), (), (0, 0), (2,))
+    stream = Stream("evaluation", 1)
+    spec = protocol(start_set=pinned(starts))
+    assert choose_starts(None, 3, spec, stream, None) == starts
+    assert stream.draws == 0
+
+
+def test_a_pinned_start_with_an_action_that_there_is_not_is_refused():
+    spec = protocol(start_set=pinned(((1,), (), (0, 3), (2,))))
+    with pytest.raises(
+        CapsuleError, match=r"start 2 has action 3, but .* actions are 0 to 2"
+    ) as found:
+        choose_starts(None, 3, spec, Stream("evaluation", 1), None)
+    assert found.value.code == "CAP-T232"
+
+
+def test_without_pinned_starts_a_run_ranks_its_own():
+    arguments = Corridor, 3, protocol()
+    found, expected = (
+        function(*arguments, Stream("evaluation", 1), Reactive(Network(by_place)))
+        for function in (choose_starts, generate_starts)
+    )
+    assert found == expected
 
 
 def test_too_few_surviving_candidates_are_refused():

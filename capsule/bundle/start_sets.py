@@ -1,0 +1,45 @@
+"""The start set of a finished run, for other runs to be scored on."""
+
+from __future__ import annotations
+
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.evaluation import StartSet
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import AtariEnvironment, task_name
+
+
+def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet:
+    """Return the starts that a run ranked, or those that were pinned for it.
+
+    Raises:
+        CapsuleError: CAP-S011, its starts are not ranked by a network.
+    """
+    spec = lock.spec
+    if not isinstance(claims, TrainingClaims) or spec.environment is None:
+        raise _refused("it runs a program of its own")
+    if spec.evaluation.start_set is not None:
+        return spec.evaluation.start_set
+    if spec.evaluation.noop_max:
+        raise _refused(f"evaluation.noop_max {spec.evaluation.noop_max} makes its starts no-ops")
+    environment, evaluation = spec.environment, spec.evaluation
+    return StartSet(
+        schema="capsule/starts/v1",
+        run=claims.claim_id(),
+        task=task_name(environment),
+        full_action_set=isinstance(environment, AtariEnvironment) and environment.full_action_set,
+        candidates=evaluation.candidates,
+        shortlist=evaluation.shortlist,
+        min_actions=evaluation.min_actions,
+        max_actions=evaluation.max_actions,
+        starts=claims.evaluation.starts,
+    )
+
+
+def _refused(reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-S011",
+        f"the run has no start set: {reason}",
+        fix="Give the bundle of a run whose evaluation ranks random starts.",
+        exit_code=ExitCode.USAGE,
+    )
