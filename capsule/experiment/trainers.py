@@ -138,7 +138,7 @@ class R2d2Trainer(Model):
     )
     replay_capacity: PositiveInt = Field(4_000_000, description="Observations kept.")
     replay_start: PositiveInt = Field(
-        200_000, description="Steps of all actors before learning starts."
+        50_000, description="Steps of all actors before learning starts."
     )
     priority_exponent: Probability = 0.9
     priority_maximum_share: Probability = Field(

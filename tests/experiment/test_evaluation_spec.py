@@ -41,9 +41,10 @@ def test_an_action_sweep_needs_lives():
 
 def test_the_documented_command_is_the_papers_environment_group():
     """Nagarajan et al. 2019: p = 0.25, epsilon down to 0.01, no start sequences, own seeds."""
-    text = (SPECS.parent / "docs" / "dqn.md").read_text()
-    command = text[text.index("    capsule run specs/dqn-breakout.yaml --set") :].split("\n\n")[0]
-    spec = load("dqn-breakout", *re.findall(r"--set (\S+)", command))
+    text = (SPECS.parent / "docs" / "papers" / "nagarajan2019.md").read_text()
+    command = text[text.index("runs/environment") :].split("\n\n")[0]
+    options = re.findall(r"--set (\S+)", command.replace("$seed", "1"))
+    spec = load("dqn-breakout", *options)
     assert spec.environment.sticky_action_probability == 0.25
     assert spec.trainer.exploration_final == 0.01
     assert (spec.evaluation.min_actions, spec.evaluation.max_actions) == (0, 0)
