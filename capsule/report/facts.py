@@ -53,6 +53,20 @@ def size(subject: Subject) -> str:
     return f"{sum(each.size for each in subject.files) / (1 << 20):,.1f} MiB"
 
 
+def starts(subject: Subject) -> str | None:
+    """Say which starts the networks were scored from; None where a program evaluates itself."""
+    if not isinstance(subject.claims, TrainingClaims):
+        return None
+    spec, evaluation = subject.lock.spec.evaluation, subject.claims.evaluation
+    if spec.noop_max:
+        made = f"of 1 to {spec.noop_max} no-ops"
+    elif spec.start_set is not None:
+        made = f"ranked by the final network of the run {spec.start_set.run}"
+    else:
+        made = "ranked by the final network of this run"
+    return f"{len(evaluation.starts)} start sequences {made}, SHA-256 {evaluation.start_set}"
+
+
 def results(subject: Subject) -> str:
     """Say what came out: returns, or how many outputs."""
     claims = subject.claims

@@ -77,11 +77,11 @@ def _metrics(subject: Subject) -> str:
 
 
 def _evaluation(subject: Subject) -> str:
-    if not isinstance(subject.claims, TrainingClaims):
+    starts = facts.starts(subject)
+    if starts is None:
         return todo("what the program evaluates on.")
-    starts = len(subject.claims.evaluation.starts)
     return (
-        f"{starts} start sequences of the training environment, in {files('run/evaluation.json')}. "
+        f"The training environment, from {starts}, in {files('run/evaluation.json')}. "
         f"{todo('whether that is the intended use.')}"
     )
 

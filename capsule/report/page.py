@@ -17,6 +17,7 @@ from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.tally import Receipts
 from capsule.machine.compare import Row, compare
 from capsule.report.charts import Band, Curve, divergence_chart, legend, line_chart, thinned
+from capsule.report.facts import starts
 from capsule.report.markup import Markup, element, join, table
 from capsule.report.returns import returns_rows
 from capsule.report.scores import (
@@ -169,6 +170,8 @@ def _learning(subject: Subject) -> Iterator[Markup]:
         for task, points in by_task(subject.lock, subject.evaluation):
             caption = "Returns of each evaluation, recorded run" + f", {task.name}" * several
             yield _bounded(caption, heads, [_evaluation_row(point) for point in points])
+        if found := starts(subject):
+            yield element("p", f"Each network plays from {found}.")
         yield _scores(subject)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from statistics import fmean
 
@@ -15,8 +16,10 @@ from capsule.bundle.keys import generate, load_private, load_public
 from capsule.bundle.receipts import Detail, Policy, make_statement, write_receipt
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.evaluation import StartSet
 from capsule.machine.kind import MachineKind
 from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
+from capsule.report.facts import starts
 from capsule.report.markup import Markup, element, table, text
 from capsule.report.page import MAX_ROWS, _spread, report_page
 from capsule.report.story import tell
@@ -84,6 +87,32 @@ def test_evaluations_are_told_as_numbers_and_drawn(bundles):
     for returns in runs.RETURNS.values():
         assert f"{fmean(returns):.6g}" in reader.words
     assert 'class="band s0"' in page
+
+
+def test_it_is_told_which_starts_the_networks_played_from(bundles):
+    page, _ = page_of(bundles["dqn"])
+    digest = runs.evaluation().start_set
+    made = f"start sequences ranked by the final network of this run, SHA-256 {digest}"
+    assert made in page
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "made"),
+    [
+        ({"noop_max": 30}, "of 1 to 30 no-ops"),
+        ({}, "ranked by the final network of this run"),
+        ({"start_set": {"run": "b" * 64}}, f"ranked by the final network of the run {'b' * 64}"),
+    ],
+)
+def test_starts_are_told_with_what_made_them(bundles, evaluation, made):
+    subject = read(bundles["dqn"])
+    spec = subject.lock.spec
+    if "start_set" in evaluation:
+        evaluation = {"start_set": StartSet.model_construct(**evaluation["start_set"])}
+    changed = spec.evaluation.model_copy(update=evaluation)
+    lock = subject.lock.model_copy(update={"spec": spec.model_copy(update={"evaluation": changed})})
+    told = starts(replace(subject, lock=lock))
+    assert f"start sequences {made}, SHA-256 " in told
 
 
 def test_a_population_is_shown_with_its_members_and_a_panel_for_each_game(bundles):
