@@ -71,6 +71,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         "TZ": "UTC",
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
+        "TORCHINDUCTOR_DETERMINISTIC": "0" if settings.algorithms == "off" else "1",
     }
     if not isinstance(spec.trainer, CommandTrainer):
         variables |= _KEEP_BUFFERS

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 
+_DEBUG_MODES = {"off": 0, "warn": 1, "error": 2}  # as torch.set_deterministic_debug_mode() has them
+
 
 @dataclass(frozen=True)
 class TorchFlags:
@@ -53,9 +55,9 @@ def apply(flags: TorchFlags) -> dict[str, str]:
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_flush_denormal(False)  # torch's default; IEEE 754 gradual underflow
-    torch.use_deterministic_algorithms(
-        flags.algorithms != "off", warn_only=flags.algorithms == "warn"
-    )
+    # Not use_deterministic_algorithms(), which sets the same flag and imports torch's compiler, for
+    # seconds of each process; a variable of the run tells the compiler.
+    torch.set_deterministic_debug_mode(_DEBUG_MODES[flags.algorithms])
     fresh_memory: Any = torch.utils.deterministic
     fresh_memory.fill_uninitialized_memory = flags.fill_uninitialized_memory
     settings.cudnn.benchmark = flags.cudnn_benchmark
@@ -90,7 +92,6 @@ def _read_back(flags: TorchFlags) -> dict[str, tuple[Any, Any]]:
     import torch
 
     settings = backends()
-    modes = {"off": 0, "warn": 1, "error": 2}
     precision = "tf32" if flags.tf32 else "ieee"
     threads = torch.get_num_threads()
     strict = flags.algorithms != "off"
@@ -98,7 +99,7 @@ def _read_back(flags: TorchFlags) -> dict[str, tuple[Any, Any]]:
     return {
         "torch.deterministic_debug_mode": (
             torch.get_deterministic_debug_mode(),
-            modes[flags.algorithms],
+            _DEBUG_MODES[flags.algorithms],
         ),
         "torch.fill_uninitialized_memory": (_fills_memory(), fills),
         "torch.num_threads": (threads, threads if flags.threads is None else flags.threads),
