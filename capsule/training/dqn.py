@@ -12,16 +12,24 @@ interval's steps. Then the two halves of the work depend only on theta_k, and ca
 
 Without it, the textbook's order: act, then draw, then update.
 
-Deviations from Mnih et al. 2015, Extended Data Table 1 (M) and the authors' own code (C):
+Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own code (C) and the code
+of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn):
 
 * Minibatch: with ``concurrent`` it misses the newest ``update_interval`` transitions.
-* Target network update frequency: M counts 10,000 parameter updates; C and we count agent steps.
-* Final exploration frame: M and Nagarajan et al. speak of the first million frames. Here, in C and
-  in Nagarajan's code exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a
-  frame skip of 4) from the end of the random play on.
-* Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open.
-* Greedy action: ties go to the lowest index; C breaks them at random.
-* Update: C scales its rewards and has a weight decay of 0; we have neither.
+* Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
+* Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
+  N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
+  from the end of the random play on.
+* Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open, N
+  takes the mean.
+* Greedy action: ties go to the lowest index, as in N; C breaks them at random.
+* Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
+  centred and adds the minimum squared gradient after the root.
+* No-ops: 1 to 30 emulator frames at the start of a game, as in C; N has them after a lost life,
+  too.
+* Evaluation: N ends the running episode for it; here it comes after training, and training is the
+  same with and without it. Unless the spec pins a start set, a run ranks its start sequences with
+  its own final network; the paper ranks once for all runs.
 """
 
 from __future__ import annotations
@@ -195,7 +203,7 @@ class DeepQLearning(Tally):
         return values
 
     def policy(self, parameters: Parameters) -> Policy:
-        """Return the greedy policy of ``parameters``, for evaluations."""
+        """Return the policy of ``parameters``, for evaluations."""
         return Reactive(lambda observations: self.q_values(observations, parameters))
 
     def _act(self) -> None:

@@ -162,7 +162,7 @@ class R2D2(Tally):
         return sum(ladder) / len(ladder)
 
     def policy(self, parameters: Parameters) -> Policy:
-        """Return the greedy policy of ``parameters``, for evaluations."""
+        """Return the policy of ``parameters``, for evaluations."""
 
         def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
             return q_values(self.network, parameters, inputs)

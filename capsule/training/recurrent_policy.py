@@ -1,4 +1,4 @@
-"""The greedy policy of a network with memory, for evaluations."""
+"""The policy of a network with memory, for evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Evaluate = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
 
 
 class RecurrentPolicy:
-    """The greedy policy of a network, with what it remembers of each row."""
+    """The policy of a network, with what it remembers of each row."""
 
     recurrent = True
 

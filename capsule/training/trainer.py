@@ -103,7 +103,7 @@ class Trainer(Protocol):
         """Continue from a snapshot; streams and trace are restored already."""
 
     def policy(self, parameters: Parameters) -> Policy:
-        """Return the greedy policy of ``parameters``, for evaluations."""
+        """Return the policy of ``parameters``, for evaluations."""
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return the profiles of streams that are the trainer's own."""

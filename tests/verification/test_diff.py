@@ -151,7 +151,7 @@ def test_edited_results_that_were_signed(honest, honest_bundle, key, tmp_path):
     found = compared(forged(honest_bundle, key, lie, tmp_path / "lie.tar"), honest.folder)
     assert named(found) == ("tampering", "likely")
     assert found.first is None
-    assert "evaluation.points[0].returns[0]" in evidence(found)
+    assert "evaluation.points[1].returns[0]" in evidence(found)
     assert found.numbers[0].what.startswith("return of the network of step 400")
 
 
