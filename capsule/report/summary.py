@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import EvaluationPoint, Subject
 from capsule.report.text import printable
@@ -32,6 +34,8 @@ def show_subject(subject: Subject, console: Console) -> None:
     console.print()
     for number, point in enumerate(_few(subject.evaluation)):
         _line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
+    for number, score in enumerate(_scores(subject)):
+        _line(console, f"{'' if number else 'scores':<16} {score}")
     rows = [
         ("claim id", claims.claim_id()),
         ("lock", claims.lock),
@@ -57,6 +61,22 @@ def _returns(point: EvaluationPoint) -> str:
         f"step {point.step:,}: mean return {fmean(returns):.6g} of {len(returns)} starts, "
         f"{min(returns):.6g} to {max(returns):.6g}"
     )
+
+
+def _scores(subject: Subject) -> Iterator[str]:
+    """Say what the final and the best network scored; of several games the page says it."""
+    try:
+        runs = run_scores(subject)
+    except ValueError:  # the page says which
+        return
+    if len(runs) > 1:
+        return
+    for network, score in runs[0].scores.items():
+        mean, deviation, relative = cells(score.summary)
+        yield (
+            f"{network} network, step {score.step:,}: {mean}, standard deviation {deviation} "
+            f"({relative})"
+        )
 
 
 def _line(console: Console, text: str) -> None:

@@ -225,7 +225,14 @@ def test_names_from_a_bundle_style_nothing(tmp_path):
     assert "[b]C[/b]-v1" in done.stdout
 
 
-# --- the page -----------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------
+
+
+def test_the_terminal_shows_the_same_scores(tmp_path):
+    bundle = packed(tmp_path, {200: (10.0, 12.0), 400: (1.0, 3.0)})
+    shown = CliRunner().invoke(app, ["report", str(bundle)]).stdout
+    assert "final network, step 400: 2, standard deviation 1.41421 (70.7%)" in shown
+    assert "best network, step 200: 11, standard deviation 1.41421 (12.9%)" in shown
 
 
 def test_the_page_shows_the_same_scores(tmp_path):
