@@ -34,6 +34,7 @@ trainer:
   replay_capacity: 400
   replay_start: 200
   target_interval: 200
+  exploration_initial: 0.4
   exploration_steps: 100
 evaluation:
   interval: 200

@@ -48,6 +48,7 @@ CARTPOLE = {
         "replay_capacity": 400,
         "replay_start": 200,
         "target_interval": 40,
+        "exploration_initial": 0.4,
         "exploration_steps": 100,
     },
     "evaluation": {

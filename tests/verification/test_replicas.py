@@ -45,6 +45,7 @@ SPEC = {
         "target_interval": 100,
         "learning_rate": 0.001,
         "min_squared_gradient": 0.001,
+        "exploration_initial": 0.81,
         "exploration_final": 0.05,
         "exploration_steps": 800,
     },
