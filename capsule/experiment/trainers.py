@@ -377,6 +377,11 @@ class ImpalaTrainer(Model):
     correction_epsilon: Annotated[float, Field(gt=0)] = Field(
         1e-6, description="Of the correction 'epsilon'."
     )
+    action_values: Literal["targets", "baseline"] = Field(
+        "targets",
+        description="Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 "
+        "(section 4.2), 'baseline' is r + gamma V(x_s+1) (appendix E.3).",
+    )
     reward_clipping: Literal["unit", "asymmetric", "none"] = Field(
         "unit",
         description="'unit': to [-1, 1]; 'asymmetric': 0.3 min(tanh r, 0) + 5 max(tanh r, 0), "

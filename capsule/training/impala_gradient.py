@@ -43,6 +43,7 @@ class ImpalaGradient:
             trainer.c_bar,
             trainer.trace_decay,
             trainer.correction_epsilon,
+            trainer.action_values,
         )
         self._leaves = {
             name: view.detach().requires_grad_() for name, view in parameters.views.items()

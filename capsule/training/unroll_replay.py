@@ -1,8 +1,9 @@
 """Experience replay of unrolls (Espeholt et al. 2018, section 5.2.2).
 
-"We draw 50% of the items in each batch uniformly at random from the replay buffer." The paper does
-not say what is dropped when the buffer is full; here it is what came first. Fresh unrolls come in
-before some are drawn, so there is always one to draw; drawing is with replacement.
+"We draw 50% of the items in each batch uniformly at random from the replay buffer." When the memory
+is full, a new unroll replaces the oldest one: table D.3 says "Removal: First-in-first-out". Fresh
+unrolls are appended before any are drawn, so there is always one to draw; unrolls are drawn with
+replacement.
 
 The unrolls lie in files of the run's state. The ring has ``slack`` slots more than it needs: that
 many unrolls can follow a checkpoint before one that was there at that checkpoint is overwritten, so

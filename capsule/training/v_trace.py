@@ -9,7 +9,8 @@ With ``ratio = pi(a|x) / mu(a|x)``, of the learner's policy to the one that acte
     rho_t = min(rho_bar, ratio_t),  c_t = lambda min(c_bar, ratio_t)          section 4.1, remark 2
     delta_t = rho_t (r_t + gamma_t V(x_t+1) - V(x_t))
     v_t = V(x_t) + delta_t + gamma_t c_t (v_t+1 - V(x_t+1))                   remark 1
-    advantage_t = rho_t (r_t + gamma_t v_t+1 - V(x_t))                        section 4.2
+    advantage_t = rho_t (q_t - V(x_t))                                        section 4.2
+    q_t = r_t + gamma_t v_t+1, or r_t + gamma_t V(x_t+1)                      appendix E.3
 
 beginning with ``v = V`` after the last step. All results are constants: gradients flow through the
 policy and the baseline that they are compared with, never through them.
@@ -33,6 +34,8 @@ import torch
 from capsule.training import kernels
 
 CorrectionName = Literal["none", "epsilon", "one-step", "v-trace"]
+ActionValues = Literal["targets", "baseline"]
+"""What ``q_t`` continues with: the target ``v_t+1`` or the baseline ``V(x_t+1)``."""
 
 
 class Targets(NamedTuple):
@@ -58,6 +61,7 @@ class Correction:
         c_bar: Clipping level of those that decide how fast, at most ``rho_bar``; the paper has 1.
         trace_decay: ``lambda``.
         epsilon: Of the correction of that name; the paper has 1e-6.
+        action_values: How ``q_t`` is estimated; the paper has ``targets`` but in appendix E.3.
     """
 
     name: CorrectionName = "v-trace"
@@ -65,6 +69,7 @@ class Correction:
     c_bar: float = 1.0
     trace_decay: float = 1.0
     epsilon: float = 1e-6
+    action_values: ActionValues = "targets"
 
     def targets(
         self,
@@ -84,23 +89,33 @@ class Correction:
             values: ``V``, ``[time + 1, batch]``.
         """
         trajectories = rewards, discounts, values
+        decay, kind = self.trace_decay, self.action_values
         if self.name == "none":
-            return no_correction(*trajectories, trace_decay=self.trace_decay)
+            return no_correction(*trajectories, trace_decay=decay, action_values=kind)
         if self.name == "epsilon":
             return epsilon_correction(
-                log_target, *trajectories, epsilon=self.epsilon, trace_decay=self.trace_decay
+                log_target,
+                *trajectories,
+                epsilon=self.epsilon,
+                trace_decay=decay,
+                action_values=kind,
             )
         ratios = importance_ratios(log_target, log_behaviour)
         if self.name == "one-step":
             return one_step(
-                ratios, *trajectories, rho_bar=self.rho_bar, trace_decay=self.trace_decay
+                ratios,
+                *trajectories,
+                rho_bar=self.rho_bar,
+                trace_decay=decay,
+                action_values=kind,
             )
         return v_trace(
             ratios,
             *trajectories,
             rho_bar=self.rho_bar,
             c_bar=self.c_bar,
-            trace_decay=self.trace_decay,
+            trace_decay=decay,
+            action_values=kind,
         )
 
 
@@ -124,6 +139,7 @@ def v_trace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
 ) -> Targets:
     """Return the targets of V-trace.
 
@@ -135,6 +151,7 @@ def v_trace(
         rho_bar: Clipping level; ``inf`` for none.
         c_bar: Clipping level of the traces; ``inf`` for none.
         trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
     """
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])
@@ -143,7 +160,8 @@ def v_trace(
     for step in reversed(range(len(rewards))):
         difference[step] = errors[step] + traces[step] * difference[step + 1]
     targets = values + difference
-    return Targets(targets[:-1], rho * (rewards + discounts * targets[1:] - values[:-1]))
+    following = targets[1:] if action_values == "targets" else values[1:]
+    return Targets(targets[:-1], rho * (rewards + discounts * following - values[:-1]))
 
 
 def no_correction(
@@ -152,6 +170,7 @@ def no_correction(
     values: torch.Tensor,
     *,
     trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
 ) -> Targets:
     """Return the targets of a policy that acted itself: equation (2), n-step Bellman targets.
 
@@ -160,8 +179,16 @@ def no_correction(
         discounts: ``[time, batch]``.
         values: ``[time + 1, batch]``.
         trace_decay: ``lambda``, as in TD(lambda).
+        action_values: How ``q_t`` is estimated.
     """
-    return v_trace(torch.ones_like(rewards), rewards, discounts, values, trace_decay=trace_decay)
+    return v_trace(
+        torch.ones_like(rewards),
+        rewards,
+        discounts,
+        values,
+        trace_decay=trace_decay,
+        action_values=action_values,
+    )
 
 
 def one_step(
@@ -172,6 +199,7 @@ def one_step(
     *,
     rho_bar: float = 1.0,
     trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
 ) -> Targets:
     """Return uncorrected values, and advantages times their clipped ratios.
 
@@ -182,8 +210,11 @@ def one_step(
         values: ``[time + 1, batch]``.
         rho_bar: Clipping level; ``inf`` for none.
         trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
     """
-    targets = no_correction(rewards, discounts, values, trace_decay=trace_decay)
+    targets = no_correction(
+        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
+    )
     return targets._replace(advantages=ratios.detach().clamp(max=rho_bar) * targets.advantages)
 
 
@@ -195,6 +226,7 @@ def epsilon_correction(
     *,
     epsilon: float = 1e-6,
     trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
 ) -> Targets:
     """Return uncorrected values, and the advantages of ``log (pi + epsilon)``.
 
@@ -209,8 +241,11 @@ def epsilon_correction(
         values: ``[time + 1, batch]``.
         epsilon: Positive.
         trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
     """
-    targets = no_correction(rewards, discounts, values, trace_decay=trace_decay)
+    targets = no_correction(
+        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
+    )
     probabilities = _exponentiate(log_target.detach())
     factors = probabilities / (probabilities + epsilon)
     return targets._replace(advantages=factors * targets.advantages)

@@ -288,6 +288,7 @@ VARIANTS = {
     "none": {"correction": "none"},
     "rho": {"rho_bar": 5.0},
     "decay": {"trace_decay": 0.5},
+    "action-values": {"action_values": "baseline"},
     "entropy": {"entropy_cost": 0.1},
     "baseline": {"baseline_cost": 1.0},
     "rewards": {"reward_clipping": "asymmetric"},

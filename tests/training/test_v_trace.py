@@ -61,14 +61,15 @@ def equation_1(ratios, rewards, discounts, values, start, column, rho_bar, c_bar
     return total
 
 
-def expected_of(parts, rho_bar, c_bar, decay):
+def expected_of(parts, rho_bar, c_bar, decay, action_values="targets"):
     ratios, rewards, discounts, values = parts
     time, batch = rewards.shape
     targets = values.copy()
     for start in range(time):
         for column in range(batch):
             targets[start, column] = equation_1(*parts, start, column, rho_bar, c_bar, decay)
-    states = rewards + discounts * targets[1:]  # q of appendix A.3
+    following = {"targets": targets, "baseline": values}[action_values][1:]
+    states = rewards + discounts * following  # q of appendices A.3 and E.3
     return targets[:-1], np.minimum(rho_bar, ratios) * (states - values[:-1])
 
 
@@ -79,11 +80,15 @@ LEVELS = st.sampled_from([0.5, 1.0, 2.2, 3.7, math.inf])
 @given(
     st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**32 - 1),
     LEVELS, LEVELS, st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.2, 1.0]),
+    st.sampled_from(["targets", "baseline"]),
 )  # fmt: skip
-def test_the_recursion_is_equation_1_term_by_term(time, batch, seed, rho_bar, c_bar, decay, ends):
+def test_the_recursion_is_equation_1_term_by_term(
+    time, batch, seed, rho_bar, c_bar, decay, ends, kind
+):
     parts = trajectories(time, batch, seed, spread=0.5, ends=ends)
-    found = v_trace(*tensors(parts), rho_bar=rho_bar, c_bar=c_bar, trace_decay=decay)
-    expected = expected_of(parts, rho_bar, c_bar, decay)
+    levels = {"rho_bar": rho_bar, "c_bar": c_bar, "trace_decay": decay}
+    found = v_trace(*tensors(parts), **levels, action_values=kind)
+    expected = expected_of(parts, rho_bar, c_bar, decay, kind)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == torch.float32
         scale = max(1.0, np.abs(expected[0]).max(), np.abs(theirs).max())
@@ -99,6 +104,17 @@ def test_by_hand():
     # delta_1 = 0.5 (2 + 0.5 8 - 4) = 1, so v_1 = 5; delta_0 = 2 (1 + 0.5 4 - 10) = -14
     assert targets.values.tolist() == [[10 - 14 + 0.5 * 1 * (5 - 4)], [5.0]]
     assert targets.advantages.tolist() == [[2 * (1 + 0.5 * 5 - 10)], [0.5 * (2 + 0.5 * 8 - 4)]]
+
+
+def test_by_hand_with_action_values_of_the_baseline():
+    """Appendix E.3: the same targets; q_0 = 1 + 0.5 4 goes on with V(x_1) = 4, not v_1 = 5."""
+    parts = (
+        tensor([3.0], [0.5]), tensor([1.0], [2.0]), tensor([0.5], [0.5]),
+        tensor([10.0], [4.0], [8.0]),
+    )  # fmt: skip
+    targets = v_trace(*parts, rho_bar=2.0, c_bar=1.0, action_values="baseline")
+    assert targets.values.tolist() == [[-3.5], [5.0]]
+    assert targets.advantages.tolist() == [[2 * (1 + 0.5 * 4 - 10)], [0.5 * (2 + 0.5 * 8 - 4)]]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -219,23 +235,40 @@ def test_the_epsilon_correction_is_the_gradient_of_log_pi_plus_epsilon():
     assert (uncorrected - expected).abs().max() > 0.1
 
 
-def test_a_correction_chooses_among_them():
+@pytest.mark.parametrize(("kind", "distinct"), [("targets", 4), ("baseline", 3)])
+def test_a_correction_chooses_among_them(kind, distinct):
+    """With action values of the baseline the advantages of one-step and V-trace are the same."""
     ratios, *others = tensors(trajectories(6, 3, 6))
     generator = torch.Generator().manual_seed(2)
     log_target, log_behaviour = -torch.rand(2, 6, 3, generator=generator) * 3
     ratios = importance_ratios(log_target, log_behaviour)
     levels = {"rho_bar": 1.2, "c_bar": 0.9, "trace_decay": 0.8}
+    common = {"trace_decay": 0.8, "action_values": kind}
     expected = {
-        "v-trace": v_trace(ratios, *others, **levels),
-        "one-step": one_step(ratios, *others, rho_bar=1.2, trace_decay=0.8),
-        "epsilon": epsilon_correction(log_target, *others, epsilon=0.3, trace_decay=0.8),
-        "none": no_correction(*others, trace_decay=0.8),
+        "v-trace": v_trace(ratios, *others, **levels, action_values=kind),
+        "one-step": one_step(ratios, *others, rho_bar=1.2, **common),
+        "epsilon": epsilon_correction(log_target, *others, epsilon=0.3, **common),
+        "none": no_correction(*others, **common),
     }
     for name, theirs in expected.items():
-        ours = Correction(name, **levels, epsilon=0.3).targets(log_target, log_behaviour, *others)
+        correction = Correction(name, **levels, epsilon=0.3, action_values=kind)
+        ours = correction.targets(log_target, log_behaviour, *others)
         assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
-    distinct = {tuple(part.advantages.flatten().tolist()) for part in expected.values()}
-    assert len(distinct) == 4
+    advantages = {tuple(part.advantages.flatten().tolist()) for part in expected.values()}
+    assert len(advantages) == distinct
+
+
+def test_action_values_of_the_baseline_change_every_corrections_advantages_only():
+    _, *others = tensors(trajectories(6, 3, 6))
+    logarithms = -torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(2)) * 3
+    for name in ("none", "epsilon", "one-step", "v-trace"):
+        targets, baseline = (
+            Correction(name, action_values=kind).targets(*logarithms, *others)
+            for kind in ("targets", "baseline")
+        )
+        assert same_bits(targets.values, baseline.values)
+        assert (targets.advantages[:-1] != baseline.advantages[:-1]).any()
+        assert same_bits(targets.advantages[-1], baseline.advantages[-1])  # both end with V
 
 
 def test_the_default_is_the_papers():
@@ -243,7 +276,7 @@ def test_the_default_is_the_papers():
     ours = Correction().targets(ratios.log(), torch.zeros(6, 3), *others)
     expected = v_trace(importance_ratios(ratios.log(), torch.zeros(6, 3)), *others)
     assert all(same_bits(a, b) for a, b in zip(ours, expected, strict=True))
-    assert Correction() == Correction("v-trace", 1.0, 1.0, 1.0, 1e-6)
+    assert Correction() == Correction("v-trace", 1.0, 1.0, 1.0, 1e-6, "targets")
 
 
 # Constants, ratios, bits
