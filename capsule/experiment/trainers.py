@@ -21,7 +21,9 @@ class DqnTrainer(Model):
 
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
-    network: Literal["nature", "small-conv", "mlp"] = "nature"
+    network: Literal["nature", "shallow", "small-conv", "mlp"] = Field(
+        "nature", description="'shallow' is the smaller network of Mnih et al. 2013."
+    )
     hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
     batch_size: PositiveInt = 32
     replay_capacity: PositiveInt = Field(1_000_000, description="Transitions kept.")
@@ -338,13 +340,17 @@ class ImpalaTrainer(Model):
 
     algorithm: Literal["impala"]
     total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned.")
-    network: Literal["shallow", "residual", "small-conv", "mlp"] = Field(
-        "shallow", description="Figure 3: 'shallow' is its left, 'residual' its right side."
+    network: Literal["shallow", "nature", "residual", "small-conv", "mlp"] = Field(
+        "shallow",
+        description="'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
+        "convolutions, as section 5.3.2 says of the shallow network of Atari.",
     )
     recurrent_units: NonNegativeInt = Field(
         0, description="Units of the LSTM, 256 in the paper; 0: none, as on Atari."
     )
-    hidden_units: PositiveInt = Field(256, description="Of the dense layer before it.")
+    hidden_units: PositiveInt = Field(
+        256, description="Of the dense layer after the convolutions; 'residual' always has 256."
+    )
     language: LanguageSpec | None = Field(
         None, description="How environment.instruction is read; null: there is none."
     )

@@ -1,19 +1,21 @@
 """Actor-critic networks: the architectures of IMPALA (Espeholt et al. 2018, figure 3).
 
-*Torso*. ``shallow`` is the small network's: convolutions of 16 filters of 8x8 in strides of 4 and
-of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded: on frames
-of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it would have
-1.5. ``residual`` is the large network's, with 15 convolutions, as
-:mod:`capsule.training.recurrent_networks` describes it. For small tasks ``small-conv`` has the
-convolution of Young and Tian 2019 instead, and ``mlp``, for flat observations, none; the rectified
-dense layer follows. ``shallow`` and ``residual`` see numbers from 0 to 1.
-
-*Memory*. The LSTM of :mod:`capsule.training.recurrent_networks` reads the torso's features, the
-previous reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the
-heads read these themselves.
+*Torso*. ``shallow`` is the small network of figure 3: convolutions of 16 filters of 8x8 in strides
+of 4 and of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded:
+on frames of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it
+would have 1.5. ``residual`` is the large one, with 15 convolutions, as
+:mod:`capsule.training.recurrent_networks` describes it. ``nature`` has the three convolutions of
+Mnih et al. 2015: section 5.3.2 says that the shallow network of Atari "features three convolutional
+layers". For small tasks ``small-conv`` has the convolution of Young and Tian 2019 instead, and
+``mlp``, for flat observations, none. A rectified dense layer follows each of them.
 
 *Language*. With a ``vocabulary`` the features of an instruction, as
 :mod:`capsule.training.language` makes them, follow those of the torso.
+
+*Memory*. The LSTM of :mod:`capsule.training.recurrent_networks` reads these features, the previous
+reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the heads read
+the features alone, as in "the feed forward network used in (Mnih et al., 2016)" of section 5.3.2:
+neither the previous action nor the previous reward.
 
 *Heads*. A dense layer for the logits of the policy and one for the baseline.
 
@@ -23,7 +25,6 @@ it open. Under :data:`capsule.training.products.CHAINED` a row depends on its ow
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,9 +32,8 @@ import torch
 
 from capsule.training.language import LanguageChannel
 from capsule.training.networks import (
-    Convolutions,
+    PlainName,
     Shape,
-    convolution_shapes,
     dense_shapes,
     make_convolutions,
 )
@@ -49,8 +49,7 @@ from capsule.training.recurrent_networks import (
     unroll_lstm,
 )
 
-ImpalaTorsoName = Literal["shallow", "residual", "small-conv", "mlp"]
-_SHALLOW = ((16, 8, 4), (32, 4, 2))  # output channels, kernel size, stride
+ImpalaTorsoName = PlainName | Literal["residual"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,9 @@ class ActorCriticNetwork(Architecture):
         if instructions is not None and self.language is not None:
             told = self.language.features(parameters, instructions.flatten(0, 1))
             features = torch.cat((features, told), 1)
-        hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+        hidden = features
         if 0 not in self.state_shape:
+            hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
             first = states.where(~resets[0].view(-1, 1, 1), 0.0)
             fresh = torch.zeros_like(states)
             hidden, states = unroll_lstm(self.products, parameters, hidden, first, fresh, resets)
@@ -141,32 +141,17 @@ def make_actor_critic_network(
     """
     if name == "residual":
         torso = make_residual_torso(frame_stack, frame_shape, products)
-    elif name == "shallow":
-        torso = make_plain_torso(_shallow(frame_stack, frame_shape, products), hidden_units)
     else:
         stack = make_convolutions(name, frame_stack, frame_shape, products)
         torso = make_plain_torso(stack, hidden_units)
     language = LanguageChannel(vocabulary, products) if vocabulary else None
-    width = torso.width + 1 + actions
-    shapes = dict(torso.shapes)
+    shapes, width = dict(torso.shapes), torso.width
     if language is not None:
         shapes |= language.shapes
         width += language.width
     if recurrent_units:
-        shapes |= lstm_shapes(width, recurrent_units)
+        shapes |= lstm_shapes(width + 1 + actions, recurrent_units)
         width = recurrent_units
     shapes |= dense_shapes("policy", width, actions) | dense_shapes("baseline", width, 1)
     state_shape = (2, recurrent_units) if recurrent_units else (0,)
     return ActorCriticNetwork(shapes, state_shape, actions, torso, products, language, words)
-
-
-def _shallow(frame_stack: int, frame_shape: Shape, products: Products) -> Convolutions:
-    shapes: dict[str, Shape] = {}
-    channels = frame_stack * math.prod(frame_shape[:-2])
-    rows, columns = frame_shape[-2:]
-    for layer, (filters, size, stride) in enumerate(_SHALLOW, start=1):
-        shapes |= convolution_shapes(f"conv{layer}", channels, filters, size)
-        rows, columns = (1 + (side - size) // stride for side in (rows, columns))
-        channels = filters
-    strides = tuple(stride for _, _, stride in _SHALLOW)
-    return Convolutions(shapes, strides, 1 / 255, channels * rows * columns, products)

@@ -1,8 +1,9 @@
 """Q-networks: pure functions of one flat parameter buffer.
 
-``nature`` is the network of Mnih et al. 2015 (Methods, "Model architecture"), ``small-conv`` that
-of Young and Tian 2019 (MinAtar, section 3), ``mlp`` two hidden layers for flat observations. Hidden
-layers end in rectifiers.
+``nature`` is the network of Mnih et al. 2015 (Methods, "Model architecture"), ``shallow`` that of
+Mnih et al. 2013 (section 4.1), ``small-conv`` that of Young and Tian 2019 (MinAtar, section 3),
+``mlp`` two hidden layers for flat observations. Hidden layers end in rectifiers. ``nature`` and
+``shallow`` see numbers from 0 to 1, and pad nothing.
 
 Weights and biases start uniform in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``, the default of Torch7
 that DQN used. They are drawn from the stream ``initialization``, never from torch's generator.
@@ -24,17 +25,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.training import kernels
 from capsule.training.products import Products
 from capsule.training.streams import Stream
 
 Shape = tuple[int, ...]
+PlainName = Literal["nature", "shallow", "small-conv", "mlp"]
 WIDE = "dense1.weight"  # has nearly all parameters of a convolutional network
 _CONVOLUTIONS = {  # output channels, kernel size, stride
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "shallow": ((16, 8, 4), (32, 4, 2)),
     "small-conv": ((16, 3, 1),),
     "mlp": (),
 }
+_SCALED = {"nature", "shallow"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class Parameters:
 
 
 def make_network(
-    name: Literal["nature", "small-conv", "mlp"],
+    name: PlainName,
     *,
     frame_stack: int,
     frame_shape: Shape,
@@ -170,12 +175,16 @@ def make_network(
 
 
 def make_convolutions(
-    name: Literal["nature", "small-conv", "mlp"],
+    name: PlainName,
     frame_stack: int,
     frame_shape: Shape,
     products: Products,
 ) -> Convolutions:
-    """Describe the convolutions of the network called ``name``."""
+    """Describe the convolutions of the network called ``name``.
+
+    Raises:
+        CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at.
+    """
     shapes: dict[str, Shape] = {}
     convolutions = _CONVOLUTIONS[name]
     width = frame_stack * math.prod(frame_shape)
@@ -186,9 +195,22 @@ def make_convolutions(
             shapes |= convolution_shapes(f"conv{layer}", channels, filters, kernel)
             rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
             channels = filters
+        if min(rows, columns) < 1:
+            raise _too_small(name, frame_shape)
         width = channels * rows * columns
     strides = tuple(stride for _, _, stride in convolutions)
-    return Convolutions(shapes, strides, 1 / 255 if name == "nature" else 1.0, width, products)
+    scale = 1 / 255 if name in _SCALED else 1.0
+    return Convolutions(shapes, strides, scale, width, products)
+
+
+def _too_small(name: str, frame_shape: Shape) -> CapsuleError:
+    rows, columns = frame_shape[-2:]
+    return CapsuleError(
+        "CAP-T243",
+        f"trainer.network {name!r}: frames of {rows}x{columns} are too small for its convolutions",
+        fix="use 'residual', which takes frames of any size, or 'small-conv'",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:

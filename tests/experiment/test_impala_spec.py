@@ -43,6 +43,7 @@ def test_the_defaults_are_those_of_table_g1():
         "rho_bar": 1.0,
         "c_bar": 1.0,
         "trace_decay": 1.0,
+        "action_values": "targets",
     }
     assert {name: getattr(trainer, name) for name in table} == table
     assert trainer.total_steps == 200_000_000 / 4
@@ -105,7 +106,8 @@ def test_an_interval_is_one_parameter_update():
         (["gradient_norm=0"], "trainer.gradient_norm: Input should be greater than 0"),
         (["recurrent_units=-1"], "trainer.recurrent_units: Input should be greater than or equal"),
         (["hidden_units=0"], "trainer.hidden_units: Input should be greater than 0"),
-        (["network=nature"], "trainer.network: Input should be 'shallow', 'residual', "),
+        (["network=deep"], "trainer.network: Input should be 'shallow', 'nature', 'residual', "),
+        (["action_values=v"], "trainer.action_values: Input should be 'targets' or 'baseline'"),
         (["network=mlp"], "trainer.network 'mlp' does not fit environment.suite 'atari'; use"),
         (["network=small-conv"], "trainer.network 'small-conv' does not fit environment.suite"),
         (["replay_capacity=100"], "trainer.replay_capacity is not a known key"),

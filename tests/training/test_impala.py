@@ -150,14 +150,13 @@ class Reference:
         return self.weights[f"{name}.weight"] @ features + self.weights[f"{name}.bias"]
 
     def step(self, unroll, row, state):
-        features = torch.relu(self.dense("dense1", torch.tensor(unroll.frames[row]).double()))
-        chosen = torch.zeros(2, dtype=torch.float64)
-        if unroll.previous_actions[row] >= 0:
-            chosen[unroll.previous_actions[row]] = 1
-        reward = torch.tensor([unroll.previous_rewards[row]], dtype=torch.float64)
-        hidden = torch.cat((features, reward, chosen))
+        hidden = torch.relu(self.dense("dense1", torch.tensor(unroll.frames[row]).double()))
         if "lstm.bias" in self.weights:
-            w = self.weights
+            chosen = torch.zeros(2, dtype=torch.float64)
+            if unroll.previous_actions[row] >= 0:
+                chosen[unroll.previous_actions[row]] = 1
+            reward = torch.tensor([unroll.previous_rewards[row]], dtype=torch.float64)
+            hidden, w = torch.cat((hidden, reward, chosen)), self.weights
             if unroll.ages[row] == 0:
                 state = torch.zeros_like(state)
             h, c = torch._VF.lstm_cell(

@@ -16,6 +16,7 @@ from .test_recurrent_networks import CPU, leaves, parameters_of, reference_torso
 
 KINDS = {  # torso: frame stack, shape of a frame, recurrent units
     "shallow": (4, (44, 36), 24),
+    "nature": (2, (44, 52), 11),
     "residual": (2, (21, 18), 19),
     "small-conv": (1, (4, 10, 10), 21),
     "mlp": (1, (4,), 13),
@@ -81,12 +82,22 @@ def test_the_shallow_network_of_atari():
         "conv2.bias": (32,),
         "dense1.weight": (256, 9 * 9 * 32),  # 84, 20, 9
         "dense1.bias": (256,),
-        "policy.weight": (18, 256 + 1 + 18),
+        "policy.weight": (18, 256),
         "policy.bias": (18,),
-        "baseline.weight": (1, 256 + 1 + 18),
+        "baseline.weight": (1, 256),
         "baseline.bias": (1,),
     }
     assert net.state_shape == (0,)
+
+
+def test_nature_has_three_convolutions():
+    """Section 5.3.2: the shallow network of Atari "features three convolutional layers"."""
+    atari = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 6, "recurrent_units": 0}
+    net = paper("nature", **atari | {"hidden_units": 512})
+    convolutions = [shape for shape in net.shapes.values() if len(shape) == 4]
+    assert convolutions == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
+    assert net.shapes["dense1.weight"] == (512, 7 * 7 * 64)  # 84, 20, 9, 7
+    assert net.shapes["policy.weight"] == (6, 512)
 
 
 def test_an_lstm_stands_before_the_heads():
@@ -135,7 +146,7 @@ def features_of(name, weights, observations):
         flat = reference_torso(name, weights, observations)
     else:
         images = observations.flatten(1, -3).float() / 255
-        for layer, stride in ((1, 4), (2, 2)):
+        for layer, stride in enumerate((4, 2, 1)[: 3 if name == "nature" else 2], start=1):
             weight, bias = weights[f"conv{layer}.weight"], weights[f"conv{layer}.bias"]
             images = functional.conv2d(images, weight, bias, stride).relu()
         flat = images.permute(0, 2, 3, 1).flatten(1)
@@ -147,9 +158,10 @@ def reference(net, name, weights, observations, actions, rewards, states, resets
     features = features_of(name, weights, observations.flatten(0, 1))
     if told is not None:
         features = torch.cat((features, told), 1)
-    one_hot = functional.one_hot(actions + 1, net.actions + 1)[..., 1:].flatten(0, 1)
-    hidden = torch.cat((features, rewards.view(-1, 1), one_hot), 1).view(time, batch, -1)
+    hidden = features.view(time, batch, -1)
     if net.state_shape != (0,):
+        one_hot = functional.one_hot(actions + 1, net.actions + 1)[..., 1:]
+        hidden = torch.cat((hidden, rewards.unsqueeze(2), one_hot), 2)
         cell = nn.LSTMCell(hidden.shape[2], net.state_shape[1])
         names = "lstm.inputs.weight", "lstm.recurrent.weight", "lstm.bias"
         values = *(weights[key] for key in names), torch.zeros(4 * net.state_shape[1])
@@ -193,7 +205,7 @@ def test_results_and_gradients_equal_torchs(name, recurrent, products):
 
 
 @LSTM
-def test_the_previous_action_and_reward_reach_both_heads(recurrent):
+def test_only_an_lstm_reads_the_previous_action_and_reward(recurrent):
     net = network("mlp", recurrent)
     parameters = parameters_of(net).views
     observations, _, rewards, states, _ = sequences(net, "mlp", 1, 6)
@@ -202,8 +214,9 @@ def test_the_previous_action_and_reward_reach_both_heads(recurrent):
     resets = torch.zeros(1, 6, dtype=torch.bool)
     for inputs in ((actions, torch.zeros(1, 6)), (none, rewards)):
         logits, baselines, _ = net.unroll(parameters, observations, *inputs, states, resets)
-        assert len({tuple(row.tolist()) for row in logits[0]}) == 6
-        assert len(set(baselines[0].tolist())) == 6
+        different = 6 if recurrent else 1
+        assert len({tuple(row.tolist()) for row in logits[0]}) == different
+        assert len(set(baselines[0].tolist())) == different
 
 
 # --- language -------------------------------------------------------------------------------------
@@ -222,7 +235,7 @@ def instructed(net, time, batch):
 
 
 @LSTM
-def test_instructions_stand_between_the_torso_and_the_previous_reward(recurrent):
+def test_the_features_of_instructions_follow_those_of_the_torso(recurrent):
     plain, net = network("mlp", recurrent), network("mlp", recurrent, **LANGUAGE)
     added = {name: shape for name, shape in net.shapes.items() if name not in plain.shapes}
     assert net.language is not None

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from capsule.experiment.errors import CapsuleError
 from capsule.training.networks import Parameters, flatten, initialize, make_network
 from capsule.training.products import CHAINED
 from capsule.training.streams import Stream
@@ -44,6 +45,42 @@ def test_nature_has_the_papers_sizes():
         "dense2.bias": (18,),
     }
     assert network.strides == (4, 2, 1)
+
+
+def test_shallow_has_the_sizes_of_mnih_et_al_2013():
+    network = make_network(
+        "shallow",
+        frame_stack=4,
+        frame_shape=(84, 84),
+        actions=4,
+        hidden_units=256,
+        products=CHAINED,
+    )
+    assert network.shapes == {
+        "conv1.weight": (16, 4, 8, 8),
+        "conv1.bias": (16,),
+        "conv2.weight": (32, 16, 4, 4),
+        "conv2.bias": (32,),
+        "dense1.weight": (256, 9 * 9 * 32),
+        "dense1.bias": (256,),
+        "dense2.weight": (4, 256),
+        "dense2.bias": (4,),
+    }
+    assert (network.strides, network.scale) == ((4, 2), 1 / 255)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("nature", (36, 36)), ("shallow", (20, 20)), ("small-conv", (3, 3))]
+)
+def test_frames_that_are_too_small_for_the_convolutions_are_refused(name, fits):
+    common = {"frame_stack": 1, "actions": 2, "hidden_units": 4, "products": CHAINED}
+    network = make_network(name, frame_shape=(3, *fits), **common)
+    last = f"conv{len(network.strides)}.weight"
+    assert network.shapes["dense1.weight"][1] == network.shapes[last][0]  # a single place is left
+    for shape in ((fits[0] - 1, fits[1]), (fits[0], fits[1] - 1)):
+        with pytest.raises(CapsuleError, match=f"{shape[0]}x{shape[1]} are too small") as refusal:
+            make_network(name, frame_shape=(3, *shape), **common)
+        assert refusal.value.code == "CAP-T243"
 
 
 def test_small_networks_have_their_sizes():
