@@ -283,6 +283,7 @@ class UnrollReplaySpec(Model):
     capacity: PositiveInt = Field(10_000, description="Unrolls kept, the newest.")
 
 
+Truncation = Literal["bootstrap", "terminal"]
 DRAWN_BY_MEMBERS = ("entropy_cost", "learning_rate", "rmsprop_epsilon")  # table D.1
 
 
@@ -370,6 +371,12 @@ class ImpalaTrainer(Model):
         None, description="Several members, of which the fitter replace others; null: one trainer."
     )
     discount: Probability = 0.99
+    truncation: Truncation = Field(
+        "bootstrap",
+        description="Of an episode that a time limit ends: 'bootstrap' continues its return with "
+        "the value of its last frame, which takes a step of the unroll; 'terminal' ends the return,"
+        " as the authors' code does.",
+    )
     correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
         "v-trace", description="What is made of it that an older policy acted (section 5.2.2)."
     )

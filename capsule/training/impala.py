@@ -9,8 +9,9 @@ reaches a result.
 Deviations from the paper:
 
 * The lag between the policy that acts and the one that learns is bounded, in lockstep constant.
-* An episode that was cut short by its limit counts as ended, as in the code that its authors
-  published: nothing is bootstrapped from its last state.
+* An episode that a time limit cuts short goes on in its return: by default the value of its last
+  frame is bootstrapped from, and that frame takes one step of the unroll. The code that the authors
+  published ends the return there: ``truncation: terminal``.
 * Evaluations are greedy, as of all trainers here; the paper does not say how it chose actions.
 """
 
@@ -45,8 +46,9 @@ from capsule.training.schedule.executor import Executor, Item
 from capsule.training.schedule.recorder import Recorder
 from capsule.training.tally import Tally
 from capsule.training.trainer import Setting
+from capsule.training.unroll_host import logits_of
 from capsule.training.unroll_replay import UnrollReplay
-from capsule.training.unrolls import Snapshot, Unroll, logits_of, stream_profiles
+from capsule.training.unrolls import Snapshot, Unroll, stream_profiles
 
 _VERSION = "versions/{}"
 

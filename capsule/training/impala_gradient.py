@@ -62,17 +62,16 @@ class ImpalaGradient:
             batch.instructions,
         )
         policy = softmax_policy(logits[:-1])
-        log_target = policy.of(batch.actions)
+        log_target, values = policy.of(batch.actions), baselines.detach()
+        # Where nobody acts, a reward of the state's own value and a discount of 0 make that value
+        # its target: what comes before bootstraps from it, and nothing is learned about it.
+        rewards = torch.where(batch.acted, batch.rewards, values[:-1])
         targets = self._correction.targets(
-            log_target.detach(),
-            batch.log_behaviour,
-            batch.rewards,
-            batch.discounts,
-            baselines.detach(),
+            log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values
         )
         loss = impala_losses(
             log_target,
-            policy.entropies,
+            policy.entropies * batch.acted,
             baselines[:-1],
             targets,
             baseline_cost=self._trainer.baseline_cost,
@@ -96,6 +95,7 @@ class ImpalaGradient:
             columns("ages") == 0,
             np.stack([unroll.state for unroll in unrolls]),
             columns("instructions"),
+            columns("acted"),
             columns("actions"),
             columns("log_behaviour"),
             rewards,
@@ -114,6 +114,7 @@ class _Batch(NamedTuple):
         resets: bool ``[rows, unrolls]``: an episode begins.
         states: Recurrent, before row 0: float32 ``[unrolls, *state_shape]``.
         instructions: int64 ``[rows, unrolls, words]``.
+        acted: bool ``[steps, unrolls]``; False: the last frame of a truncated episode.
         actions: int64 ``[steps, unrolls]``.
         log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps, unrolls]``.
         rewards: float32 ``[steps, unrolls]``.
@@ -126,6 +127,7 @@ class _Batch(NamedTuple):
     resets: torch.Tensor
     states: torch.Tensor
     instructions: torch.Tensor
+    acted: torch.Tensor
     actions: torch.Tensor
     log_behaviour: torch.Tensor
     rewards: torch.Tensor

@@ -121,6 +121,7 @@ def make_settings(setting: Setting, trainer: ImpalaTrainer, example: Environment
         vocabulary=make_vocabulary(trainer.language),
         rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
         determinism=setting.spec.determinism,
+        truncation=trainer.truncation,
     )
 
 

@@ -179,23 +179,26 @@ class Reference:
             logits.append(policy.log_softmax(0))
             values.append(value)
         steps = rows - 1
+        acted = unroll.acted.tolist()
         log_pi = [logits[t][int(unroll.actions[t])] for t in range(steps)]
         v = [value.item() for value in values]
         ratio = [math.exp(log_pi[t].item() - unroll.log_behaviour[t]) for t in range(steps)]
         gamma = [0.0 if end else trainer.discount for end in unroll.terminals]
+        assert all(gamma[t] == 0 for t in range(steps) if not acted[t])
         reward = [min(1.0, max(-1.0, r)) for r in unroll.rewards]
         rho = [min(trainer.rho_bar, each) for each in ratio]
         c = [trainer.trace_decay * min(trainer.c_bar, each) for each in ratio]
 
         def target(s):
+            """Nothing is taught at the last frame of a truncated episode, nor beyond it."""
             total = v[s]
-            for t in range(s, steps):
+            for t in range(s, next((t for t in range(s, steps) if not acted[t]), steps)):
                 factor = math.prod(gamma[i] * c[i] for i in range(s, t))
                 total += factor * rho[t] * (reward[t] + gamma[t] * v[t + 1] - v[t])
             return total
 
         loss = torch.zeros((), dtype=torch.float64)
-        for s in range(steps):
+        for s in filter(acted.__getitem__, range(steps)):
             advantage = rho[s] * (reward[s] + gamma[s] * target(s + 1) - v[s])
             entropy = -(logits[s].exp() * logits[s]).sum()
             loss = loss - log_pi[s] * advantage - trainer.entropy_cost * entropy
@@ -203,20 +206,27 @@ class Reference:
         return loss, ratio
 
 
-@pytest.mark.parametrize("units", [7, 0])
-@pytest.mark.parametrize("norm", [0.8, None])
-def test_one_update_equals_a_float64_reference(make, units, norm):
+@pytest.mark.parametrize(
+    ("units", "norm", "truncation"),
+    [(7, 0.8, "bootstrap"), (7, None, "terminal"), (0, 0.8, "terminal"), (0, None, "bootstrap")],
+)
+def test_one_update_equals_a_float64_reference(make, units, norm, truncation):
     changes = {
+        "truncation": truncation,
         "recurrent_units": units, "gradient_norm": norm, "rmsprop_momentum": 0.4,
         "rho_bar": 1.002, "c_bar": 1.001, "trace_decay": 0.9, "learning_rate": 0.03,
         "schedule": {"mode": "lockstep", "lag": 2}, "entropy_cost": 0.05, "unroll_length": 10,
         "actors": 4, "rmsprop_decay": 0.9, "total_steps": 1200,
     }  # fmt: skip
     recording = {"trace_interval": 40, "tensor_interval": 200, "checkpoint_interval": 200}
-    learner = train(make(trainer=changes, recording=recording), 680)
+    environment = {"max_episode_steps": 16 if truncation == "bootstrap" else 60}
+    learner = make(trainer=changes, recording=recording, environment=environment)
+    train(learner, 680)
     trainer, before, step = learner._trainer, learner.tensors(), learner.step
     unrolls = collected(learner)
     assert any(unroll.terminals[:-1].any() for unroll in unrolls)
+    shown_last = any((~unroll.acted[1:]).any() for unroll in unrolls)
+    assert shown_last == (truncation == "bootstrap")
     reference, loss, ratios = Reference(before), 0.0, []
     for unroll in unrolls:
         one, theirs = reference.loss(unroll, trainer)
@@ -287,6 +297,7 @@ VARIANTS = {
     "none": {"correction": "none"},
     "rho": {"rho_bar": 5.0},
     "decay": {"trace_decay": 0.5},
+    "truncation": {"truncation": "terminal"},
     "action-values": {"action_values": "baseline"},
     "entropy": {"entropy_cost": 0.1},
     "baseline": {"baseline_cost": 1.0},

@@ -29,7 +29,8 @@ from capsule.training.networks import Parameters, initialize
 from capsule.training.streams import Stream, make_streams
 from capsule.training.trace import Trace
 from capsule.training.trainer import Setting, make_trainer
-from capsule.training.unrolls import Request, Unroll, UnrollHost, UnrollSettings
+from capsule.training.unroll_host import UnrollHost
+from capsule.training.unrolls import Request, Unroll, UnrollSettings
 
 from .conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run
 from .test_lifecycle import kill_when_traced

@@ -23,8 +23,9 @@ from capsule.training.schedule.replicas import (
     require_batch_invariance,
 )
 from capsule.training.streams import make_streams
+from capsule.training.unroll_host import UnrollHost
 from capsule.training.unrolls import Request as UnrollRequest
-from capsule.training.unrolls import UnrollHost, UnrollSettings, stream_profiles
+from capsule.training.unrolls import UnrollSettings, stream_profiles
 
 from .actor_networks import BrokenProducts, LeakyProducts, SizedProducts
 from .conftest import make_spec

@@ -73,6 +73,11 @@ class Environment(ABC):
         self._ended: bool
         self._forget()
 
+    @property
+    def ended(self) -> bool:
+        """Tell whether ``reset`` must come next: the episode has ended, or none was begun."""
+        return self._ended
+
     def rewire(self, streams: Mapping[StreamName, Stream]) -> None:
         """Drop the running episode and draw from other streams from now on."""
         self._streams = {name: streams[name] for name in self._streams}

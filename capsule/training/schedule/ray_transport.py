@@ -37,7 +37,8 @@ from capsule.training.propagation import check_start, environment_of
 from capsule.training.schedule.preflight import pass_digest
 from capsule.training.schedule.ray_cluster import Cluster, first_line
 from capsule.training.schedule.transports import Versions
-from capsule.training.unrolls import Played, Request, Snapshot, UnrollHost, UnrollSettings
+from capsule.training.unroll_host import UnrollHost
+from capsule.training.unrolls import Played, Request, Snapshot, UnrollSettings
 
 START_SECONDS = 180.0  # that a host may take to be there, its node's first one the longest
 LOSSES = 3  # of one host, without an answer between them, that are put down to chance

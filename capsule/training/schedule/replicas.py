@@ -33,7 +33,8 @@ from capsule.training.host_process import HostProcess, Role, stop
 from capsule.training.inference import Answers, Asked, Replica, replica_of
 from capsule.training.networks import Parameters
 from capsule.training.schedule.probes import probe
-from capsule.training.unrolls import UnrollSettings, act
+from capsule.training.unroll_host import act
+from capsule.training.unrolls import UnrollSettings
 
 REPLICA = Role("inference", "inference for actor", "CAP-T362")
 

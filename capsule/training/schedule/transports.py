@@ -16,7 +16,8 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Numerics
 from capsule.training.host_process import STOP_SECONDS, HostProcess, stop
 from capsule.training.schedule.replicas import REPLICA, Client, Replicas
-from capsule.training.unrolls import Played, Request, Snapshot, UnrollHost, UnrollSettings
+from capsule.training.unroll_host import UnrollHost
+from capsule.training.unrolls import Played, Request, Snapshot, UnrollSettings
 
 Versions = Mapping[int, NDArray[np.float32]]
 
