@@ -223,17 +223,27 @@ class AtariEnvironment(Model):
 
 
 class GymnasiumEnvironment(Model):
-    """A Gymnasium environment with discrete actions; its observations are made flat."""
+    """A Gymnasium environment with discrete actions."""
 
     suite: Literal["gymnasium"]
     id: str = Field(description="Gymnasium id, e.g. 'CartPole-v1'.")
-    max_episode_steps: PositiveInt = 500
+    max_episode_steps: PositiveInt | None = Field(
+        None,
+        description="Steps before truncation; null: the limit that the id is registered with, or "
+        "none where it is registered without one.",
+    )
     modules: tuple[ModuleName, ...] = Field(
         (), description="Modules to import first because they register ids, e.g. [popgym]."
     )
     observation: str | None = Field(
         None, description="The only entry of a Dict observation that is seen, e.g. 'image'."
     )
+    frames: Literal["flat", "image"] = Field(
+        "flat",
+        description="'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of "
+        "uint8 [rows, columns, channels], for networks with convolutions.",
+    )
+    frame_stack: PositiveInt = Field(1, description="Most recent frames given to the agent.")
     instruction: str | None = Field(
         None,
         description="The entry of a Dict observation that says in words what to do, e.g. 'mission';"
@@ -245,6 +255,12 @@ class GymnasiumEnvironment(Model):
         "CartPole without velocities.",
     )
 
+    @model_validator(mode="after")
+    def _consistent(self) -> GymnasiumEnvironment:
+        if self.frames == "image" and self.hidden:
+            raise ValueError("hidden does not apply to frames: image; leave it out")
+        return self
+
 
 class MinAtarEnvironment(Model):
     """A MinAtar game: 10x10 boolean channels (Young and Tian 2019)."""
@@ -252,7 +268,7 @@ class MinAtarEnvironment(Model):
     suite: Literal["minatar"]
     game: Literal["asterix", "breakout", "freeway", "seaquest", "space_invaders"]
     sticky_action_probability: Probability = 0.1
-    max_episode_steps: PositiveInt = 5_000
+    max_episode_steps: PositiveInt = Field(5_000, description="Steps before truncation.")
 
 
 EnvironmentSpec = Annotated[
@@ -427,9 +443,10 @@ def _check_program(spec: Spec) -> None:
 
 MAX_UNROLLS_OF_A_RECORD = 8_192  # below 1 MiB; the tensors of 64 members take as much again
 
-_FITTING_NETWORKS = {
+_FITTING_NETWORKS = {  # by suite, and for Gymnasium by frames
     "atari": ("nature", "shallow", "residual"),
-    "gymnasium": ("mlp",),
+    "gymnasium, flat": ("mlp",),
+    "gymnasium, image": ("nature", "shallow", "residual", "small-conv"),
     "minatar": ("small-conv",),
 }
 
@@ -464,13 +481,7 @@ def _check_training(spec: Spec, trainer: AlgorithmTrainer) -> None:
             f"{recording.checkpoint_interval} is not a multiple of recording.trace_interval "
             f"{recording.trace_interval}"
         )
-    offered = get_args(type(trainer).model_fields["network"].annotation)
-    fitting = [name for name in _FITTING_NETWORKS[spec.environment.suite] if name in offered]
-    if trainer.network not in fitting:
-        raise ValueError(
-            f"trainer.network {trainer.network!r} does not fit environment.suite "
-            f"{spec.environment.suite!r}; use {fitting[0]!r}"
-        )
+    _check_network(spec.environment, trainer)
     if isinstance(trainer, ImpalaTrainer):
         _check_record(spec.recording, trainer)
     _check_language(spec.environment, trainer)
@@ -508,6 +519,20 @@ def _check_start_set(environment: EnvironmentSpec, pinned: StartSet) -> None:
                 f"evaluation.start_set was made where {name} is {made!r}, here it is {value!r}: "
                 "make a start set with a run of this environment"
             )
+
+
+def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Refuse a network that cannot read the environment's frames."""
+    kind: str = environment.suite
+    said = f"environment.suite {kind!r}"
+    if isinstance(environment, GymnasiumEnvironment):
+        kind, said = f"{kind}, {environment.frames}", f"environment.frames {environment.frames!r}"
+    offered = get_args(type(trainer).model_fields["network"].annotation)
+    fitting = [name for name in _FITTING_NETWORKS[kind] if name in offered]
+    if trainer.network not in fitting:
+        raise ValueError(
+            f"trainer.network {trainer.network!r} does not fit {said}; use {fitting[0]!r}"
+        )
 
 
 def _check_tasks(spec: Spec, environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:

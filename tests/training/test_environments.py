@@ -39,12 +39,14 @@ POSITIONS = GymnasiumEnvironment(
 MINIGRID = GymnasiumEnvironment(
     suite="gymnasium", id="MiniGrid-MemoryS7-v0", modules=("minigrid",), observation="image"
 )
+IMAGES = MINIGRID.model_copy(update={"frames": "image", "frame_stack": 2})
 MINATAR = [
     MinAtarEnvironment(suite="minatar", game=game)
     for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 ]
-SPECS = [ATARI, CARTPOLE, POSITIONS, MINIGRID, *MINATAR]
+SPECS = [ATARI, CARTPOLE, POSITIONS, MINIGRID, IMAGES, *MINATAR]
 NAMES = [f"{spec.suite}-{getattr(spec, 'game', None) or spec.id}" for spec in SPECS]
+NAMES[SPECS.index(IMAGES)] += "-image"
 ROOT = Path(__file__).parents[2]
 every_suite = pytest.mark.parametrize("spec", SPECS, ids=NAMES)
 
@@ -468,6 +470,52 @@ def test_cartpole_resets_from_the_stream_and_truncates():
     np.testing.assert_array_equal(environment.reset(), expected)
 
 
+class Endless(gymnasium.Env):
+    """An environment that never ends by itself."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface's
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):  # noqa: ARG002
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+
+gymnasium.register("capsule/Endless-v0", Endless)
+
+
+def steps_of(identifier, action, limit=None, most=1_000):
+    """Return the steps of an episode, and whether it was truncated; ``most``: it did not end."""
+    environment, _ = make(
+        GymnasiumEnvironment(suite="gymnasium", id=identifier, max_episode_steps=limit)
+    )
+    environment.reset()
+    for step in range(1, most + 1):
+        transition = environment.step(action)
+        if transition.ended:
+            return step, not transition.terminal
+    return most, False
+
+
+def test_a_registered_time_limit_holds_unless_the_spec_gives_another():
+    """MountainCar does not end before its limit if nobody accelerates."""
+    assert gymnasium.spec("MountainCar-v0").max_episode_steps == 200
+    assert gymnasium.spec("Acrobot-v1").max_episode_steps == 500
+    assert steps_of("MountainCar-v0", 1) == (200, True)
+    assert steps_of("Acrobot-v1", 1) == (500, True)
+    assert steps_of("MountainCar-v0", 1, limit=7) == (7, True)
+    assert steps_of("MountainCar-v0", 1, limit=300) == (300, True)
+
+
+def test_without_a_registered_time_limit_there_is_none_unless_the_spec_gives_one():
+    assert gymnasium.spec("capsule/Endless-v0").max_episode_steps is None
+    assert steps_of("capsule/Endless-v0", 0) == (1_000, False)
+    assert steps_of("capsule/Endless-v0", 0, limit=30) == (30, True)
+
+
 @pytest.mark.parametrize(
     ("identifier", "reason"),
     [
@@ -559,6 +607,81 @@ def test_every_kind_of_space_is_made_flat():
     entry, _ = make(spec.model_copy(update={"observation": "b", "hidden": (0,)}))
     np.testing.assert_array_equal(entry.reset(), np.array([1, 0, 0, 1], np.float32))
     assert whole.step(1).reward == 1.0
+
+
+class Screen(gymnasium.Env):
+    """Shows pictures: in colours, grey, with numbers that are no bytes."""
+
+    shapes = spaces.Dict(
+        {
+            "colour": spaces.Box(0, 255, (4, 6, 3), np.uint8),
+            "grey": spaces.Box(0, 255, (4, 6), np.uint8),
+            "floats": spaces.Box(0.0, 1.0, (4, 6, 3), np.float32),
+            "flat": spaces.Box(0, 255, (24,), np.uint8),
+            "kind": spaces.Discrete(3),
+        }
+    )
+    observation_space = shapes
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface's
+        super().reset(seed=seed)
+        self.canvas = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)  # drawn over in every step
+        return self.seen(), {}
+
+    def step(self, action):
+        self.canvas[:] += np.uint8(action)
+        return self.seen(), 0.0, False, False, {}
+
+    def seen(self):
+        return {
+            "colour": self.canvas,
+            "grey": self.canvas[..., 0],
+            "floats": self.canvas / np.float32(255),
+            "flat": self.canvas.ravel()[:24],
+            "kind": 1,
+        }
+
+
+gymnasium.register("capsule/Screen-v0", Screen)
+
+
+def screen(**changes):
+    spec = {"suite": "gymnasium", "id": "capsule/Screen-v0", "frames": "image", **changes}
+    return make(GymnasiumEnvironment.model_validate(spec))[0]
+
+
+def test_an_image_has_its_channels_first_and_keeps_its_numbers():
+    environment = screen(observation="colour", frame_stack=3)
+    assert environment.frame_shape == (3, 4, 6)
+    assert (environment.frame_dtype, environment.frame_stack) == (np.uint8, 3)
+    first = environment.reset()
+    picture = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
+    for channel in range(3):
+        np.testing.assert_array_equal(first[channel], picture[..., channel])
+    second = environment.step(1).frame
+    np.testing.assert_array_equal(second, first + 1)  # and the first one was not drawn over
+    assert second.flags.c_contiguous
+
+
+def test_an_image_may_be_grey():
+    environment = screen(observation="grey")
+    assert (environment.frame_shape, environment.frame_stack) == ((4, 6), 1)
+    first = environment.reset()
+    np.testing.assert_array_equal(first, np.arange(0, 72, 3, dtype=np.uint8).reshape(4, 6))
+    np.testing.assert_array_equal(environment.step(1).frame, first + 1)
+
+
+@pytest.mark.parametrize("name", ["floats", "flat", "kind", None])
+def test_only_bytes_in_rows_and_columns_are_an_image(name):
+    with pytest.raises(CapsuleError, match=r"CAP-T216 environment\.frames 'image'") as refused:
+        screen(observation=name)
+    assert "frames: flat" in refused.value.fix
+
+
+def test_nothing_of_an_image_is_hidden():
+    with pytest.raises(ValidationError, match="hidden does not apply to frames: image"):
+        GymnasiumEnvironment(suite="gymnasium", id="x", frames="image", hidden=(1,))
 
 
 def test_minatar_frames_are_the_games_channels():

@@ -1,15 +1,19 @@
-"""Gymnasium environments with discrete actions; an observation is one flat float32 vector.
+"""Gymnasium environments with discrete actions; a frame is a flat vector, or an image.
 
 Memory tasks are made of these: ids that other packages register (``modules``), single entries of a
 dictionary (``observation``) and numbers that the agent does not see (``hidden``). A text in a
 dictionary can be the agent's ``instruction``.
+
+*Time limits*. An episode is truncated where the environment says so, and after the steps that its
+id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none for many others.
+``max_episode_steps`` replaces the registered limit.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -29,31 +33,35 @@ _FIX = (
 
 
 class GymnasiumTask(Environment):
-    """One Gymnasium environment; a frame is float32 ``[numbers]``.
+    """One Gymnasium environment.
 
-    An observation is flattened as :func:`gymnasium.spaces.flatten` does: discrete ones one-hot,
-    entries of a dictionary in the order of their names.
+    A frame is float32 ``[numbers]``, or an image, uint8 ``[channels, rows, columns]``.
+
+    A flat observation is what :func:`gymnasium.spaces.flatten` returns: discrete ones are one-hot,
+    entries of a dictionary come in the order of their names. An image is an observation of uint8
+    ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its numbers.
 
     Streams:
         environment: one 32-bit seed per episode, for the environment's own generator.
 
     Raises:
         CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
-            ``observation``, ``instruction`` or ``hidden`` does not fit the observations.
+            ``observation``, ``frames``, ``instruction`` or ``hidden`` does not fit the
+            observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
         self._task = _make(spec)
         self._entry, self._told = spec.observation, _told_entry(spec, self._task.observation_space)
-        self._space = _seen_space(spec, self._task.observation_space)
-        self._seen = _seen_numbers(spec, spaces.flatdim(self._space))
+        space = _seen_space(spec, self._task.observation_space)
+        self._view = _image_view(space) if spec.frames == "image" else _flat_view(spec, space)
         actions = self._task.action_space
         if not (isinstance(actions, spaces.Discrete) and actions.start == 0):
             raise _unusable(spec.id, f"actions {actions} are not supported")
         self.actions = int(actions.n)
-        self.frame_shape = self._seen.shape
-        self.frame_dtype = np.dtype(np.float32)
+        self.frame_shape, self.frame_dtype = self._view.shape, self._view.dtype
+        self.frame_stack = spec.frame_stack
 
     def _begin(self) -> Frame:
         observation, _ = self._task.reset(seed=self._streams["environment"].below(2**32))
@@ -76,9 +84,56 @@ class GymnasiumTask(Environment):
         if self._told is not None:
             self.instruction = observation[self._told]
         shown = observation if self._entry is None else observation[self._entry]
-        flat = np.asarray(spaces.flatten(self._space, shown), self.frame_dtype)
-        frame: Frame = flat[self._seen]
-        return frame
+        return self._view.frame(shown)
+
+
+class _View(NamedTuple):
+    """How observations become frames.
+
+    Attributes:
+        shape: Of a frame.
+        dtype: Of its elements.
+        frame: Returns the frame of an observation, in memory of its own.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    frame: Callable[[Any], Frame]
+
+
+def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
+    if not _is_numbers(space):
+        raise _unusable(
+            spec.id,
+            f"observations {space} are not supported",
+            fix="name an entry of numbers in environment.observation, or another environment",
+        )
+    seen = _seen_numbers(spec, spaces.flatdim(space))
+    dtype = np.dtype(np.float32)
+
+    def frame(observation: Any) -> Frame:
+        flat = np.asarray(spaces.flatten(space, observation), dtype)
+        numbers: Frame = flat[seen]
+        return numbers
+
+    return _View(seen.shape, dtype, frame)
+
+
+def _image_view(space: _Space) -> _View:
+    """Return a view that puts the channels of an image first."""
+    shape = space.shape or ()
+    if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)):
+        raise _misfit(
+            f"environment.frames 'image': {space} is no Box of uint8 [rows, columns, channels]",
+            fix="use frames: flat, or name the entry that is an image in environment.observation",
+        )
+
+    def frame(observation: Any) -> Frame:
+        image = np.asarray(observation)
+        return np.array(image if image.ndim == 2 else image.transpose(2, 0, 1), order="C")
+
+    rows, columns, *channels = shape
+    return _View((*channels, rows, columns), np.dtype(np.uint8), frame)
 
 
 def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
@@ -108,13 +163,7 @@ def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
                 f"environment.observation {spec.observation!r} is no entry of {space}",
                 fix=f"name one of {', '.join(sorted(entries))}" if entries else "leave it out",
             )
-        space = entries[spec.observation]
-    if not _is_numbers(space):
-        raise _unusable(
-            spec.id,
-            f"observations {space} are not supported",
-            fix="name an entry of numbers in environment.observation, or another environment",
-        )
+        return entries[spec.observation]
     return space
 
 
