@@ -403,7 +403,11 @@ class ImpalaTrainer(Model):
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
     entropy_cost: Annotated[float, Field(ge=0)] = 0.01
     learning_rate: Annotated[float, Field(gt=0)] = 0.0006
-    annealing: bool = Field(True, description="The learning rate falls in a line to 0.")
+    annealing: bool | None = Field(
+        None,
+        description="The learning rate falls linearly to 0 over the whole training (table G.1). "
+        "Default: true; with a population false, because its members adapt the rate (figure F.1).",
+    )
     rmsprop_decay: Probability = 0.99
     rmsprop_momentum: Probability = 0.0
     rmsprop_epsilon: Annotated[float, Field(gt=0)] = 0.01
@@ -420,6 +424,11 @@ class ImpalaTrainer(Model):
     def interval_steps(self) -> int:
         """Agent steps from one parameter update to the next."""
         return self.fresh * self.unroll_length
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the learning rate falls."""
+        return self.population is None if self.annealing is None else self.annealing
 
     @property
     def fresh(self) -> int:

@@ -8,11 +8,19 @@ reaches a result.
 
 Deviations from the paper:
 
-* The lag between the policy that acts and the one that learns is bounded, in lockstep constant.
-* An episode that a time limit cuts short goes on in its return: by default the value of its last
-  frame is bootstrapped from, and that frame takes one step of the unroll. The code that the authors
-  published ends the return there: ``truncation: terminal``.
-* Evaluations are greedy, as of all trainers here; the paper does not say how it chose actions.
+* The lag between the policy that acts and the one that learns is bounded; in lockstep it is
+  constant.
+* ``network: nature`` has the sizes of Mnih et al. 2015. Section 5.3.2 only says of the shallow
+  network of Atari that it has three convolutions and is the one of Mnih et al. 2016, which has two.
+* The first step of an episode has no previous action and a previous reward of 0; the LSTM of the
+  authors' code reads those of the episode before. Rewards that it reads are clipped as the
+  environment clips them, not always to [-1, 1].
+* The recurrent state is kept after a lost life that ends the return; on Atari the paper has no LSTM.
+* Where a time limit ends an episode, the value of its last frame continues the return by default,
+  and this frame takes one step of the unroll. The authors' code ends the return there, as
+  ``truncation: terminal`` does.
+* Evaluations are greedy by default; the authors' code draws actions from the policy, as
+  ``evaluation.actions: sampled`` does.
 """
 
 from __future__ import annotations
@@ -213,7 +221,7 @@ class Impala(Tally):
         self._take_loss(parts, self._trace, fix=fix)
         trainer = self._trainer
         rate = trainer.learning_rate
-        if trainer.annealing:
+        if trainer.anneals:
             rate = annealed(rate, self.step, trainer.total_steps)
         self.optimizer.update(self._gradient, rate, trainer.gradient_norm or math.inf)
         self.updates += 1

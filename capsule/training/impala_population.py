@@ -22,7 +22,9 @@ Left open by the paper, and here so:
   replay memory stay the member's own. So do unrolls that were begun before, with its old policy,
   which the correction treats like any other lag.
 * ``gradient_norm``, which tables D.1 and G.1 give a value and no range, begins with the spec's.
-* The learning rate that is annealed is the one of the moment.
+* Learning rates do not fall but by evolution: figure F.1 shows the schedule that a population
+  discovers beside a linear one. With ``annealing: true`` the member's present rate is multiplied by
+  what is left of the training.
 * The run's network, which is evaluated, is the fittest member's; of equals, and while there is no
   fitness, the first one's.
 """

@@ -34,7 +34,7 @@ def test_the_defaults_are_those_of_table_g1():
         "baseline_cost": 0.5,
         "entropy_cost": 0.01,
         "learning_rate": 0.0006,
-        "annealing": True,
+        "anneals": True,
         "rmsprop_momentum": 0.0,
         "rmsprop_epsilon": 0.01,
         "gradient_norm": 40.0,

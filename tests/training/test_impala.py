@@ -277,6 +277,21 @@ def test_the_last_rate_is_that_of_one_update(make, annealing):
     assert rates == [pytest.approx(0.01 / 30 if annealing else 0.01)]
 
 
+@pytest.mark.parametrize(
+    ("annealing", "members", "anneals"),
+    [(None, 0, True), (None, 2, False), (True, 2, True), (False, 0, False)],
+)
+def test_a_population_does_not_anneal_by_default(annealing, members, anneals):
+    """Figure F.1 compares the schedule that a population discovers with the linear one."""
+    document = merge(TASK, {"trainer": {"annealing": annealing}})
+    if members:
+        references = {"CartPole-v1": {"random": 5.0, "human": 200.0}}
+        population = {"members": members, "references": references}
+        document["trainer"] = {**document["trainer"], "population": population}
+        document["trainer"].pop("learning_rate")
+    assert make_spec(document).trainer.anneals == anneals
+
+
 def test_gradients_of_shards_are_summed_in_order(make):
     whole, parts = (make(trainer={"gradient_shards": shards}) for shards in ([4], [1, 2, 1]))
     unrolls = [collected(learner) for learner in (whole, parts)]

@@ -167,7 +167,7 @@ def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):  #
         assert derived.root == Stream("population", 3, 1 + number).below(2**53)
         plain = make(
             seeds=derived.model_dump(mode="json", exclude={"drawn"}),
-            trainer=values_of(generation),
+            trainer={**values_of(generation), "annealing": False},
         )
         train(plain, 300)
         prefix = f"member {number}/"
