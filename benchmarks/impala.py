@@ -337,7 +337,6 @@ def make_buffer() -> dict[str, Any]:
         "observations": torch.zeros(rows, 4, 84, 84, dtype=torch.uint8),
         "rewards": torch.zeros(rows),
         "ended": torch.zeros(rows, dtype=torch.bool),
-        "previous_actions": torch.zeros(rows, dtype=torch.int64),
         "actions": torch.zeros(rows, dtype=torch.int64),
         "log_behaviour": torch.zeros(rows),
     }
@@ -360,8 +359,7 @@ def shallow_torso() -> Any:
 
 
 def make_torch_network() -> Any:
-    """Return the shallow network: rows of a buffer to logits and baselines."""
-    import torch
+    """Return the shallow network without an LSTM: observations to logits and baselines."""
     from torch import nn
 
     actions = len(minimal_actions())
@@ -370,13 +368,11 @@ def make_torch_network() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.torso = shallow_torso()
-            self.policy = nn.Linear(256 + 1 + actions, actions)
-            self.baseline = nn.Linear(256 + 1 + actions, 1)
+            self.policy = nn.Linear(256, actions)
+            self.baseline = nn.Linear(256, 1)
 
-        def forward(self, observations: Any, rewards: Any, previous: Any) -> Any:
-            features = self.torso(observations.flatten(0, -4).float() / 255)
-            action = nn.functional.one_hot(previous.flatten(), actions).float()
-            hidden = torch.cat((features, rewards.view(-1, 1), action), 1)
+        def forward(self, observations: Any) -> Any:
+            hidden = self.torso(observations.flatten(0, -4).float() / 255)
             shape = observations.shape[:-3]
             return self.policy(hidden).view(*shape, -1), self.baseline(hidden).view(shape)
 
@@ -401,29 +397,25 @@ def act(seed: int, network: Any, buffers: Any, free: Any, full: Any) -> None:
     torch.manual_seed(seed)
     environment = make_gymnasium_game()
     seen = torch.from_numpy(environment.reset(seed=seed)[0])
-    reward, ended, previous = 0.0, True, 0
+    reward, ended = 0.0, True
     while True:
         index = free.get()
         buffer = buffers[index]
         for row in range(UNROLL + 1):
             buffer["observations"][row] = seen
             buffer["rewards"][row], buffer["ended"][row] = reward, ended
-            buffer["previous_actions"][row] = previous
             if row == UNROLL:
                 break
             with torch.no_grad():
-                rewards, actions = torch.tensor([reward]), torch.tensor([previous])
-                logits, _ = network(seen.unsqueeze(0), rewards, actions)
+                logits, _ = network(seen.unsqueeze(0))
                 policy = torch.distributions.Categorical(logits=logits[0])
                 action = policy.sample()
                 buffer["log_behaviour"][row] = policy.log_prob(action)
             buffer["actions"][row] = action
-            previous = int(action)
-            observation, gained, terminated, truncated, _ = environment.step(previous)
+            observation, gained, terminated, truncated, _ = environment.step(int(action))
             reward, ended = max(-1.0, min(float(gained), 1.0)), terminated or truncated
             if ended:
                 observation, _ = environment.reset()
-                previous = 0
             seen = torch.from_numpy(observation)
         full.put(index)
 
@@ -446,7 +438,7 @@ def torch_loss(network: Any, batch: dict[str, Any]) -> Any:
     """Return the loss of unrolls, ``[UNROLL + 1, BATCH]``."""
     import torch
 
-    logits, baselines = network(batch["observations"], batch["rewards"], batch["previous_actions"])
+    logits, baselines = network(batch["observations"])
     policy = torch.distributions.Categorical(logits=logits[:-1])
     log_target = policy.log_prob(batch["actions"][:-1])
     rewards, discounts = batch["rewards"][1:], 0.99 * ~batch["ended"][1:]

@@ -213,7 +213,6 @@ def noise_batch():
         "observations": torch.randint(0, 256, (*rows, 4, 84, 84), generator=draw).byte(),
         "rewards": torch.randint(-1, 2, rows, generator=draw).float(),
         "ended": torch.rand(rows, generator=draw) < 0.1,
-        "previous_actions": torch.randint(0, 4, rows, generator=draw),
         "actions": torch.randint(0, 4, rows, generator=draw),
     }
     return batch | {"log_behaviour": -2 * torch.rand(rows, generator=draw)}
@@ -223,9 +222,7 @@ def test_the_shared_queue_learns_with_the_same_loss():
     torch.manual_seed(0)
     network, batch = impala.make_torch_network(), noise_batch()
     with torch.no_grad():
-        logits, baselines = network(
-            batch["observations"], batch["rewards"], batch["previous_actions"]
-        )
+        logits, baselines = network(batch["observations"])
         policy = softmax_policy(logits[:-1])
         log_target = policy.of(batch["actions"][:-1])
         targets = Correction().targets(
