@@ -327,7 +327,7 @@ VARIANTS = {
 def test_every_variant_trains_and_differs(make):
     heads = {}
     for name, changes in {"plain": {}, **VARIANTS}.items():
-        learner = train(make(trainer=changes), 120)
+        learner = train(make(trainer=changes, environment={"max_episode_steps": 8}), 120)
         assert math.isfinite(learner.loss)
         heads[name] = learner.trace.head
     assert len(set(heads.values())) == len(heads)

@@ -202,6 +202,61 @@ def test_the_level_of_the_traces_does_not_move_the_fixed_point():
         assert not found.advantages.any()
 
 
+class Chain:
+    """A deterministic task of three states and two actions, with all its trajectories from each."""
+
+    GAMMA, STEPS, STATES = 0.8, 5, 3
+
+    def __init__(self, seed):
+        generator = np.random.default_rng(seed)
+        self.following = generator.integers(0, self.STATES, (self.STATES, 2))
+        self.rewards = generator.normal(0, 1, (self.STATES, 2))
+        self.target, self.behaviour = generator.dirichlet((1, 1), (2, self.STATES)) * 0.9 + 0.05
+        plans = np.indices((2,) * self.STEPS).reshape(self.STEPS, -1)  # all sequences of actions
+        self.actions = np.tile(plans, self.STATES)
+        self.seen = np.empty((self.STEPS + 1, self.actions.shape[1]), int)
+        self.seen[0] = np.repeat(range(self.STATES), plans.shape[1])
+        for step in range(self.STEPS):
+            self.seen[step + 1] = self.following[self.seen[step], self.actions[step]]
+
+    def operator(self, values, rho_bar, c_bar):
+        """Return what the targets of V-trace are on average over the behaviour policy."""
+        taken = self.seen[:-1], self.actions
+        parts = (
+            (self.target / self.behaviour)[taken],
+            self.rewards[taken],
+            np.full(self.actions.shape, self.GAMMA),
+            values[self.seen],
+        )
+        found = v_trace(*tensors(parts), rho_bar=rho_bar, c_bar=c_bar).values[0].numpy()
+        weights = self.behaviour[taken].prod(0)
+        return np.array([(weights * found)[self.seen[0] == s].sum() for s in range(self.STATES)])
+
+    def values_of(self, policy):
+        """Solve Bellman's equation."""
+        moves = np.zeros((self.STATES, self.STATES))
+        for state, action in np.ndindex(self.STATES, 2):
+            moves[state, self.following[state, action]] += policy[state, action]
+        earned = (policy * self.rewards).sum(1)
+        return np.linalg.solve(np.eye(self.STATES) - self.GAMMA * moves, earned)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.5), (0.5, 0.5), (1e9, 1e9)])
+def test_theorem_1(seed, rho_bar, c_bar):
+    """A contraction by 1 - (1 - gamma) E rho at most, to the values of the policy pi_rho_bar."""
+    task = Chain(seed)
+    clipped = np.minimum(rho_bar * task.behaviour, task.target)  # equation (3), not yet normalised
+    expected = task.values_of(clipped / clipped.sum(1, keepdims=True))
+    rate = 1 - (1 - task.GAMMA) * clipped.sum(1).min()
+    values = np.random.default_rng(seed).normal(0, 10, task.STATES)
+    np.testing.assert_allclose(task.operator(expected, rho_bar, c_bar), expected, atol=1e-5)
+    for _ in range(20):
+        distance = np.abs(values - expected).max()
+        values = task.operator(values, rho_bar, c_bar)
+        assert np.abs(values - expected).max() <= rate * distance + 1e-5
+
+
 # The other corrections
 
 
