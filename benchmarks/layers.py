@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,10 +199,11 @@ def work(setup: Setup, options: argparse.Namespace) -> None:
     try:
         serve(measured)
     finally:
-        signal_processes(signal.SIGKILL)  # nothing that they do is wanted any more
+        signal_processes(signal.SIGCONT)
+        steps.close()
 
 
-def segments(setup: Setup, options: argparse.Namespace) -> Iterator[int]:
+def segments(setup: Setup, options: argparse.Namespace) -> Generator[int, None, None]:
     """Train; yield the number of steps of each segment, the first of which warms up."""
     from capsule.training import determinism
 
@@ -216,12 +217,15 @@ def segments(setup: Setup, options: argparse.Namespace) -> Iterator[int]:
     setting = make_setting(spec, workers=options.workers, traced=setup.traced)
     learner: Any = make_trainer(replace(setting, replicas=max(1, setup.replicas)))
     until = WARM_UP * spec.trainer.interval_steps
-    while True:
-        before = learner.step
-        while learner.step < until:
-            learner.interval()
-        yield learner.step - before
-        until = learner.step + options.segment * spec.trainer.interval_steps
+    try:
+        while True:
+            before = learner.step
+            while learner.step < until:
+                learner.interval()
+            yield learner.step - before
+            until = learner.step + options.segment * spec.trainer.interval_steps
+    finally:
+        learner.close()
 
 
 if __name__ == "__main__":
