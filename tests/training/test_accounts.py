@@ -48,7 +48,11 @@ def test_every_process_tells_its_hash_seed(python):
 
 
 def test_children_tell_theirs_and_forks_are_not_counted(python):
-    code = "import os, subprocess, sys; os.fork(); subprocess.run([sys.executable, '-c', ''])"
+    code = (
+        "import os, subprocess, sys; child = os.fork()\n"
+        "subprocess.run([sys.executable, '-c', ''])\n"
+        "child and os.waitpid(child, 0)"
+    )
     assert python("-c", code, PYTHONHASHSEED="0").hash_seeds == {"0": 3}
 
 

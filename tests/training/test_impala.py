@@ -381,7 +381,10 @@ def test_live_runs_differ_and_each_replays_to_its_own_bits(make, monkeypatch):
 
 @cache
 def moment_of(actor, unroll, length=5, seed=0):
-    """Return a step of an unroll that is not an episode's last, as ``SEED:STEP``."""
+    """Return a step of an unroll that is not an episode's last, as ``SEED:STEP``.
+
+    The last frame of a truncated episode has a row of its own.
+    """
     stream, begin = Stream("environment", seed, actor), 0
     while True:
         episode = stream.below(2**32)
@@ -389,7 +392,7 @@ def moment_of(actor, unroll, length=5, seed=0):
             if begin + step > unroll * length:
                 assert begin + step < (unroll + 1) * length
                 return f"{episode}:{step}"
-        begin += impala_tasks.length_of(episode)
+        begin += impala_tasks.length_of(episode) + impala_tasks.is_truncated(episode)
 
 
 @pytest.mark.parametrize(("actor", "unroll"), [(2, 3), (5, 0), (0, 7)])
