@@ -24,6 +24,7 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Event, Job
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
+from capsule.native import native_part
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def learn(task: Task, seed: int) -> tuple[float, float]:
         "seeds": {"root": seed},
     }
     spec = Spec.model_validate_json(json.dumps(document))
+    shim = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
     with tempfile.TemporaryDirectory(prefix="capsule-learning-") as name:
         directory = Path(name)
         job = Job(spec=spec, stop_after=total)
@@ -115,7 +117,7 @@ def learn(task: Task, seed: int) -> tuple[float, float]:
         started = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "capsule.training", name],
-            env=os.environ | environment_variables(spec),
+            env=os.environ | environment_variables(spec) | shim,
             check=True,
         )
         seconds = time.monotonic() - started
