@@ -13,7 +13,8 @@ interval's steps. Then the two halves of the work depend only on theta_k, and ca
 Without it, the textbook's order: act, then draw, then update.
 
 Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own code (C) and the code
-of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn):
+of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
+compares every value:
 
 * Minibatch: with ``concurrent`` it misses the newest ``update_interval`` transitions.
 * Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.

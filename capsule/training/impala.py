@@ -6,7 +6,7 @@ version ``k + 1`` of the policy. Which unrolls, in which order, and which versio
 with is the schedule's (:mod:`capsule.training.schedule`), and nothing else of the asynchrony
 reaches a result.
 
-Deviations from the paper:
+Deviations from the paper (docs/papers/espeholt2018.md compares every value):
 
 * The lag between the policy that acts and the one that learns is bounded; in lockstep it is
   constant.

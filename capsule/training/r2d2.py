@@ -15,7 +15,7 @@ A sequence is learned as in the paper's section 3: both networks are unrolled fr
 state that is stored with it, or from zero, over ``burn_in`` steps without a gradient, and then over
 the learned steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
 
-Deviations from the paper:
+Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
 
 * Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
   0.8; its actors' 260 steps per second would give more steps per update.
