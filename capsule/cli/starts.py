@@ -49,4 +49,4 @@ def command(
         print_json({"schema": "capsule/starts-written/v1", "run": found.run, **facts})
         return
     typer.echo(f"{len(found.starts)} starts, SHA-256 {digest}")
-    typer.echo(f"written to {output}; pin them with evaluation.start_set: {output}")
+    typer.echo(f"written to {output}; name it in evaluation.start_set, relative to the spec file")
