@@ -135,7 +135,7 @@ def choose_starts(
         policy: Whose values rank.
 
     Raises:
-        CapsuleError: CAP-T231, see there; CAP-T232, a pinned start has an action that there is not.
+        CapsuleError: CAP-T231, see there; CAP-T232, a pinned start has an unknown action.
     """
     if spec.start_set is None:
         return generate_starts(make_env, actions, spec, stream, policy)
