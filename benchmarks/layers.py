@@ -6,8 +6,8 @@ launcher as a run is. They take turns (``turns.py``), and stand still, with thei
 while it is not their turn. The ratio is the speed with the layer by the speed without it, the
 median over the rounds: 0.9 is a tenth lost::
 
-    python benchmarks/layers.py                             # a quiet machine: twenty minutes
-    python benchmarks/layers.py --processor-time            # a busy one: who waits is not seen
+    python benchmarks/layers.py                             # on a quiet machine
+    python benchmarks/layers.py --processor-time            # on a busy one; does not count waiting
     python benchmarks/layers.py --layers entropy tracing --rounds 3
 """
 

@@ -17,7 +17,7 @@ def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet
     """
     spec = lock.spec
     if not isinstance(claims, TrainingClaims) or spec.environment is None:
-        raise _refused("it runs a program of its own")
+        raise _refused("it ran a program instead of one of Capsule's trainers")
     if spec.evaluation.start_set is not None:
         return spec.evaluation.start_set
     if spec.evaluation.noop_max:

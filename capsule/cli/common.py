@@ -31,6 +31,10 @@ EngineOption = Annotated[
     Literal["auto", "docker", "podman", "process"],
     typer.Option("--engine", help="Where to execute; 'process' uses no container."),
 ]
+KeysOption = Annotated[
+    list[Path] | None,
+    typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 

@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import EngineOption, JsonOption, QuietOption, guarded, print_json
+from capsule.cli.common import (
+    EngineOption,
+    JsonOption,
+    KeysOption,
+    QuietOption,
+    guarded,
+    print_json,
+)
 
 SideArgument = Annotated[
     Path, typer.Argument(help="Bundle, run directory, or (with --bisect) a dense record.")
@@ -30,10 +37,7 @@ def command(
             "--dense", help="Execute A only, and write its dense record here, for another machine."
         ),
     ] = None,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-    ] = None,
+    keys: KeysOption = None,
     allow_untrusted: Annotated[
         bool, typer.Option("--allow-untrusted", help="Execute bundles of unknown signers.")
     ] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import guarded
+from capsule.cli.common import KeysOption, guarded
 
 if TYPE_CHECKING:
     from capsule.report.subject import Subject
@@ -29,10 +29,7 @@ def command(
         Format | None,
         typer.Option("--format", help="What to write, or to print without -o; html by default."),
     ] = None,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-    ] = None,
+    keys: KeysOption = None,
 ) -> None:
     """Say on one page what a bundle holds and what was found by running it again."""
     from capsule.bundle.bundle import open_bundle

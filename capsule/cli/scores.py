@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.common import JsonOption, KeysOption, guarded, print_json
 from capsule.report.text import printable
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def command(
         list[Path], typer.Argument(help="Bundles; those of one game are a group of runs.")
     ],
     *,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-    ] = None,
+    keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the final and the best score of each run, with mean and deviation of every game's runs.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.common import JsonOption, KeysOption, guarded, print_json
 
 
 @guarded
@@ -17,10 +17,7 @@ def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File for evaluation.start_set of other specs.")
     ] = Path("starts.json"),
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-    ] = None,
+    keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the start sequences of a run to a file, to pin them for other runs.

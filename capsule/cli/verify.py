@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from capsule.cli.common import EngineOption, JsonOption, QuietOption, guarded, print_json
+from capsule.cli.common import (
+    EngineOption,
+    JsonOption,
+    KeysOption,
+    QuietOption,
+    guarded,
+    print_json,
+)
 from capsule.cli.passphrase import PassphraseOption, unlock
 
 if TYPE_CHECKING:
@@ -19,10 +26,7 @@ if TYPE_CHECKING:
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle to verify; it is never changed.")],
     *,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-    ] = None,
+    keys: KeysOption = None,
     allowed_signers: Annotated[
         list[Path] | None,
         typer.Option("--allowed-signers", help="Trust file in OpenSSH's form; may be repeated."),

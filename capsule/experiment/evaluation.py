@@ -19,8 +19,8 @@ MAX_ALPHA = 0.1
 class ToleranceSpec(Model):
     """How far a replica's returns may be off where bits are not expected to recur.
 
-    Part of the lock, so it is declared before the run and signed with it: nobody can choose it
-    after seeing a result. See ``docs/grades.md``.
+    It is part of the lock, so it is declared before the run and signed with it, and cannot be
+    chosen after a result is known. See ``docs/grades.md``.
     """
 
     metric: Literal["iqm", "mean"] = Field(
@@ -114,7 +114,7 @@ class EvaluationSpec(Model):
     actions: Literal["greedy", "sampled"] = Field(
         "greedy",
         description="'sampled' draws actions from the policy, which a Q-learning trainer does not "
-        "have; each start has a random stream of its own, the same at every evaluation.",
+        "have; each start has its own random stream, which begins anew at every evaluation.",
     )
     action_sweep: bool = Field(
         False,

@@ -37,7 +37,7 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
 
     Raises:
         CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
-            CAP-S004 a bad override, CAP-S010 its start set is unreadable or none.
+            CAP-S004 a bad override, CAP-S010 evaluation.start_set does not name a start set.
     """
     try:
         with path.open("rb") as stream:
@@ -58,7 +58,7 @@ def parse_spec(
         data: YAML or JSON.
         name: What error messages call it.
         overrides: As of :func:`load_spec`.
-        folder: Where files are that the spec names; None: it may name none.
+        folder: Folder to which paths in the spec are relative; None: the spec may not name files.
     """
     tree, marks = _Reader(name).read(data)
     for override in overrides:

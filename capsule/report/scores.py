@@ -19,7 +19,7 @@ from capsule.experiment.scores import (
     human_normalized,
     reference_of,
 )
-from capsule.experiment.spec import tasks_of
+from capsule.experiment.spec import task_name, tasks_of
 from capsule.report.subject import EvaluationPoint, Subject, drawable
 
 DDOF = 1  # divisors are N - 1: five runs are a sample of the runs that could have been made
@@ -30,7 +30,7 @@ NOTE = "SD: standard deviation with divisor n - 1; relative SD: its share of the
 
 
 class Task(NamedTuple):
-    """A game, an environment, or a program of the user's own."""
+    """A game, an environment, or a program that the user wrote."""
 
     suite: Literal["atari", "gymnasium", "minatar", "program"]
     name: str
@@ -100,10 +100,7 @@ def tasks(lock: Lock) -> tuple[Task, ...]:
     spec = lock.spec
     if spec.environment is None:
         return (Task("program", spec.name),)
-    return tuple(
-        Task(task.suite, task.id if task.suite == "gymnasium" else task.game)
-        for task in tasks_of(spec.environment)
-    )
+    return tuple(Task(task.suite, task_name(task)) for task in tasks_of(spec.environment))
 
 
 def by_task(

@@ -64,10 +64,13 @@ def _returns(point: EvaluationPoint) -> str:
 
 
 def _scores(subject: Subject) -> Iterator[str]:
-    """Say what the final and the best network scored; of several games the page says it."""
+    """Say what the final and the best network scored; only the page has those of several games."""
+    if not subject.evaluation:
+        return
     try:
         runs = run_scores(subject)
-    except ValueError:  # the page says which
+    except ValueError as error:
+        yield f"none: {error}"
         return
     if len(runs) > 1:
         return

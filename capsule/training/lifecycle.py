@@ -483,6 +483,6 @@ def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:
 
 
 def _evaluated_steps(spec: TrainingSpec) -> list[int]:
-    """Return the steps whose networks are evaluated: every interval's, and the final one."""
+    """Return the steps whose networks are evaluated: 0 if asked for, every interval, the end."""
     total, interval = spec.trainer.total_steps, spec.evaluation.interval
     return [*range(0 if spec.evaluation.initial else interval, total, interval), total]

@@ -47,8 +47,8 @@ class UnrollHost:
             service: Answers requests; None: a replica in this process does.
 
         Raises:
-            CapsuleError: CAP-T212 to CAP-T216, the environment cannot be had or played; CAP-T242,
-                an actor is told what the vocabulary has no numbers for.
+            CapsuleError: CAP-T212 to CAP-T216, the environment is not available or cannot be
+                played; CAP-T242, an actor is told what the vocabulary has no numbers for.
         """
         self._network, self._length = settings.network, settings.length
         self._bootstraps = settings.truncation == "bootstrap"

@@ -78,7 +78,7 @@ def no_ops(files):
 @pytest.mark.parametrize(
     ("run", "change", "reason"),
     [
-        (genuine.program, None, "it runs a program of its own"),
+        (genuine.program, None, "it ran a program instead"),
         (genuine.training, no_ops, "evaluation.noop_max 30 makes its starts no-ops"),
     ],
 )

@@ -284,7 +284,8 @@ def test_the_next_capsule_removes_the_container_of_a_killed_one_and_no_other(
     host.wait()
     open_engine(engine.name, progress=notes.append)
     assert containers_of(engine, run_directory) == []
-    assert notes == ["removed what a Capsule left that was killed"]
+    # Any other Capsule on this machine may have been faster.
+    assert set(notes) <= {"removed what a Capsule left that was killed"}
 
 
 def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, make_task):
@@ -296,12 +297,14 @@ def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, m
     assert container.id not in [each.id for each in engine._client.containers.list(all=True)]
 
 
-def test_a_run_whose_capsule_was_killed_ends_when_its_time_is_up(engine, start_host, run_directory):
+def test_a_run_whose_capsule_stands_still_ends_when_its_time_is_up(
+    engine, start_host, run_directory
+):
+    # Stopped and not killed: any other Capsule on this machine would remove what a killed one left.
     options = ("--entropy", "system", "--keep-address-randomization", "--directory", "/out")
     deaf = "trap '' TERM; while :; do busybox sleep 1; done"
     host = start_host("capsule-launch", *options, "--time-limit", "5", "--", "sh", "-c", deaf)
-    host.kill()
-    host.wait()
+    host.send_signal(signal.SIGSTOP)
     (container,) = containers_of(engine, run_directory)
     assert container.wait(timeout=120)["StatusCode"] == 87
     assert b"CAP-R114" in container.logs()
