@@ -38,7 +38,7 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
 
     Raises:
         CapsuleError: CAP-S001 the file cannot be read, CAP-S002 or CAP-S003 it is no valid spec,
-            CAP-D004 it cannot be written.
+            CAP-D004 it cannot be written, or a comment of it cannot be kept.
     """
     try:
         before = path.read_bytes()
@@ -64,16 +64,29 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
 
 
 def patched(text: str, patch: Mapping[str, Setting]) -> str:
-    """Return a YAML document with some fields set."""
+    """Return a YAML document with some fields set.
+
+    Raises:
+        CapsuleError: CAP-D004, it has a comment that cannot be kept.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.util import load_yaml_guess_indent
 
-    _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = MAX_WIDTH
+    try:
+        _, indent, offset = load_yaml_guess_indent(text)
+        document: Any = yaml.load(text)
+    except NotImplementedError as error:  # ruamel cannot place such a comment
+        raise CapsuleError(
+            "CAP-D004",
+            "the spec has a comment between a key and a value on the next line, and such a comment "
+            "cannot be kept",
+            fix="Write the value on the line of its key, or set the fields by hand.",
+            exit_code=ExitCode.USAGE,
+        ) from error
     yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
-    document: Any = yaml.load(text)
     for name, value in patch.items():
         *sections, key = name.split(".")
         node = document

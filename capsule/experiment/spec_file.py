@@ -91,7 +91,7 @@ class _Reader:
         if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
             self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
         try:
-            node = YAML(pure=True).compose(io.StringIO(data.decode("utf-8")))
+            node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
         except UnicodeDecodeError as error:
             self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
         except MarkedYAMLError as error:

@@ -112,6 +112,16 @@ def test_a_file_is_patched_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == before
 
 
+def test_a_comment_that_cannot_be_kept_is_refused_and_nothing_is_lost(tmp_path):
+    text = SPEC.replace("name: mine   # short", "name: # short\n  mine\n")
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    with pytest.raises(CapsuleError) as caught:
+        apply_patch(path, {"seeds.root": 2})
+    assert caught.value.code == "CAP-D004"
+    assert path.read_text() == text
+
+
 def test_a_spec_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         apply_patch(tmp_path / "none.yaml", {})

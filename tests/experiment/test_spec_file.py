@@ -1,6 +1,7 @@
 """Reading specs: what is refused, where, and with which fix."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,11 @@ def test_what_is_not_strict_yaml_is_refused(text, message):
     error = refused(text)
     assert error.code == "CAP-S002"
     assert message in error.message
+
+
+def test_a_comment_may_stand_between_a_key_and_its_value():
+    text = re.sub("name: (.*)", r"name: # after the key\n  \1\n", SMALL, count=1)
+    assert parse_spec(text.encode(), "spec.yaml") == parse_spec(SMALL.encode(), "spec.yaml")
 
 
 def test_all_findings_are_listed_at_once():
