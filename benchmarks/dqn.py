@@ -1,8 +1,12 @@
 """Agent steps per second: Capsule's DQN beside stable-baselines3's, in turn on this machine.
 
-Both play Breakout with the hyper-parameters of CleanRL's ``dqn_atari.py`` that matter for speed
-(batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always learning. The
-optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
+``--task breakout``: both play with the hyper-parameters of CleanRL's ``dqn_atari.py`` that matter
+for speed (batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always
+learning. The optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
+
+``--task cartpole``: both with ``specs/dqn-cartpole.yaml``, whose hyper-parameters are those of
+stable-baselines3's zoo but for the order of steps and updates: an update after every 2 steps, the
+baseline's 128 after every 256.
 
 Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
 rounds.
@@ -33,6 +37,7 @@ from turns import median_ratio, serve, start, take_turns
 WARM_UP_STEPS = 1_200
 REPLAY = 10_000
 GAME = "breakout"
+CARTPOLE = Path(__file__).parents[1] / "specs" / "dqn-cartpole.yaml"
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ BASELINE_ON_GPU = Contender("stable-baselines3, GPU", "baseline", device="cuda")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("--task", choices=["breakout", "cartpole"], default="breakout")
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
     parser.add_argument("--rounds", type=int, default=10)
@@ -106,7 +112,14 @@ def start_contender(
     """Start a contender, which then waits for its turn; ``launcher`` goes before its command."""
     python = options.baseline if contender.role == "baseline" else sys.executable
     command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
-    command += ["--segment", str(options.segment), "--shards", options.shards]
+    command += [
+        "--task",
+        options.task,
+        "--segment",
+        str(options.segment),
+        "--shards",
+        options.shards,
+    ]
     environment = dict(os.environ)
     if contender.role != "baseline":
         from capsule.experiment.variables import environment_variables
@@ -151,7 +164,10 @@ def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]
 
 def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     from capsule.experiment.spec import Spec
+    from capsule.experiment.spec_file import load_spec
 
+    if options.task == "cartpole":
+        return load_spec(CARTPOLE, [f"accelerator={json.dumps(_accelerator(contender))}"])
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
@@ -183,32 +199,11 @@ def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int
     """Run stable-baselines3's DQN in a thread of control of its own; yield as ``_capsule`` does."""
     import threading
 
-    import ale_py
-    import gymnasium
     import torch
-    from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env
-    from stable_baselines3.common.vec_env import VecFrameStack
 
     torch.set_num_threads(contender.threads)
-    gymnasium.register_envs(ale_py)
-    environment = VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", n_envs=1, seed=0), 4)
-    model = DQN(
-        "CnnPolicy",
-        environment,
-        learning_rate=1e-4,
-        buffer_size=REPLAY,
-        learning_starts=1_000,
-        batch_size=32,
-        gamma=0.99,
-        train_freq=4,
-        target_update_interval=1_000,
-        exploration_initial_eps=0.01,
-        exploration_final_eps=0.01,
-        seed=0,
-        device=contender.device,
-    )
+    model = (_baseline_on_cartpole if options.task == "cartpole" else _baseline_on_atari)(contender)
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 
     class Segments(BaseCallback):
@@ -233,6 +228,52 @@ def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int
         done.acquire()
         yield taken
         taken = options.segment
+
+
+def _baseline_on_atari(contender: Contender) -> Any:
+    import ale_py
+    import gymnasium
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    gymnasium.register_envs(ale_py)
+    environment = VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", n_envs=1, seed=0), 4)
+    return DQN(
+        "CnnPolicy",
+        environment,
+        learning_rate=1e-4,
+        buffer_size=REPLAY,
+        learning_starts=1_000,
+        batch_size=32,
+        gamma=0.99,
+        train_freq=4,
+        target_update_interval=1_000,
+        exploration_initial_eps=0.01,
+        exploration_final_eps=0.01,
+        seed=0,
+        device=contender.device,
+    )
+
+
+def _baseline_on_cartpole(contender: Contender) -> Any:
+    from stable_baselines3 import DQN
+
+    return DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_rate=0.0023,
+        buffer_size=100_000,
+        learning_starts=1_000,
+        batch_size=64,
+        gamma=0.99,
+        train_freq=256,
+        gradient_steps=128,
+        target_update_interval=10,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=0,
+        device=contender.device,
+    )
 
 
 if __name__ == "__main__":

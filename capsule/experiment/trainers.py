@@ -15,6 +15,11 @@ from capsule.experiment.fields import (
     Word,
 )
 
+_FIELDS_OF_THE_OTHER_OPTIMIZER = {
+    "centred-rmsprop": ("adam_epsilon", "gradient_norm"),
+    "adam": ("gradient_momentum", "squared_gradient_momentum", "min_squared_gradient"),
+}
+
 
 class DqnTrainer(Model):
     """Deep Q-learning; the defaults are Mnih et al. 2015, Extended Data Table 1."""
@@ -32,13 +37,33 @@ class DqnTrainer(Model):
     )
     discount: Probability = 0.99
     update_interval: PositiveInt = Field(4, description="Steps between parameter updates.")
+    updates: PositiveInt = Field(
+        1,
+        description="Parameter updates after every update_interval steps; more than 1 need "
+        "concurrent: false.",
+    )
     target_interval: PositiveInt = Field(
         10_000, description="Steps between copies into the target network."
     )
+    optimizer: Literal["centred-rmsprop", "adam"] = Field(
+        "centred-rmsprop",
+        description="'centred-rmsprop' descends the sum of the loss over the minibatch, 'adam' its "
+        "mean, with the decays 0.9 and 0.999 of Kingma and Ba 2015.",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = 0.00025
-    gradient_momentum: Probability = Field(0.95, description="Decay of the mean gradient.")
-    squared_gradient_momentum: Probability = 0.95
-    min_squared_gradient: Annotated[float, Field(gt=0)] = 0.01
+    gradient_momentum: Probability = Field(
+        0.95, description="Decay of the mean gradient, of centred-rmsprop."
+    )
+    squared_gradient_momentum: Probability = Field(0.95, description="Of centred-rmsprop.")
+    min_squared_gradient: Annotated[float, Field(gt=0)] = Field(
+        0.01, description="Of centred-rmsprop."
+    )
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(
+        1e-8, description="Added to Adam's root; the default is that of Kingma and Ba 2015."
+    )
+    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Adam shortens longer gradients to this; null: it does not."
+    )
     exploration_initial: Probability = Field(
         1.0, description="Chance of a random action where learning starts; before, it is 1."
     )
@@ -67,12 +92,24 @@ class DqnTrainer(Model):
     @model_validator(mode="after")
     def _consistent(self) -> DqnTrainer:
         _check_shards(self.gradient_shards, self.batch_size)
+        for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]:
+            default = type(self).model_fields[name].default
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not used by optimizer '{self.optimizer}': "
+                    "leave it out"
+                )
         for name in ("total_steps", "replay_start", "target_interval"):
             if getattr(self, name) % self.update_interval:
                 raise ValueError(
                     f"{name} {getattr(self, name)} is not a multiple of update_interval "
                     f"{self.update_interval}"
                 )
+        if self.concurrent and self.updates > 1:
+            raise ValueError(
+                f"updates {self.updates} need concurrent: false, since only one minibatch can be "
+                "drawn before the steps"
+            )
         if self.replay_start > self.replay_capacity:
             raise ValueError(
                 f"replay_start {self.replay_start} exceeds replay_capacity {self.replay_capacity}"

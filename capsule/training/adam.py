@@ -9,7 +9,8 @@ With gradient ``g`` of update ``t``, in this order::
 
 ``a``, ``b``, their complements, the two corrections and the factor of ``g`` are computed in float64
 and rounded to float32; all else is one IEEE 754 basic operation on float32 after another. On the
-CPU one fused loop does them all (:mod:`capsule.training.optimizer` says why).
+CPU one fused loop does them all, and running means that are subnormal are stored as zero
+(:mod:`capsule.training.optimizer` says why).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from capsule.training import kernels
 from capsule.training.networks import Parameters
+from capsule.training.optimizer import without_subnormals
 
 
 class Adam:
@@ -86,8 +88,8 @@ class Adam:
             )
             return
         g = gradient * factor
-        m.mul_(self._decay).add_(g * (1.0 - self._decay))
-        v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay))
+        without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
+        without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
         root = v.div(square_correction).sqrt_().add_(self._epsilon)
         w.sub_(m.div(correction).div_(root).mul_(self._rate))
 

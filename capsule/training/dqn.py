@@ -1,8 +1,8 @@
 """Deep Q-learning (Mnih et al. 2015, Algorithm 1), deterministic as in Nagarajan et al. 2019.
 
-The run advances in *intervals* of ``update_interval`` steps, each ended by one update. All that is
-random comes from named streams, all that is summed is summed in a fixed order, and the number of
-threads changes nothing but the time it takes.
+The run advances in *intervals* of ``update_interval`` steps, each ended by one update (or several:
+``updates``). All that is random comes from named streams, all that is summed is summed in a fixed
+order, and the number of threads changes nothing but the time it takes.
 
 Schedule. With ``concurrent`` the minibatch is drawn first, from the memory as it is before the
 interval's steps. Then the two halves of the work depend only on theta_k, and can overlap::
@@ -24,6 +24,8 @@ compares every value:
 * Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open, N
   takes the mean.
 * Greedy action: ties go to the lowest index, as in N; C breaks them at random.
+* Optimizer: centred RMSProp as in M. ``optimizer: adam`` (Kingma and Ba 2015) is ours; it descends
+  the mean over the minibatch, not the sum.
 * Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
   centred and adds the minimum squared gradient after the root.
 * No-ops: 1 to 30 emulator frames at the start of a game, as in C; N has them after a lost life,
@@ -35,6 +37,7 @@ compares every value:
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -50,6 +53,7 @@ from capsule.experiment.contract import StreamProfile
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer
+from capsule.training.adam import Adam
 from capsule.training.environments import Environment, make_environment
 from capsule.training.evaluation import Policy, Reactive
 from capsule.training.gradient import ShardedGradient
@@ -77,7 +81,7 @@ class DeepQLearning(Tally):
         network: Architecture.
         online: Parameters theta.
         target: Parameters theta^-.
-        optimizer: Its running means.
+        optimizer: Centred RMSProp or Adam, with its running means.
     """
 
     def __init__(
@@ -125,13 +129,7 @@ class DeepQLearning(Tally):
         initialize(self.online, streams["initialization"])
         self.target = self.online.zeros_like()
         self.target.copy_from(self.online)
-        self.optimizer = CentredRmsProp(
-            self.online,
-            learning_rate=trainer.learning_rate,
-            gradient_momentum=trainer.gradient_momentum,
-            squared_gradient_momentum=trainer.squared_gradient_momentum,
-            min_squared_gradient=trainer.min_squared_gradient,
-        )
+        self.optimizer = _make_optimizer(trainer, self.online)
         self._learned = Learned(
             self.online,
             {"mean": self.optimizer.mean, "square": self.optimizer.square},
@@ -155,19 +153,18 @@ class DeepQLearning(Tally):
     # The algorithm
 
     def interval(self) -> None:
-        """Take ``update_interval`` steps and, once learning has started, one update."""
+        """Take ``update_interval`` steps and, once learning has started, make the updates."""
         learns = self.step >= self._trainer.replay_start
-        if not learns:
-            self._act()
-        elif self._trainer.concurrent:
+        if learns and self._trainer.concurrent:
             self._draw_minibatch()
             self._share(self._act)
+            self._update()
         else:
             self._act()
-            self._draw_minibatch()
-            self._share(None)
-        if learns:
-            self._update()
+            for _ in range(self._trainer.updates if learns else 0):
+                self._draw_minibatch()
+                self._share(None)
+                self._update()
         if self.step % self._trainer.target_interval == 0:
             self.target.copy_from(self.online)
         if self.step % self._spec.recording.trace_interval == 0:
@@ -269,13 +266,18 @@ class DeepQLearning(Tally):
             [float(loss) for loss in self._shards.losses],
             self._trace,
             share=self._trainer.batch_size,
-            fix="Lower trainer.learning_rate, or raise trainer.min_squared_gradient.",
+            fix="Lower trainer.learning_rate.",
         )
-        self._both(lambda: self._descend(0), lambda: self._descend(1))
+        optimizer = self.optimizer
+        if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
+            gradient = torch.cat(self._gradient.whole()) / self._trainer.batch_size
+            optimizer.update(gradient, self._trainer.gradient_norm or math.inf)
+        else:
+            self._both(lambda: self._descend(optimizer, 0), lambda: self._descend(optimizer, 1))
 
-    def _descend(self, half: int) -> None:
+    def _descend(self, optimizer: CentredRmsProp, half: int) -> None:
         for piece in self._gradient.pieces(half, 2):
-            self.optimizer.update(piece)
+            optimizer.update(piece)
 
     # Threads
 
@@ -346,6 +348,7 @@ class DeepQLearning(Tally):
         return {
             **self._tallied(),
             "return": self._return,
+            "updates": self.optimizer.updates if isinstance(self.optimizer, Adam) else None,
             "environment": self._environment.state(),
             "replay": self._replay.state(),
         }
@@ -370,6 +373,8 @@ class DeepQLearning(Tally):
         self._replay.restore(state["replay"])
         self._resume_tally(step, state)
         self._return = state["return"]
+        if isinstance(self.optimizer, Adam):
+            self.optimizer.updates = state["updates"]
         self._learned.load(tensors)
 
     def stream_profiles(self) -> list[StreamProfile]:
@@ -388,6 +393,18 @@ class DeepQLearning(Tally):
         """End the helper thread."""
         if self._helper is not None:
             self._helper.shutdown()
+
+
+def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:
+    if trainer.optimizer == "adam":
+        return Adam(parameters, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon)
+    return CentredRmsProp(
+        parameters,
+        learning_rate=trainer.learning_rate,
+        gradient_momentum=trainer.gradient_momentum,
+        squared_gradient_momentum=trainer.squared_gradient_momentum,
+        min_squared_gradient=trainer.min_squared_gradient,
+    )
 
 
 def make_dqn(setting: Setting, trainer: DqnTrainer) -> DeepQLearning:

@@ -435,11 +435,11 @@ def _convolution(images: torch.Size, filters: torch.Size, stride: int) -> _Convo
 
 
 def _empty(*shape: int) -> torch.Tensor:
-    """Return fresh memory, unlike ``torch.empty`` never filled: who calls writes all of it."""
-    padding = ALIGNMENT // 4
-    memory = np.empty(math.prod(shape) + padding, np.float32)
-    start = -memory.ctypes.data % ALIGNMENT // 4
-    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
+    """Return fresh memory, which the caller fills; ``torch.empty`` would fill it first."""
+    size = math.prod(shape)
+    memory = torch.from_numpy(np.empty(size + ALIGNMENT // 4, np.float32))
+    start = -memory.data_ptr() % ALIGNMENT // 4
+    return memory[start : start + size].view(shape)
 
 
 def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:

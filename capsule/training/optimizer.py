@@ -9,6 +9,9 @@ With gradient ``g``, in this order::
 ``torch.optim.RMSprop(centered=True)`` differs: it uses one decay for both averages, adds its
 epsilon after the root, and its "momentum" accumulates updates instead of averaging the gradient.
 
+Running means that are subnormal are stored as zero, by this optimizer and the others: those of dead
+units decay for ever, and processors take up to a hundred times as long where numbers are subnormal.
+
 Each operation is one IEEE 754 basic operation on float32. On the CPU one fused loop does them all:
 one by one they would pass through memory fifteen times, and ``torch.sqrt`` goes through a vector
 library that does not round correctly on every processor (12,305 of 2,000,000 results differed on an
@@ -87,6 +90,11 @@ class CentredRmsProp:
         g = piece.parts[0]
         for part in piece.parts[1:]:
             g = g + part
-        m.mul_(self._decay).add_(g * (1.0 - self._decay))
-        v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay))
+        without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
+        without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
         w.sub_(g.div(v.sub(m * m).add_(self._floor).sqrt_()).mul_(self._rate))
+
+
+def without_subnormals(values: torch.Tensor) -> torch.Tensor:
+    """Set subnormal elements of float32 ``[...]`` to zero, in place."""
+    return values.masked_fill_(values.abs() < torch.finfo(torch.float32).tiny, 0.0)

@@ -23,6 +23,7 @@ import torch
 from capsule.training import kernels
 from capsule.training.adam import clipping_factor
 from capsule.training.networks import Parameters
+from capsule.training.optimizer import without_subnormals
 
 
 def annealed(rate: float, done: int, total: int) -> float:
@@ -41,7 +42,8 @@ class RmsProp:
 
     The complement of the decay and the factor of a clipped gradient are computed in float64 and
     rounded to float32; all else is one IEEE 754 basic operation on float32 after another. On the
-    CPU one fused loop does them all (:mod:`capsule.training.optimizer` says why).
+    CPU one fused loop does them all, and subnormal elements of ``square`` and ``step`` are stored
+    as zero (:mod:`capsule.training.optimizer` says why).
 
     Attributes:
         square: Running mean of the squared gradient, shaped as the parameters.
@@ -99,7 +101,7 @@ class RmsProp:
             )
             return
         g = gradient * factor
-        v.mul_(self._decay).add_(g * g * (1.0 - self._decay))
+        without_subnormals(v.mul_(self._decay).add_(g * g * (1.0 - self._decay)))
         step = g.div(v.add(self.epsilon).sqrt_()).mul_(rate)
-        u.mul_(self._momentum).add_(step)
+        without_subnormals(u.mul_(self._momentum).add_(step))
         w.sub_(u)

@@ -11,12 +11,12 @@ from xml.etree import ElementTree as ET
 import catch
 import gymnasium
 import impala
-import impala_learning
+import learning
 import numpy as np
 import pytest
 import torch
 from chart import COLOURS, Axis, Panel, draw
-from impala_learning import CORRECTIONS, LAGS, TASKS, Run, lag_variants, runs_of, train_all
+from learning import CORRECTIONS, LAGS, TASKS, Run, lag_variants, runs_of, train_all
 
 from capsule.training.impala_loss import impala_losses, softmax_policy
 from capsule.training.v_trace import Correction
@@ -72,7 +72,7 @@ def test_balls_differ_by_seed_and_random_play_scores_what_the_table_says():
         scores.append(sum(rewards))
         columns.add(int(np.argmax(boards[0][0])))
     assert columns == set(range(catch.COLUMNS))
-    assert np.mean(scores) == pytest.approx(TASKS["catch"].random, abs=0.05)
+    assert np.mean(scores) == pytest.approx(TASKS["impala-catch"].random, abs=0.05)
 
 
 # Learning and figure E.1
@@ -104,24 +104,24 @@ def test_tasks_have_specs_that_differ_by_seed_alone(task):
 
 def test_results_are_kept_and_not_trained_again(tmp_path, capfd):
     path = tmp_path / "results.json"
-    runs = [Run("catch", SMALL, seed) for seed in range(2)]
+    runs = [Run("impala-catch", SMALL, seed) for seed in range(2)]
     first = train_all(runs, path)
     assert [point for point, _ in first[0]["curve"]] == list(range(20, 401, 20))
-    assert -1 <= first[0]["score"] <= 1
+    assert all(-1 <= first[0][name] <= 1 for name in ("score", "evaluated"))
     assert first[0]["score"] == first[0]["curve"][-1][1]
     assert first[0]["curve"] != first[1]["curve"]
     assert "seed 1" in capfd.readouterr().out
     assert train_all(runs, path) == first == json.loads(path.read_text())
     assert not capfd.readouterr().out
-    changed = Run("catch", (*SMALL, "trainer.learning_rate=0.5"), 0)
+    changed = Run("impala-catch", (*SMALL, "trainer.learning_rate=0.5"), 0)
     assert train_all([changed, *runs], path)[1:] == first
     assert len(json.loads(path.read_text())) == 3
 
 
 def result_of(correction, lag, seed, score):
-    run = Run("lag", impala_learning.changes_of(correction, lag), seed)
+    run = Run("lag", learning.changes_of(correction, lag), seed)
     curve = [[20_000, None if seed else -0.5], [40_000, score]]
-    spec = impala_learning.said(run.spec())
+    spec = learning.said(run.spec())
     return {"spec": spec, "score": score, "curve": curve, "processor_seconds": 3.0 + seed}
 
 
@@ -135,7 +135,7 @@ def results():
 
 
 def test_the_table_of_lags_by_hand(results):
-    lines = impala_learning.lag_table(results).splitlines()
+    lines = learning.lag_table(results).splitlines()
     assert lines[0] == "| correction (2 seeds) | lag 0 | lag 1 | lag 10 | lag 100 | lag 500 |"
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {name}" for name in CORRECTIONS]
     assert lines[2].endswith("| 0.25 (0.20 to 0.30) | 1.05 (1.00 to 1.10) |")
@@ -143,7 +143,7 @@ def test_the_table_of_lags_by_hand(results):
 
 
 def test_figure_e1_has_a_panel_for_each_correction_and_a_line_for_each_lag(results, tmp_path):
-    impala_learning.draw_figure(results, 40_000, tmp_path)
+    learning.draw_figure(results, 40_000, tmp_path)
     root = ET.parse(tmp_path / "impala-lag.svg").getroot()  # noqa: S314 - our own
     panels = root.findall(f"{SVG}g")
     assert [panel.find(f"{SVG}text").text for panel in panels] == list(CORRECTIONS)
@@ -152,29 +152,29 @@ def test_figure_e1_has_a_panel_for_each_correction_and_a_line_for_each_lag(resul
 
 def test_a_mean_curve_begins_where_every_seed_has_a_score(results):
     both = [each for each in results if each["score"] in (0.2, 0.2 + 0.1)]
-    assert impala_learning.mean_curve(both[:1]) == [(20_000, -0.5), (40_000, 0.2)]
-    assert impala_learning.mean_curve([both[0], both[-1]]) == [(40_000, pytest.approx(0.25))]
+    assert learning.mean_curve(both[:1]) == [(20_000, -0.5), (40_000, 0.2)]
+    assert learning.mean_curve([both[0], both[-1]]) == [(40_000, pytest.approx(0.25))]
 
 
 def test_the_row_of_a_task_by_hand():
-    runs = runs_of("catch", 3)
-    spec = impala_learning.said(next(iter(runs)).spec())
+    runs = runs_of("impala-catch", 3)
+    spec = learning.said(next(iter(runs)).spec())
     results = [
-        {"spec": spec, "score": score, "processor_seconds": seconds}
+        {"spec": spec, "score": 0.5, "evaluated": score, "processor_seconds": seconds}
         for score, seconds in ((0.5, 8), (1.0, 9), (0.96, 30))
     ]
-    row = impala_learning.task_row("catch", results)
-    assert row == "| catch | 40,000 | 0.5, 1, 0.96 | 0.96 | -0.6 | 0.9 | 9 |"
+    row = learning.task_row("impala-catch", results)
+    assert row == "| impala-catch | 40,000 | 0.5, 1, 0.96 | 0.96 | 0.5 | -0.6 | 0.9 | 9 |"
 
 
 @pytest.mark.parametrize(("score", "status"), [(0.95, 0), (0.2, 1)])
 def test_a_task_below_its_bar_is_told_by_the_exit_status(monkeypatch, tmp_path, score, status):
-    spec = impala_learning.said(next(iter(runs_of("catch", 1))).spec())
-    result = {"spec": spec, "score": score, "processor_seconds": 1}
-    monkeypatch.setattr(impala_learning, "train_all", lambda *_: [result])
-    arguments = ["impala_learning.py", "catch", "--seeds", "1", "--results", str(tmp_path)]
+    spec = learning.said(next(iter(runs_of("impala-catch", 1))).spec())
+    result = {"spec": spec, "score": 0.5, "evaluated": score, "processor_seconds": 1}
+    monkeypatch.setattr(learning, "train_all", lambda *_: [result])
+    arguments = ["learning.py", "impala-catch", "--seeds", "1", "--results", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
-    assert impala_learning.main() == status
+    assert learning.main() == status
 
 
 # Charts

@@ -80,6 +80,20 @@ def test_it_is_torchs_adam():
     against_torch(CPU)
 
 
+def test_means_that_nothing_is_added_to_end_at_zero_not_at_subnormal_numbers():
+    tiny = torch.finfo(torch.float32).tiny
+    parameters, optimizer = make()
+    optimizer.mean.flat.fill_(1.5 * tiny)
+    optimizer.square.flat.fill_(1.001 * tiny)
+    nothing = torch.zeros_like(parameters.flat)
+    for _ in range(4):
+        optimizer.update(nothing)
+        for means in (optimizer.mean.flat, optimizer.square.flat):
+            assert ((means == 0) | (means >= tiny)).all()
+    assert not optimizer.mean.flat.any()
+    assert not optimizer.square.flat.any()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_it_is_torchs_adam_and_the_cpus():
     cuda = torch.device("cuda")

@@ -73,6 +73,26 @@ def test_the_first_evaluated_network_is_the_one_before_training(cartpole_run, ma
     assert all(np.array_equal(kept[name], initial[name]) for name in kept)
 
 
+def q(group, parameters, states):
+    """Q-values by torch's own operations, in the precision of the parameters."""
+    hidden = torch.tensor(
+        states.reshape(len(states), -1), dtype=parameters[f"{group}/dense1.bias"].dtype
+    )
+    for layer in (1, 2, 3):
+        weight = parameters[f"{group}/dense{layer}.weight"]
+        hidden = hidden @ weight.T + parameters[f"{group}/dense{layer}.bias"]
+        hidden = functional.relu(hidden) if layer < 3 else hidden
+    return hidden
+
+
+def errors(leaves, batch):
+    """Return the Huber losses of a minibatch, a row each."""
+    following = q("target", leaves, batch.next_observations).max(1).values.detach()
+    returns = torch.tensor(batch.rewards) + 0.99 * following * ~torch.tensor(batch.terminals)
+    chosen = q("parameters", leaves, batch.observations)[torch.arange(32), batch.actions]
+    return functional.smooth_l1_loss(chosen, returns, reduction="none")
+
+
 def test_one_update_equals_a_float64_reference(make, tmp_path):
     learner = make(tmp_path / "trace", trainer={"gradient_shards": [20, 12]})
     train(learner, 240)
@@ -82,19 +102,8 @@ def test_one_update_equals_a_float64_reference(make, tmp_path):
     learner.interval()
     after = learner.tensors()
 
-    def q(group, parameters, states):
-        hidden = torch.tensor(states.reshape(32, -1), dtype=torch.float64)
-        for layer in (1, 2, 3):
-            weight = parameters[f"{group}/dense{layer}.weight"]
-            hidden = hidden @ weight.T + parameters[f"{group}/dense{layer}.bias"]
-            hidden = functional.relu(hidden) if layer < 3 else hidden
-        return hidden
-
     leaves = {name: torch.tensor(array, requires_grad=True) for name, array in before.items()}
-    following = q("target", leaves, batch.next_observations).max(1).values.detach()
-    returns = torch.tensor(batch.rewards) + 0.99 * following * ~torch.tensor(batch.terminals)
-    chosen = q("parameters", leaves, batch.observations)[torch.arange(32), batch.actions]
-    loss = functional.smooth_l1_loss(chosen, returns, reduction="sum")
+    loss = errors(leaves, batch).sum()
     names = [name for name in leaves if name.startswith("parameters/")]
     gradients = torch.autograd.grad(loss, [leaves[name] for name in names])
     assert learner.loss == pytest.approx(loss.item() / 32, rel=1e-4)
@@ -106,6 +115,35 @@ def test_one_update_equals_a_float64_reference(make, tmp_path):
         expected = before[name] - 0.00025 * g / np.sqrt(square - mean**2 + 0.01)
         np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(after[f"optimizer/mean/{tail}"], mean, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_adam_and_several_updates_an_interval_are_torchs(make, tmp_path, norm):
+    settings = {"optimizer": "adam", "learning_rate": 0.01, "gradient_norm": norm}
+    learner = make(
+        tmp_path / "trace",
+        trainer={**settings, "updates": 3, "concurrent": False, "gradient_shards": [20, 12]},
+    )
+    train(learner, 240)
+    learner.optimizer.updates, learner.optimizer.mean.flat[:] = 0, 0  # as torch's begins
+    learner.optimizer.square.flat[:] = 0
+    before = {name: torch.tensor(array) for name, array in learner.tensors().items()}
+    minibatch = copy.deepcopy(learner.streams["minibatch"])
+    learner.interval()
+    names = [name for name in before if name.startswith("parameters/")]
+    parameters = [before[name].requires_grad_() for name in names]
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    for _ in range(3):
+        batch = learner.memory.gather(learner.memory.sample_indices(minibatch, 32))
+        optimizer.zero_grad()
+        errors(before, batch).mean().backward()
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, norm)
+        optimizer.step()
+    assert minibatch.state() == learner.streams["minibatch"].state()
+    after = learner.tensors()
+    for name, parameter in zip(names, parameters, strict=True):
+        np.testing.assert_allclose(after[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_play_is_random_until_learning_starts_and_exploration_follows_its_schedule(make, tmp_path):

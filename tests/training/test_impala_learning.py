@@ -1,4 +1,4 @@
-"""IMPALA learns; the benchmark ``impala_learning.py`` has more tasks, seeds and policy lags."""
+"""IMPALA learns; the benchmark ``learning.py`` has more tasks, seeds and policy lags."""
 
 import pytest
 import torch

@@ -279,6 +279,16 @@ def gradient(seed, scale=3.0, device=CPU):
     return random(size, seed=seed, scale=scale).to(device)
 
 
+def test_steps_and_means_that_nothing_is_added_to_end_at_zero_not_at_subnormal_numbers():
+    tiny = torch.finfo(torch.float32).tiny
+    parameters, optimizer = make(decay=0.5, momentum=0.5)
+    optimizer.square.flat.fill_(1.5 * tiny)
+    optimizer.step.flat.fill_(-1.5 * tiny)
+    optimizer.update(torch.zeros_like(parameters.flat), 0.1)
+    assert not optimizer.square.flat.any()
+    assert not optimizer.step.flat.any()
+
+
 def test_two_updates_by_hand():
     parameters = Parameters({"w": (1,)}, CPU)
     parameters.flat.fill_(1.0)

@@ -90,6 +90,16 @@ def test_a_run_killed_again_and_again_resumes_to_the_same_bytes(cartpole_run, tm
     assert claimed(directory) == claimed(cartpole_run)
 
 
+def test_a_killed_run_with_adam_resumes_to_the_same_bytes(tmp_path):
+    trainer = {"optimizer": "adam", "updates": 2, "concurrent": False}
+    spec = make_spec(CARTPOLE, trainer=trainer)
+    whole, killed = new_run(tmp_path / "whole", spec), new_run(tmp_path / "killed", spec)
+    assert finish_run(whole)[0] == 0
+    kill_when_traced(killed, (whole / contract.TRACE).stat().st_size * 0.7)
+    assert finish_run(killed)[0] == 0
+    assert claimed(killed) == claimed(whole)
+
+
 def kill_when_traced(directory, size):
     """Start a run and kill it with signal 9 once its trace has this many bytes."""
     process = start_run(directory)

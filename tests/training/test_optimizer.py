@@ -152,3 +152,14 @@ def test_it_is_not_torchs_rmsprop():
     theirs.grad = gradient(0)["last"]
     torch.optim.RMSprop([theirs], lr=0.00025, alpha=0.95, eps=0.01, centered=True).step()
     assert not torch.allclose(ours.views["last"], theirs.detach(), atol=1e-5)
+
+
+def test_means_that_nothing_is_added_to_end_at_zero_not_at_subnormal_numbers():
+    tiny = torch.finfo(torch.float32).tiny
+    _, optimizer = make()
+    nothing = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    optimizer.mean.flat.fill_(1.01 * tiny)
+    optimizer.square.flat.fill_(-1.01 * tiny)
+    step(optimizer, nothing)
+    assert not optimizer.mean.flat.any()
+    assert not optimizer.square.flat.any()

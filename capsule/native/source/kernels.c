@@ -4,12 +4,19 @@
 // order written, never contracted: the same bits at every vector width, and the same as numpy's one
 // by one.
 
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "processor.h"
 
 enum { BLOCK = 1024 };  // elements that stay in the first-level cache
+
+// Zero instead of a subnormal number. What nothing is added to any more decays towards zero for ever
+// (units that are dead), and processors are slow where products are subnormal.
+INLINE float normal(float value) {
+  return __builtin_fabsf(value) < FLT_MIN ? 0.0f : value;
+}
 
 INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,
                     const float *const *parts, int64_t shards, int64_t size, float decay,
@@ -24,8 +31,8 @@ INLINE void rmsprop(float *restrict w, float *restrict m, float *restrict v,
     }
     for (int64_t i = 0; i < n; i++) {
       int64_t k = start + i;
-      float mean = m[k] * decay + g[i] * rest;
-      float square = v[k] * square_decay + (g[i] * g[i]) * square_rest;
+      float mean = normal(m[k] * decay + g[i] * rest);
+      float square = normal(v[k] * square_decay + (g[i] * g[i]) * square_rest);
       float root = __builtin_sqrtf((square - mean * mean) + floor);
       m[k] = mean;
       v[k] = square;
@@ -48,8 +55,8 @@ INLINE void adam(float *restrict w, float *restrict m, float *restrict v, const 
                  float rate) {
   for (int64_t i = 0; i < size; i++) {
     float gradient = g[i] * factor;
-    float mean = m[i] * decay + gradient * rest;
-    float square = v[i] * square_decay + (gradient * gradient) * square_rest;
+    float mean = normal(m[i] * decay + gradient * rest);
+    float square = normal(v[i] * square_decay + (gradient * gradient) * square_rest);
     float root = __builtin_sqrtf(square / square_correction) + epsilon;
     m[i] = mean;
     v[i] = square;
@@ -70,8 +77,8 @@ INLINE void rmsprop_momentum(float *restrict w, float *restrict v, float *restri
                              float rest, float momentum, float epsilon, float rate) {
   for (int64_t i = 0; i < size; i++) {
     float gradient = g[i] * factor;
-    float square = v[i] * decay + (gradient * gradient) * rest;
-    float step = u[i] * momentum + (gradient / __builtin_sqrtf(square + epsilon)) * rate;
+    float square = normal(v[i] * decay + (gradient * gradient) * rest);
+    float step = normal(u[i] * momentum + (gradient / __builtin_sqrtf(square + epsilon)) * rate);
     v[i] = square;
     u[i] = step;
     w[i] = w[i] - step;
