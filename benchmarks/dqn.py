@@ -4,9 +4,9 @@
 for speed (batch 32, an update every 4 steps, target network every 1,000, epsilon 0.01), always
 learning. The optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
 
-``--task cartpole``: both with ``specs/dqn-cartpole.yaml``, whose hyper-parameters are those of
-stable-baselines3's zoo but for the order of steps and updates: an update after every 2 steps, the
-baseline's 128 after every 256.
+``--task cartpole``: both with the hyper-parameters of ``specs/dqn-cartpole.yaml``, Adam included:
+64 updates with minibatches of 128 after every 256 steps, two hidden layers of 256 units, and
+epsilon 0.04 from the first update on.
 
 Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
 rounds.
@@ -167,7 +167,10 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     from capsule.experiment.spec_file import load_spec
 
     if options.task == "cartpole":
-        return load_spec(CARTPOLE, [f"accelerator={json.dumps(_accelerator(contender))}"])
+        accelerator = json.dumps(_accelerator(contender))
+        return load_spec(
+            CARTPOLE, [f"accelerator={accelerator}", "trainer.exploration_initial=0.04"]
+        )
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
@@ -262,14 +265,17 @@ def _baseline_on_cartpole(contender: Contender) -> Any:
     return DQN(
         "MlpPolicy",
         "CartPole-v1",
-        learning_rate=0.0023,
+        learning_rate=0.001,
         buffer_size=100_000,
-        learning_starts=1_000,
-        batch_size=64,
+        learning_starts=1_024,
+        batch_size=128,
         gamma=0.99,
         train_freq=256,
-        gradient_steps=128,
-        target_update_interval=10,
+        gradient_steps=64,
+        target_update_interval=256,
+        exploration_initial_eps=0.04,
+        exploration_final_eps=0.04,
+        max_grad_norm=10,
         policy_kwargs={"net_arch": [256, 256]},
         seed=0,
         device=contender.device,
