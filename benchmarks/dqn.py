@@ -112,14 +112,8 @@ def start_contender(
     """Start a contender, which then waits for its turn; ``launcher`` goes before its command."""
     python = options.baseline if contender.role == "baseline" else sys.executable
     command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
-    command += [
-        "--task",
-        options.task,
-        "--segment",
-        str(options.segment),
-        "--shards",
-        options.shards,
-    ]
+    command += ["--task", options.task, "--shards", options.shards]
+    command += ["--segment", str(options.segment)]
     environment = dict(os.environ)
     if contender.role != "baseline":
         from capsule.experiment.variables import environment_variables
