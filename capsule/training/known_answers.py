@@ -78,14 +78,9 @@ def answers(*, complete: bool = True) -> Answers:
     from capsule.training.operator_sweep import operators
     from capsule.training.sample_trainings import trainings
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=()):
-            entries = {**operators(optimizers=complete), **trainings()}
-            return {name: digest(compute()) for name, compute in entries.items()}
-    finally:
-        torch.set_num_threads(threads)
+    with cpu.one_thread(), torch.random.fork_rng(devices=()):
+        entries = {**operators(optimizers=complete), **trainings()}
+        return {name: digest(compute()) for name, compute in entries.items()}
 
 
 def digest(result: Any) -> str:

@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,25 @@ def settle(numerics: Numerics) -> None:
     if is_portable(numerics):
         backends().nnpack.set_flags(False)  # blocks by cache size
         backends().mkldnn.set_flags(numerics not in _ONEDNN_OFF)
+    with one_thread():
+        torch.exp(torch.zeros(64))
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Let torch compute with one thread inside the block, and numpy's OpenBLAS if it is loaded."""
+    import torch
+
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.exp(torch.zeros(64))
-    torch.set_num_threads(threads)
+    blas_threads = _call("openblas", "scipy_openblas_get_num_threads64_")
+    try:
+        torch.set_num_threads(1)
+        _call("openblas", "scipy_openblas_set_num_threads64_", 1)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if blas_threads is not None:
+            _call("openblas", "scipy_openblas_set_num_threads64_", blas_threads)
 
 
 def read_back(numerics: Numerics, threads: int | None) -> dict[str, tuple[Any, Any]]:

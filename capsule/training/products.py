@@ -190,7 +190,7 @@ class _Chained:
     def dense(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if not torch.is_grad_enabled():  # a third of the time of a small layer is autograd's
+        if not torch.is_grad_enabled():  # autograd takes 40 % of the time of a small layer
             return kernels.dense(inputs.contiguous(), weight, bias)
         return _apply(_Dense, inputs, weight, bias)
 

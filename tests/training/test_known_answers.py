@@ -112,6 +112,11 @@ def test_this_machine_keeps_the_promise(profile):
     assert python(START, profile) == f"{count} answers as expected"
 
 
+def test_the_promise_does_not_depend_on_the_number_of_maths_threads():
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
+    assert python(START, "portable-v3", **threads).endswith("answers as expected")
+
+
 def test_a_machine_that_computes_otherwise_is_stopped_and_the_operator_named():
     code, status, message = python(START, "portable-v3", ONEDNN_MAX_CPU_ISA="SSE41")
     assert (code, status) == ("CAP-T109", 4)

@@ -219,21 +219,38 @@ class Chain:
         for step in range(self.STEPS):
             self.seen[step + 1] = self.following[self.seen[step], self.actions[step]]
 
+    def trajectory(self, generator):
+        """Draw actions of the behaviour policy; return the states and the actions, a column each."""
+        start = generator.integers(self.STATES) * 2**self.STEPS
+        column = start + generator.choice(
+            2**self.STEPS,
+            p=self.behaviour[self.seen[:-1], self.actions].prod(0)[start : start + 2**self.STEPS],
+        )
+        return self.seen[:, [column]], self.actions[:, [column]]
+
+    def targets(self, seen, actions, values, rho_bar, c_bar):
+        """Return V-trace's targets of trajectories, float32 [time, trajectories]."""
+        parts = (
+            (self.target / self.behaviour)[seen[:-1], actions],
+            self.rewards[seen[:-1], actions],
+            np.full(actions.shape, self.GAMMA),
+            values[seen],
+        )
+        return v_trace(*tensors(parts), rho_bar=rho_bar, c_bar=c_bar).values.numpy()
+
+    def clipped(self, rho_bar):
+        """Return the policy pi_rho_bar of equation (3), not yet normalised."""
+        return np.minimum(rho_bar * self.behaviour, self.target)
+
     def operator(self, values, rho_bar, c_bar):
         """Return what the targets of V-trace are on average over the behaviour policy."""
-        taken = self.seen[:-1], self.actions
-        parts = (
-            (self.target / self.behaviour)[taken],
-            self.rewards[taken],
-            np.full(self.actions.shape, self.GAMMA),
-            values[self.seen],
-        )
-        found = v_trace(*tensors(parts), rho_bar=rho_bar, c_bar=c_bar).values[0].numpy()
-        weights = self.behaviour[taken].prod(0)
+        found = self.targets(self.seen, self.actions, values, rho_bar, c_bar)[0]
+        weights = self.behaviour[self.seen[:-1], self.actions].prod(0)
         return np.array([(weights * found)[self.seen[0] == s].sum() for s in range(self.STATES)])
 
     def values_of(self, policy):
-        """Solve Bellman's equation."""
+        """Solve Bellman's equation for a policy, whose rows need not add up to 1."""
+        policy = policy / policy.sum(1, keepdims=True)
         moves = np.zeros((self.STATES, self.STATES))
         for state, action in np.ndindex(self.STATES, 2):
             moves[state, self.following[state, action]] += policy[state, action]
@@ -246,8 +263,8 @@ class Chain:
 def test_theorem_1(seed, rho_bar, c_bar):
     """A contraction by 1 - (1 - gamma) E rho at most, to the values of the policy pi_rho_bar."""
     task = Chain(seed)
-    clipped = np.minimum(rho_bar * task.behaviour, task.target)  # equation (3), not yet normalised
-    expected = task.values_of(clipped / clipped.sum(1, keepdims=True))
+    clipped = task.clipped(rho_bar)
+    expected = task.values_of(clipped)
     rate = 1 - (1 - task.GAMMA) * clipped.sum(1).min()
     values = np.random.default_rng(seed).normal(0, 10, task.STATES)
     np.testing.assert_allclose(task.operator(expected, rho_bar, c_bar), expected, atol=1e-5)
@@ -255,6 +272,25 @@ def test_theorem_1(seed, rho_bar, c_bar):
         distance = np.abs(values - expected).max()
         values = task.operator(values, rho_bar, c_bar)
         assert np.abs(values - expected).max() <= rate * distance + 1e-5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_theorem_2(seed):
+    """Online updates along trajectories of the behaviour policy converge to the same values."""
+    task, generator = Chain(seed), np.random.default_rng(seed)
+    values, updates, later = np.zeros(task.STATES), np.zeros(task.STATES), []
+    for trajectory in range(3000):
+        seen, actions = task.trajectory(generator)
+        errors = task.targets(seen, actions, values, 1.0, 1.0)[:, 0] - values[seen[:-1, 0]]
+        for state, error in zip(seen[:-1, 0], errors, strict=True):  # equation (7)
+            updates[state] += 1
+            values[state] += error * updates[state] ** -0.6  # a step size of Robbins and Monro
+        if trajectory >= 500:
+            later.append(values.copy())
+    expected = task.values_of(task.clipped(1.0))
+    np.testing.assert_allclose(np.mean(later, 0), expected, atol=0.15)  # averaged: less noise
+    for policy in (task.target, task.behaviour):  # which are not what it converges to
+        assert np.abs(task.values_of(policy) - expected).max() > 0.6
 
 
 # The other corrections
