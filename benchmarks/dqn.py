@@ -5,8 +5,8 @@ for speed (batch 32, an update every 4 steps, target network every 1,000, epsilo
 learning. The optimizers differ: Capsule keeps DQN's centred RMSProp, the baseline its Adam.
 
 ``--task cartpole``: both with the hyper-parameters of ``specs/dqn-cartpole.yaml``, Adam included:
-64 updates with minibatches of 128 after every 256 steps, two hidden layers of 256 units, and
-epsilon 0.04 from the first update on.
+64 updates with minibatches of 256 after every 256 steps, two hidden layers of 256 units. Epsilon is
+the spec's final one from the first update on.
 
 Every contender is one process. They take turns (``turns.py``), and ratios are medians over the
 rounds.
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
     parser.add_argument("--shards", default="20,12", help="gradient_shards, e.g. 18,14")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--settings", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(Contender(**json.loads(options.worker)), options)
@@ -113,7 +114,7 @@ def start_contender(
     python = options.baseline if contender.role == "baseline" else sys.executable
     command = [python, str(Path(__file__).resolve()), "--worker", json.dumps(vars(contender))]
     command += ["--task", options.task, "--shards", options.shards]
-    command += ["--segment", str(options.segment)]
+    command += ["--segment", str(options.segment), "--settings", cartpole_settings()]
     environment = dict(os.environ)
     if contender.role != "baseline":
         from capsule.experiment.variables import environment_variables
@@ -122,6 +123,13 @@ def start_contender(
         environment |= environment_variables(spec_of(contender, options))
         environment["LD_PRELOAD"] = str(native_part("libcapsule-math.so"))
     return start([*launcher, *command], environment)
+
+
+def cartpole_settings() -> str:
+    """Return the section ``trainer`` of the spec, for an environment that has no Capsule."""
+    from capsule.experiment.spec_file import load_spec
+
+    return load_spec(CARTPOLE).trainer.model_dump_json()
 
 
 def work(contender: Contender, options: argparse.Namespace) -> None:
@@ -162,9 +170,9 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
 
     if options.task == "cartpole":
         accelerator = json.dumps(_accelerator(contender))
-        return load_spec(
-            CARTPOLE, [f"accelerator={accelerator}", "trainer.exploration_initial=0.04"]
-        )
+        epsilon = json.loads(options.settings or cartpole_settings())["exploration_final"]
+        changes = (f"accelerator={accelerator}", f"trainer.exploration_initial={epsilon}")
+        return load_spec(CARTPOLE, changes)
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
@@ -200,7 +208,10 @@ def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int
     from stable_baselines3.common.callbacks import BaseCallback
 
     torch.set_num_threads(contender.threads)
-    model = (_baseline_on_cartpole if options.task == "cartpole" else _baseline_on_atari)(contender)
+    if options.task == "cartpole":
+        model = _baseline_on_cartpole(contender, json.loads(options.settings))
+    else:
+        model = _baseline_on_atari(contender)
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 
     class Segments(BaseCallback):
@@ -253,24 +264,24 @@ def _baseline_on_atari(contender: Contender) -> Any:
     )
 
 
-def _baseline_on_cartpole(contender: Contender) -> Any:
+def _baseline_on_cartpole(contender: Contender, settings: dict[str, Any]) -> Any:
     from stable_baselines3 import DQN
 
     return DQN(
         "MlpPolicy",
         "CartPole-v1",
-        learning_rate=0.001,
-        buffer_size=100_000,
-        learning_starts=1_024,
-        batch_size=128,
-        gamma=0.99,
-        train_freq=256,
-        gradient_steps=64,
-        target_update_interval=256,
-        exploration_initial_eps=0.04,
-        exploration_final_eps=0.04,
-        max_grad_norm=10,
-        policy_kwargs={"net_arch": [256, 256]},
+        learning_rate=settings["learning_rate"],
+        buffer_size=settings["replay_capacity"],
+        learning_starts=settings["replay_start"],
+        batch_size=settings["batch_size"],
+        gamma=settings["discount"],
+        train_freq=settings["update_interval"],
+        gradient_steps=settings["updates"],
+        target_update_interval=settings["target_interval"],
+        exploration_initial_eps=settings["exploration_final"],
+        exploration_final_eps=settings["exploration_final"],
+        max_grad_norm=settings["gradient_norm"],
+        policy_kwargs={"net_arch": [settings["hidden_units"]] * 2},
         seed=0,
         device=contender.device,
     )
