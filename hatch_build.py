@@ -25,26 +25,32 @@ SHARED = ("-target", "x86_64-linux-gnu.2.28", "-shared", "-fPIC", "-fvisibility=
 # Started before anything else: needs no C library at all.
 STATIC = ("-target", "x86_64-linux-musl", "-static")
 
+
+def _files(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.c" for name in names.split())
+
+
 # File name to sources and flags. Results must not depend on how a compiler fuses operations.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libcapsule-kernels.so": (
-        ("kernels.c", "layers.c", "products.c", "processor.c"),
+        _files("numerics", "kernels layers products processor"),
         (*SHARED, "-O3", "-ffp-contract=off", "-fno-math-errno"),
     ),
-    "libcapsule-math.so": (("math.c",), (*SHARED, "-O3", "-fno-math-errno", "-lm")),
+    "libcapsule-math.so": (_files("numerics", "math"), (*SHARED, "-O3", "-fno-math-errno", "-lm")),
     "capsule-launch": (
         (
-            *("launch.c", "filter.c", "supervisor.c", "tasks.c", "program.c", "proc.c"),
-            *("account.c", "channel.c", "recording.c", "journal.c", "entropy.c", "numbers.c"),
+            *_files("launcher", "launch filter supervisor tasks program proc account channel"),
+            *_files("launcher", "numbers"),
+            *_files("shared", "recording journal entropy"),
         ),
         STATIC,
     ),
-    "capsule-enclose": (("enclose.c",), STATIC),
+    "capsule-enclose": (_files("enclose", "enclose"), STATIC),
     "libcapsule-entropy.so": (
         (
-            *("interposer.c", "sources.c", "devices.c", "lineage.c", "environment.c"),
-            *("scopes.c", "clock.c", "waits.c", "names.c", "listings.c", "cores.c"),
-            *("journal.c", "recording.c", "entropy.c"),
+            *_files("interposer", "interposer sources devices lineage environment scopes clock"),
+            *_files("interposer", "waits names listings cores"),
+            *_files("shared", "journal recording entropy"),
         ),
         (*SHARED, "-D_GNU_SOURCE", "-ftls-model=initial-exec", "-ldl", "-lpthread"),
     ),

@@ -39,7 +39,7 @@ from scipy.stats import mannwhitneyu
 
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.entropy.profile import check_consumed, merge, parse
-from capsule.experiment.spec_file import load_spec
+from capsule.host.spec_file import load_spec
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.native import native_part
 

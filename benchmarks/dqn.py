@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="also on the machine's NVIDIA GPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--segment", type=int, default=200, help="agent steps per segment")
-    parser.add_argument("--shards", default="20,12", help="gradient_shards, e.g. 18,14")
+    parser.add_argument("--shards", default="20,12", help="micro_batches, e.g. 18,14")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -127,7 +127,7 @@ def start_contender(
 
 def cartpole_settings() -> str:
     """Return the section ``trainer`` of the spec, for an environment that has no Capsule."""
-    from capsule.experiment.spec_file import load_spec
+    from capsule.host.spec_file import load_spec
 
     return load_spec(CARTPOLE).trainer.model_dump_json()
 
@@ -146,11 +146,11 @@ def work(contender: Contender, options: argparse.Namespace) -> None:
 
 def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]:
     """Run Capsule's trainer; yield the number of steps of each segment."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
     spec = spec_of(contender, options)
-    determinism.prepare(spec)
-    determinism.apply(spec)
+    flags.prepare(spec)
+    flags.apply(spec)
     from learners import make_learner
 
     traced = contender.role != "untraced"
@@ -159,14 +159,14 @@ def _capsule(contender: Contender, options: argparse.Namespace) -> Iterator[int]
     while True:
         before = learner.step
         while learner.step < until:
-            learner.interval()
+            learner.train_step()
         yield learner.step - before
         until += options.segment
 
 
 def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     from capsule.experiment.spec import Spec
-    from capsule.experiment.spec_file import load_spec
+    from capsule.host.spec_file import load_spec
 
     if options.task == "cartpole":
         accelerator = json.dumps(_accelerator(contender))
@@ -186,7 +186,7 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
             "learning_rate": 0.0001,
             "exploration_initial": 0.01,
             "exploration_final": 0.01,
-            "gradient_shards": [int(size) for size in options.shards.split(",")],
+            "micro_batches": [int(size) for size in options.shards.split(",")],
         },
     }
     return Spec.model_validate_json(json.dumps(document))
@@ -280,7 +280,7 @@ def _baseline_on_cartpole(contender: Contender, settings: dict[str, Any]) -> Any
         target_update_interval=settings["target_interval"],
         exploration_initial_eps=settings["exploration_final"],
         exploration_final_eps=settings["exploration_final"],
-        max_grad_norm=settings["gradient_norm"],
+        max_grad_norm=settings["max_gradient_norm"],
         policy_kwargs={"net_arch": [settings["hidden_units"]] * 2},
         seed=0,
         device=contender.device,

@@ -210,11 +210,11 @@ def signal_processes(number: signal.Signals) -> None:
 
 def capsule(contender: Contender, segment: int) -> Iterator[int]:
     """Run Capsule's trainer; yield the number of steps of each segment."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
     spec = spec_of(contender)
-    determinism.prepare(spec)
-    determinism.apply(spec)
+    flags.prepare(spec)
+    flags.apply(spec)
     from learners import make_learner
 
     learner = make_learner(spec, workers=contender.workers)
@@ -222,7 +222,7 @@ def capsule(contender: Contender, segment: int) -> Iterator[int]:
     while True:
         before = learner.step
         while learner.step < until:
-            learner.interval()
+            learner.train_step()
         yield learner.step - before
         until = learner.step + segment
 
@@ -242,8 +242,8 @@ def spec_of(contender: Contender) -> Any:
             "actors": contender.actors,
             "batch_size": contender.batch,
             "unroll_length": UNROLL,
-            "gradient_shards": [size for size in (first, second) if size],
-            "schedule": {"mode": mode, "lag": contender.lag},
+            "micro_batches": [size for size in (first, second) if size],
+            "schedule": {"mode": mode, "policy_lag": contender.lag},
             "total_steps": update * 10**6,
         },
         "evaluation": {"interval": update * 10**6},
@@ -282,8 +282,8 @@ class Stopwatch:
 
 def watch_recording() -> Stopwatch:
     """Watch what recording takes: the schedule, and the digests of unrolls."""
-    from capsule.training.schedule.recorder import Recorder
-    from capsule.training.unrolls import Unroll
+    from capsule.training.impala.actors.unrolls import Unroll
+    from capsule.training.impala.schedule.recorder import Recorder
 
     return Stopwatch((Recorder, "append"), (Unroll, "digest"))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from capsule.experiment.spec import Spec
 
 SPEC = Path(__file__).resolve().parent.parent / "specs" / "impala-breakout-small.yaml"
-LOCKSTEP = ("trainer.schedule.mode=lockstep", "trainer.schedule.lag=1")
+LOCKSTEP = ("trainer.schedule.mode=lockstep", "trainer.schedule.policy_lag=1")
 ENDLESS = ("trainer.total_steps=16000000", "evaluation.interval=16000000")
 SERVED = ("trainer.inference.mode=server", "trainer.inference.rows=16")
 WARM_UP = 4  # updates
@@ -91,7 +91,7 @@ LAYERS = {
     "entropy": switch("entropy.mode=system"),
     "supervisor": switch("entropy.supervised=false"),
     "tracing": Layer(ON, replace(ON, traced=False)),
-    "lockstep": switch("trainer.schedule.mode=recorded", "trainer.schedule.lag=4"),
+    "lockstep": switch("trainer.schedule.mode=recorded", "trainer.schedule.policy_lag=4"),
     "all": Layer(
         ON,
         Setup(
@@ -109,7 +109,7 @@ LAYERS = {
                 "entropy.mode=system",
                 "entropy.supervised=false",
                 "trainer.schedule.mode=recorded",
-                "trainer.schedule.lag=4",
+                "trainer.schedule.policy_lag=4",
             ),
             traced=False,
         ),
@@ -181,7 +181,7 @@ def start_contender(
 
 def spec_of(setup: Setup) -> Spec:
     """Return the small spec as a contender has it."""
-    from capsule.experiment.spec_file import load_spec
+    from capsule.host.spec_file import load_spec
 
     return load_spec(SPEC, [*LOCKSTEP, *ENDLESS, *setup.overrides])
 
@@ -205,23 +205,23 @@ def work(setup: Setup, options: argparse.Namespace) -> None:
 
 def segments(setup: Setup, options: argparse.Namespace) -> Generator[int, None, None]:
     """Train; yield the number of steps of each segment, the first of which warms up."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
     spec = spec_of(setup).training()
-    determinism.prepare(spec)
-    determinism.apply(spec)
-    from learners import make_setting
+    flags.prepare(spec)
+    flags.apply(spec)
+    from learners import make_context
 
-    from capsule.training.trainer import make_trainer
+    from capsule.training.registry import make_trainer
 
-    setting = make_setting(spec, workers=options.workers, traced=setup.traced)
-    learner: Any = make_trainer(replace(setting, replicas=max(1, setup.replicas)))
+    context = make_context(spec, workers=options.workers, traced=setup.traced)
+    learner: Any = make_trainer(replace(context, replicas=max(1, setup.replicas)))
     until = WARM_UP * spec.trainer.interval_steps
     try:
         while True:
             before = learner.step
             while learner.step < until:
-                learner.interval()
+                learner.train_step()
             yield learner.step - before
             until = learner.step + options.segment * spec.trainer.interval_steps
     finally:

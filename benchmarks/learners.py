@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsule.training import determinism
+from capsule.training.determinism import flags
 
 if TYPE_CHECKING:
     from capsule.experiment.spec import TrainingSpec
-    from capsule.training.trainer import Setting, Trainer
+    from capsule.training.trainer import Trainer, TrainerContext
 
 
 def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Trainer:
@@ -23,16 +23,16 @@ def make_learner(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Tr
         workers: Threads to use.
         traced: Write the trace, as a run does.
     """
-    from capsule.training.trainer import make_trainer
+    from capsule.training.registry import make_trainer
 
-    return make_trainer(make_setting(spec, workers=workers, traced=traced))
+    return make_trainer(make_context(spec, workers=workers, traced=traced))
 
 
-def make_setting(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Setting:
+def make_context(spec: TrainingSpec, *, workers: int, traced: bool = True) -> TrainerContext:
     """Return what :func:`make_learner` gives its trainer, in a directory until the process ends."""
-    from capsule.training.streams import make_streams
-    from capsule.training.trace import Trace
-    from capsule.training.trainer import Setting
+    from capsule.training.state.streams import make_streams
+    from capsule.training.state.trace import Trace
+    from capsule.training.trainer import TrainerContext
 
     directory = Path(tempfile.mkdtemp(prefix="capsule-benchmark-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -41,5 +41,5 @@ def make_setting(spec: TrainingSpec, *, workers: int, traced: bool = True) -> Se
         trace.add = trace.record = lambda *_a, **_k: None  # type: ignore[assignment,method-assign]
         trace.records = 1  # the first record digests every tensor
     streams = make_streams(spec.seeds)
-    device = determinism.device_of(spec)
-    return Setting(directory, spec, spec.seeds, streams, trace, device, workers)
+    device = flags.device_of(spec)
+    return TrainerContext(directory, spec, spec.seeds, streams, trace, device, workers)

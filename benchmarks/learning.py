@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import Spec, TrainingSpec
-from capsule.experiment.spec_file import load_spec
 from capsule.experiment.variables import environment_variables
+from capsule.host.spec_file import load_spec
 from capsule.native import native_part
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Bar:
 
 TASKS = {
     "dqn-cartpole": Bar(random=22, score=475),
-    "dqn-minatar": Bar(random=0.5, score=3),
+    "dqn-minatar": Bar(random=0.5, score=6),
     "impala-cartpole": Bar(random=22, score=475),
     "impala-catch": Bar(random=-0.6, score=0.9),
     "impala-minatar": Bar(random=0.5, score=5),
@@ -133,7 +133,7 @@ def lag_variants() -> list[tuple[str, int]]:
 
 
 def changes_of(correction: str, lag: int) -> tuple[str, ...]:
-    schedule = f"{{mode: lockstep, lag: {lag}}}"
+    schedule = f"{{mode: lockstep, policy_lag: {lag}}}"
     return (f"trainer.correction={correction}", f"trainer.schedule={schedule}")
 
 
@@ -179,11 +179,11 @@ def train_elsewhere(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 def train_specs(lines: Iterable[str]) -> None:
     """Train the spec of each line; print its result as one."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
     for line in lines:
         spec = Spec.model_validate_json(line)
-        determinism.apply(spec)
+        flags.apply(spec)
         print(json.dumps(train(spec)), flush=True)
 
 
@@ -196,7 +196,7 @@ def train(spec: Spec) -> dict[str, Any]:
     total = spec.training().trainer.total_steps
     curve: list[tuple[int, float | None]] = []
     while learner.step < total:
-        learner.interval()
+        learner.train_step()
         if learner.step * POINTS >= (len(curve) + 1) * total:
             curve.append((learner.step, learner.mean_return))
     result = {
@@ -213,8 +213,8 @@ def train(spec: Spec) -> dict[str, Any]:
 
 def evaluated(learner: Trainer, spec: TrainingSpec) -> float:
     """Return the mean score of the network as it is, from starts without random actions."""
-    from capsule.training.action_choice import choice_of
-    from capsule.training.evaluation import evaluate, evaluation_environments
+    from capsule.training.evaluation.action_choice import choice_of
+    from capsule.training.evaluation.protocol import evaluate, evaluation_environments
 
     starts = ((),) * spec.evaluation.starts
     make = evaluation_environments(spec.environment, spec.seeds, len(starts))
@@ -251,7 +251,7 @@ def by_variant(results: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[
     found: dict[tuple[str, int], list[dict[str, Any]]] = {pair: [] for pair in lag_variants()}
     for result in results:
         trainer = spec_of(result).trainer
-        found[trainer.correction, trainer.schedule.lag].append(result)
+        found[trainer.correction, trainer.schedule.policy_lag].append(result)
     return found
 
 

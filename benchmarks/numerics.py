@@ -83,10 +83,10 @@ def _start(contender: str, task: str) -> subprocess.Popen[str]:
 
 def work(spec: Any, task: Callable[[Any], Callable[[], None]]) -> None:
     """Run segments as they are asked for; tell what a repetition took in each, in ms."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
-    determinism.prepare(spec)
-    determinism.apply(spec)
+    flags.prepare(spec)
+    flags.apply(spec)
     repeat = task(spec)
 
     def measure() -> float:
@@ -122,7 +122,7 @@ def dqn(spec: Any) -> Callable[[], None]:
 
     learner = make_learner(spec, workers=1)
     while learner.step < spec.trainer.replay_start:
-        learner.interval()
+        learner.train_step()
     return learner.interval
 
 

@@ -41,7 +41,7 @@ class Sizes:
     importance_exponent: float
     learning_rate: float
     adam_epsilon: float
-    gradient_norm: float
+    max_gradient_norm: float
 
     @property
     def rows(self) -> int:
@@ -182,7 +182,7 @@ class Learner:
         loss = (torch.from_numpy(weights) * 0.5 * errors.square().sum(0)).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.online.parameters(), sizes.gradient_norm)
+        nn.utils.clip_grad_norm_(self.online.parameters(), sizes.max_gradient_norm)
         self.optimizer.step()
         sizes_of_errors, share = errors.detach().abs(), sizes.priority_maximum_share
         priorities = share * sizes_of_errors.max(0).values + (1 - share) * sizes_of_errors.mean(0)

@@ -155,8 +155,8 @@ def _figures(values: Sequence[float], scale: float) -> str:
 
 def update_operations() -> float:
     """Return the floating-point operations of one update of the learner being measured."""
-    from capsule.training.products import LIBRARY
-    from capsule.training.recurrent_networks import make_recurrent_network
+    from capsule.training.layers.backends import LIBRARY
+    from capsule.training.networks.recurrent import make_recurrent_network
 
     trainer = spec_of(Contender(LEARNER, 1)).trainer
     network = make_recurrent_network(
@@ -284,11 +284,11 @@ def spec_of(contender: Contender) -> Any:
 
 def _prepared(contender: Contender) -> Any:
     """Return the spec with the process made ready for it."""
-    from capsule.training import determinism
+    from capsule.training.determinism import flags
 
     spec = spec_of(contender)
-    determinism.prepare(spec)
-    determinism.apply(spec)
+    flags.prepare(spec)
+    flags.apply(spec)
     return spec
 
 
@@ -304,7 +304,7 @@ def _torch_products(contender: Contender) -> Iterator[float]:
 def _own_products(contender: Contender) -> Iterator[float]:
     import torch
 
-    from capsule.training import kernels
+    from capsule.training.layers import kernels
 
     torch.set_num_threads(1)
     left, right = torch.randn(2, SIDE, SIDE)
@@ -329,13 +329,13 @@ def _repeat(multiply: Callable[[], object], products: int) -> Iterator[float]:
 def _learner(contender: Contender) -> Iterator[float]:
     """Make updates with actors that never act; yield after each."""
     spec = _prepared(contender)
-    from learners import make_setting
+    from learners import make_context
 
     from capsule.training.environments import make_environment
-    from capsule.training.r2d2 import R2D2
-    from capsule.training.r2d2_making import make_network, replay_options
-    from capsule.training.sequence_replay import SequenceReplay
-    from capsule.training.streams import make_streams
+    from capsule.training.r2d2.factory import make_network, replay_options
+    from capsule.training.r2d2.learner import R2D2
+    from capsule.training.r2d2.replay import SequenceReplay
+    from capsule.training.state.streams import make_streams
 
     class Absent:
         """No actors."""
@@ -346,16 +346,16 @@ def _learner(contender: Contender) -> Iterator[float]:
         def finish(self) -> list[Any]:
             return []
 
-    setting, trainer = make_setting(spec, workers=contender.workers), spec.trainer
+    context, trainer = make_context(spec, workers=contender.workers), spec.trainer
     example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
-    options = replay_options(setting, trainer, example, network)
-    replay = SequenceReplay(setting.directory / "replay", **options)
+    options = replay_options(context, trainer, example, network)
+    replay = SequenceReplay(context.directory / "replay", **options)
     _fill(replay, example, network.state_shape)
-    learner = R2D2(setting, trainer, network, Absent(), replay)  # type: ignore[arg-type]
+    learner = R2D2(context, trainer, network, Absent(), replay)  # type: ignore[arg-type]
     learner.step = trainer.replay_start
     while True:
-        learner.interval()
+        learner.train_step()
         yield 1.0
 
 
@@ -408,7 +408,7 @@ def _actors(contender: Contender) -> Iterator[float]:
     learner = make_learner(spec, workers=contender.workers)
     while learner.step < spec.trainer.replay_start:
         before = learner.step
-        learner.interval()
+        learner.train_step()
         yield learner.step - before
 
 
@@ -418,7 +418,7 @@ def _plain_actors(contender: Contender) -> Iterator[float]:
 
     from capsule.experiment.spec import SeedsSpec
     from capsule.training.environments import make_environment
-    from capsule.training.streams import make_streams
+    from capsule.training.state.streams import make_streams
 
     torch.set_num_threads(contender.workers)
     spec = spec_of(contender)

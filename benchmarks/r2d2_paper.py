@@ -72,7 +72,7 @@ TRAINER: dict[str, Any] = {
     "replay_capacity": 16_000,
     "replay_start": 2_400,
     "batch_size": 32,
-    "gradient_shards": [32],
+    "micro_batches": [32],
     "adam_epsilon": 1e-6,
     "target_interval": 100,
     "exploration_base": 0.4,
@@ -84,7 +84,7 @@ TASKS = {
         {
             "total_steps": 96_000,
             "sequence_length": 5,
-            "sequence_period": 5,
+            "sequence_stride": 5,
             "n_step": 1,
             "discount": 0.5,  # an action changes nothing but its own reward
             "rescaling_epsilon": None,
@@ -96,11 +96,11 @@ TASKS = {
         best=1.0,
     ),
     "cartpole-positions": Task(
-        {"id": "CartPole-v1", "hidden": [1, 3], "max_episode_steps": 200},
+        {"id": "CartPole-v1", "masked_observations": [1, 3], "max_episode_steps": 200},
         {
             "total_steps": 64_000,
             "sequence_length": 10,
-            "sequence_period": 10,
+            "sequence_stride": 10,
             "n_step": 3,
             "discount": 0.97,
             "learning_rate": 1e-3,
@@ -221,10 +221,7 @@ def result_path(directory: Path, task: str, strategy: str, seed: int) -> Path:
 def work(order: Path) -> None:
     """Train, measure, and write the result of one run."""
     import torch
-
-    from capsule.training import determinism
-    from capsule.training.evaluation import evaluate, evaluation_environments
-    from capsule.training.r2d2_reports import (
+    from r2d2_measures import (
         Schedule,
         TruncatedPolicy,
         make_recorded,
@@ -232,25 +229,28 @@ def work(order: Path) -> None:
         replay_ratio,
         truncated_evaluation,
     )
-    from capsule.training.streams import make_streams
-    from capsule.training.trace import Trace
-    from capsule.training.trainer import Setting
+
+    from capsule.training.determinism import flags
+    from capsule.training.evaluation.protocol import evaluate, evaluation_environments
+    from capsule.training.state.streams import make_streams
+    from capsule.training.state.trace import Trace
+    from capsule.training.trainer import TrainerContext
 
     document = json.loads(order.read_text())
     complete = Spec.model_validate_json(json.dumps(document["spec"]))
-    determinism.apply(complete)
+    flags.apply(complete)
     spec = complete.training()
     started = time.monotonic()
     trace = Trace(order.parent / "trace")
     trace.restore(None)
     streams = make_streams(spec.seeds)
-    setting = Setting(
+    context = TrainerContext(
         order.parent, spec, spec.seeds, streams, trace, torch.device("cpu"), workers=1
     )
-    learner, replay = make_recorded(setting, spec.trainer)
+    learner, replay = make_recorded(context, spec.trainer)
     curve = []
     while learner.step < spec.trainer.total_steps:
-        learner.interval()
+        learner.train_step()
         if learner.step * 20 % spec.trainer.total_steps == 0:
             curve.append([learner.step, learner.mean_return])
     seconds = time.monotonic() - started
@@ -286,9 +286,9 @@ def work(order: Path) -> None:
 def measure_discrepancies(learner: Any, replay: Any, trainer: Any) -> dict[str, list[float]]:
     """Return the median first and last discrepancies under the run's own strategy."""
     import numpy as np
+    from r2d2_measures import q_discrepancy
 
-    from capsule.training.r2d2_reports import q_discrepancy
-    from capsule.training.streams import Stream
+    from capsule.training.state.streams import Stream
 
     indices = replay.sample(Stream("report", 0), SEQUENCES, stratified=False).indices
     found = q_discrepancy(
@@ -367,14 +367,14 @@ def seeds_of(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def summary(values: Sequence[float]) -> str:
     """Return the interquartile mean and its 95 % interval."""
-    from capsule.training.r2d2_reports import bootstrap_interval
+    from r2d2_measures import bootstrap_interval
 
     low, high = bootstrap_interval(values)
     return f"{middle(values):.3g} ({low:.3g} to {high:.3g})"
 
 
 def middle(values: Sequence[float]) -> float:
-    from capsule.training.r2d2_reports import interquartile_mean
+    from r2d2_measures import interquartile_mean
 
     return float(interquartile_mean(values))
 

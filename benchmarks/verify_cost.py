@@ -29,7 +29,7 @@ from capsule.bundle import run_bundle  # noqa: E402
 from capsule.bundle.bundle import Content, pack  # noqa: E402
 from capsule.experiment import contract  # noqa: E402
 from capsule.experiment.canonical import sha256_hex  # noqa: E402
-from capsule.verification.tensors import tensor_digests  # noqa: E402
+from capsule.verification.integrity.tensors import tensor_digests  # noqa: E402
 
 TENSORS = 20
 MEGABYTE = 1_000_000

@@ -24,7 +24,7 @@ from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.beneath import entries_beneath
-from capsule.experiment.canonical import canonical_json, open_regular, write_atomic
+from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
@@ -38,11 +38,11 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
-from capsule.image.assemble import Image, assemble
+from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
-from capsule.image.fetch import fetch
-from capsule.image.project import check_project
+from capsule.image.resolution.fetch import fetch
+from capsule.image.resolution.project import check_project
 from capsule.machine.compare import select_gpu
 from capsule.machine.gpu import load_nvml, read_gpus
 
@@ -159,9 +159,7 @@ def execute(
         dense=dense,
         segment=segment,
     )
-    write_atomic(
-        run_directory / contract.JOB, canonical_json(job.model_dump(mode="json", by_alias=True))
-    )
+    write_atomic(run_directory / contract.JOB, job.document())
     for log, name in ((schedule, contract.SCHEDULE_REPLAY), (arrivals, contract.ARRIVALS_REPLAY)):
         if log is not None:
             write_atomic(run_directory / name, log.read_bytes())

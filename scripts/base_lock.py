@@ -17,11 +17,11 @@ from typing import get_args
 
 from capsule.experiment.lock import LockedImage
 from capsule.experiment.spec import SourcesSpec
-from capsule.image.base import make_base
+from capsule.image.assembly.base import make_base
 from capsule.image.cache import Cache
-from capsule.image.debian import BaseLock, resolve_debian, shipped_base
-from capsule.image.fetch import fetch_debian
 from capsule.image.recipe import load_recipe
+from capsule.image.resolution.debian import BaseLock, resolve_debian, shipped_base
+from capsule.image.resolution.fetch import fetch_debian
 
 PLACE = Path(__file__).parents[1] / "images" / "debian-12.lock.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from capsule.experiment.spec import ImageSpec, SourcesSpec
-from capsule.image.sources import MachineSources, machine_sources
+from capsule.image.resolution.sources import MachineSources, machine_sources
 
 GROUPS = {"dev"}
 

@@ -57,7 +57,13 @@ install_packages() {
 
 # Changes when what would be installed changes, and when the checkout moves.
 stamp() {
-  { cat pyproject.toml hatch_build.py capsule/native/source/*; python3 --version; pwd; echo "$1"; } | sha256sum | cut -d' ' -f1
+  {
+    cat pyproject.toml hatch_build.py
+    find capsule/native/source -type f | LC_ALL=C sort | xargs cat
+    python3 --version
+    pwd
+    echo "$1"
+  } | sha256sum | cut -d' ' -f1
 }
 
 installed() {

@@ -52,8 +52,8 @@ fi
 # Two halves side by side, which take about as long as each other. What asks engines for containers
 # or a cluster is in the second one, which is shown as it goes. Training has a process of its own:
 # its oracles bring JAX, after which a process should not fork.
-first=(tests/bundle tests/diagnosis tests/examples tests/fuzz tests/hostile tests/image tests/report
-  tests/verification)
+first=(benchmarks/tests tests/bundle tests/diagnosis tests/docs tests/examples tests/fuzz
+  tests/hostile tests/image tests/report tests/verification)
 first_half() {
   local status=0
   "${tests[@]}" tests/training || status=$?

@@ -46,7 +46,9 @@ class AllowedSigner:
         """Name whom the key stands for: the one of these who is among its principals, or all."""
         return next((name for name in wanted if matches(name, self.principals)), self.principals)
 
-    def objection(self, namespace: str, identities: tuple[str, ...], now: datetime) -> str | None:
+    def rejection_reason(
+        self, namespace: str, identities: tuple[str, ...], now: datetime
+    ) -> str | None:
         """Say why the key does not count now, for any of these identities, or return None."""
         if self.namespaces is not None and not matches(namespace, self.namespaces):
             return f"is not allowed to sign for {namespace}"

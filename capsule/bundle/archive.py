@@ -221,7 +221,7 @@ class ArchiveReader:
         """
         end = self._exactly(BLOCK, "end of archive")
         if any(end):
-            raise tampered("CAP-B109", f"a member that nobody signed follows: {_name_in(end)}")
+            raise tampered("CAP-B109", f"an unsigned member follows: {_name_in(end)}")
         if any(self._exactly(BLOCK, "end of archive")):
             raise tampered("CAP-B106", "the end of the archive is not two zero blocks")
         if self._stream.read(1):

@@ -40,7 +40,7 @@ from capsule.bundle.trust import Policy, Signature, Signer
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
-from capsule.experiment.owner import temporary_folder
+from capsule.host.owner import temporary_folder
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -80,7 +80,7 @@ class OpenedBundle:
     @property
     def authentic(self) -> bool:
         """Whether a key the reader trusts signed this bundle."""
-        return any(signer.objection is None for signer in self.signers)
+        return any(signer.rejection_reason is None for signer in self.signers)
 
     @property
     def claim_id(self) -> str:
@@ -92,10 +92,10 @@ class OpenedBundle:
 
         Raises:
             CapsuleError: CAP-B144: no such file, not canonical JSON, or not a whole document
-                of this model;
+                of this model; CAP-B145: it has a field that this Capsule does not know;
                 CAP-B160: too large for a document.
         """
-        return envelope.parse_exact(self.content(path, limit), model, path, "CAP-B144")
+        return envelope.parse_exact(self.content(path, limit), model, path, "CAP-B144", grows=True)
 
     def content(self, path: str, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return what a small file of the bundle holds.
@@ -189,10 +189,10 @@ def pack(
     statement = envelope.Statement.about(manifest)
     documents = {
         ENVELOPE: envelope.sign(statement, key),
-        MANIFEST: manifest.document,
+        MANIFEST: manifest.document(),
     }
     if ssh_sign is not None:
-        documents[SSHSIG] = ssh_sign(manifest.document)
+        documents[SSHSIG] = ssh_sign(manifest.document())
     documents[CHECKSUMS] = manifest.checksums
     members: list[tuple[str, int, Data]] = [
         (name, len(document), document) for name, document in documents.items()

@@ -14,9 +14,7 @@ from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.canonical import (
-    canonical_json,
     open_regular,
-    parse_canonical_json,
     sha256_file,
     sha256_hex,
 )
@@ -68,10 +66,6 @@ class Claims(Model):
         None,
         description="SHA-256 of the recorded randomness; null unless the spec has it recorded.",
     )
-
-    def document(self) -> bytes:
-        """Return the canonical JSON bytes of the claims."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
     def claim_id(self) -> str:
         """Return the hexadecimal SHA-256 of :meth:`document`: short enough to print in a paper."""
@@ -151,10 +145,6 @@ class Observations(Model):
     )
     fingerprint: Fingerprint
 
-    def document(self) -> bytes:
-        """Return the canonical JSON bytes of the observations."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
-
 
 def read_document(path: Path, model: type[Document]) -> Document:
     """Read a canonical JSON document of a run directory.
@@ -195,9 +185,7 @@ def open_run_file(folder: Path, path: str) -> BufferedReader:
 
 
 def _parsed(stream: BinaryIO, model: type[Document]) -> Document:
-    data = stream.read(MAX_DOCUMENT_BYTES)
-    parse_canonical_json(data)
-    return model.model_validate_json(data)
+    return model.parse(stream.read(MAX_DOCUMENT_BYTES))
 
 
 def _unreadable(name: str, what: str, error: Exception) -> CapsuleError:

@@ -31,7 +31,7 @@ def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> S
             written (CAP-B143).
     """
     with open_bundle(bundle, ()) as opened:
-        manifest = opened.manifest.document
+        manifest = opened.manifest.document()
         claim_id = opened.claim_id
     signature = sign(manifest)
     signer = sshsig.verify(signature, manifest)

@@ -47,7 +47,7 @@ _MEANING: dict[Role, str] = {
     "profile": "Randomness that the run used",
     "run": "Record of the run",
     "checkpoint": "Learned parameters",
-    "state": "What training goes on from at a checkpoint",
+    "state": "State from which training resumes at a checkpoint",
     "output": "What the program wrote",
     "log": "What the process printed",
 }

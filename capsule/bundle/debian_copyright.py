@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from capsule.image.layers import Entry, read_tar
+from capsule.image.archives.layers import Entry, read_tar
 
 MAX_LINKS = 8  # followed for one file, at most
 

@@ -15,7 +15,6 @@ from capsule.bundle.reproducing import reproducing_guide
 from capsule.bundle.run_bundle import Kind
 from capsule.bundle.sbom import machine_sbom
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json
 from capsule.experiment.lock import Lock
 from capsule.image.seccomp import PROFILE
 
@@ -35,7 +34,7 @@ def derived_members(
     job = contract.Job.of(lock)
     others = {path: kind for path, kind in kinds.items() if path != CRATE}
     members = {
-        run_bundle.JOB: canonical_json(job.model_dump(mode="json", by_alias=True)),
+        run_bundle.JOB: job.document(),
         run_bundle.MACHINE_SBOM: machine_sbom(observations.fingerprint),
         run_bundle.GUIDE: reproducing_guide(lock, claims, embedded=embedded).encode(),
         CRATE: run_crate(lock, claims, observations, others),

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
 from capsule.bundle.manifest import CHECKSUMS, MANIFEST, Manifest, parse_document
-from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 
@@ -72,7 +72,7 @@ class Statement(Model):
     @classmethod
     def about(cls, manifest: Manifest) -> Statement:
         """Return the only statement that fits ``manifest``."""
-        document = Digest(sha256=sha256_hex(manifest.document))
+        document = Digest(sha256=sha256_hex(manifest.document()))
         checksums = Digest(sha256=sha256_hex(manifest.checksums))
         subject = (
             Subject(name="manifest.json", digest=document),
@@ -146,9 +146,9 @@ def sign(statement: Statement, key: PrivateKey) -> bytes:
     hint = KeyHint(hint=key.public.fingerprint)
     bundle = SigstoreBundle(
         verificationMaterial=VerificationMaterial(publicKey=hint),
-        dsseEnvelope=seal(document_of(statement), key),
+        dsseEnvelope=seal(statement.document(), key),
     )
-    return document_of(bundle)
+    return bundle.document()
 
 
 def seal(payload: bytes, key: PrivateKey) -> DsseEnvelope:
@@ -206,15 +206,10 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
     return payload, signer
 
 
-def document_of(model: Model) -> bytes:
-    """Return the canonical bytes of a document, every default spelt out."""
-    return canonical_json(model.model_dump(mode="json", by_alias=True))
-
-
-def parse_exact(data: bytes, model: type[_M], name: str, code: str) -> _M:
-    """Parse a document in which every field is spelt out; no default stands in."""
-    document = parse_document(data, model, name, code)
-    if document_of(document) != data:
+def parse_exact(data: bytes, model: type[_M], name: str, code: str, *, grows: bool = False) -> _M:
+    """Parse a document that is written as Capsule writes it: see :func:`parse_document`."""
+    document = parse_document(data, model, name, code, grows=grows)
+    if document.document() != data:
         raise tampered(code, f"{name} leaves out a field, or spells one in another way")
     return document
 

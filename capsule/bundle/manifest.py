@@ -13,8 +13,10 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from capsule import __version__
 from capsule.bundle.archive import MAX_NAME, MAX_SIZE, NAME_PATTERN, tampered
-from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 
@@ -79,14 +81,9 @@ class Manifest(Model):
         return self
 
     @cached_property
-    def document(self) -> bytes:
-        """The bytes of ``manifest.json`` (RFC 8785)."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
-
-    @cached_property
     def checksums(self) -> bytes:
         """The bytes of ``SHA256SUMS``: the manifest itself, then every file of it."""
-        digests = {MANIFEST: sha256_hex(self.document)}
+        digests = {MANIFEST: sha256_hex(self.document())}
         digests |= {file.path: file.sha256 for file in self.files}
         return "".join(f"{digest}  {path}\n" for path, digest in digests.items()).encode()
 
@@ -106,7 +103,9 @@ def _check_names(paths: Iterable[str]) -> None:
         raise ValueError(f"{clashes[0]}: both a file and a folder")
 
 
-def parse_document(data: bytes, model: type[_M], name: str, code: str) -> _M:
+def parse_document(
+    data: bytes, model: type[_M], name: str, code: str, *, grows: bool = False
+) -> _M:
     """Parse a signed JSON document: canonical bytes (RFC 8785) that fit a closed model.
 
     Args:
@@ -114,17 +113,30 @@ def parse_document(data: bytes, model: type[_M], name: str, code: str) -> _M:
         model: What it must fit.
         name: What to call it in an error.
         code: Code of the error.
+        grows: Whether later versions of Capsule may add fields.
 
     Raises:
-        CapsuleError: ``code``: not canonical JSON, or not a document of this model.
+        CapsuleError: ``code``: not canonical JSON, or not a document of this model; CAP-B145: one
+            that may grow, and has fields that this Capsule does not know.
     """
     try:
-        parse_canonical_json(data)
-        return model.model_validate_json(data)
+        return model.parse(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        findings = error.errors(include_url=False, include_input=False)
+        first = findings[0]
         where = ".".join(str(part) for part in first["loc"])
+        if grows and all(finding["type"] == "extra_forbidden" for finding in findings):
+            raise _newer(name, where) from error
         detail = f"{where!a}: {first['msg']}" if where else first["msg"]
         raise tampered(code, f"{name} is not valid: {detail}") from error
     except ValueError as error:
         raise tampered(code, f"{name} is not canonical JSON: {str(error)!a}") from error
+
+
+def _newer(name: str, field: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-B145",
+        f"{name} has the field {field!a}, which Capsule {__version__} does not know",
+        fix="Use the version of Capsule that wrote it, or a later one.",
+        exit_code=ExitCode.INCONCLUSIVE,
+    )

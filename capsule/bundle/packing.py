@@ -32,10 +32,10 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.owner import temporary_folder
-from capsule.image.assemble import Image, write_archive
+from capsule.host.owner import temporary_folder
+from capsule.image.assembly.assemble import Image, write_archive
 from capsule.image.cache import Cache
-from capsule.image.project import project_archive
+from capsule.image.resolution.project import project_archive
 from capsule.machine.fingerprint import Fingerprint
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from capsule import __version__
 from capsule.bundle.envelope import (
     Digest,
     Fingerprint,
-    document_of,
     seal,
 )
 from capsule.bundle.keys import PrivateKey
@@ -176,7 +175,7 @@ class Summary(Model):
             raise ValueError(f"verdict {self.detail.verdict} has not the level {level}")
         if (level == "FAILED") != (self.verification_result == "FAILED"):
             raise ValueError(f"level {level} is not {self.verification_result}")
-        if self.policy.digest.sha256 != sha256_hex(document_of(self.detail.policy)):
+        if self.policy.digest.sha256 != sha256_hex(self.detail.policy.document()):
             raise ValueError("policy.digest is not that of the policy")
         if not MODES[self.detail.verdict].fullmatch(self.detail.policy.mode):
             raise ValueError(f"mode {self.detail.policy.mode} cannot give {self.detail.verdict}")
@@ -222,7 +221,7 @@ def make_statement(claim_id: str, manifest: str, time: str, detail: Detail) -> S
         detail: What was found.
     """
     level = LEVELS[detail.verdict]
-    policy = Digest(sha256=sha256_hex(document_of(detail.policy)))
+    policy = Digest(sha256=sha256_hex(detail.policy.document()))
     summary = {
         "verifier": Verifier(version=Version(capsule=__version__)),
         "timeVerified": time,
@@ -258,7 +257,7 @@ def write_receipt(statement: Statement, key: PrivateKey, bundle: Path, path: Pat
     Raises:
         CapsuleError: CAP-B173, the file cannot be written.
     """
-    data = document_of(seal(document_of(statement), key))
+    data = seal(statement.document(), key).document()
     path = path or bundle.with_name(f"{bundle.name}.{sha256_hex(data)[:8]}{SUFFIX}")
     try:
         write_output(path, data)

@@ -10,8 +10,8 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec, task_name
 from capsule.experiment.trainers import CommandTrainer
-from capsule.image.assemble import reference_of
-from capsule.image.wheel import INTERPRETER, SITE
+from capsule.image.archives.wheel import INTERPRETER, SITE
+from capsule.image.assembly.assemble import reference_of
 
 _HEAD = """\
 # Reproducing {name}

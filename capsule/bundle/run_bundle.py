@@ -22,7 +22,7 @@ from capsule.bundle.crate import CRATE
 from capsule.bundle.manifest import MediaType, Role
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
-from capsule.image.assemble import Image
+from capsule.image.assembly.assemble import Image
 
 CLAIMS = "claims.json"
 OBSERVATIONS = "observations.json"

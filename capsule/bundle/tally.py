@@ -55,7 +55,7 @@ class Original:
         """Return what receipts about an open bundle are held against."""
         return cls(
             claim_id=bundle.claim_id,
-            manifest=sha256_hex(bundle.manifest.document),
+            manifest=sha256_hex(bundle.manifest.document()),
             authors=frozenset(
                 (bundle.fingerprint, *(each.key for each in bundle.signers if each.key))
             ),
@@ -84,8 +84,10 @@ class Receipt(Model):
     signer: Fingerprint = Field(description="By its own account; a fact only if trusted.")
     trusted: bool
     identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
-    objection: str | None = Field(None, description="Why it is not trusted, or null.")
-    own: bool = Field(description="Its signer signed the bundle, too: not an independent voice.")
+    rejection_reason: str | None = Field(None, description="Why it is not trusted, or null.")
+    own: bool = Field(
+        description="Whether its signer also signed the bundle, so that it is not independent."
+    )
     of_this_bundle: bool = Field(description="Its signer verified this very bundle.")
     author_known: bool = Field(
         description="A key that the reader named signed the bundle, so that others can be told "
@@ -210,9 +212,9 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
     return Receipt(
         file=path.name,
         signer=fingerprint,
-        trusted=signer.objection is None,
+        trusted=signer.rejection_reason is None,
         identity=signer.identity,
-        objection=signer.objection,
+        rejection_reason=signer.rejection_reason,
         own=fingerprint in original.authors.union(detail.signers),
         of_this_bundle=summary.input_attestations[0].digest.sha256 == original.manifest,
         author_known=original.authentic,

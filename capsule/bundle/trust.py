@@ -42,7 +42,7 @@ class Signer(Model):
     identity: str | None = Field(
         None, description="Whom the reader's trust file, or a certificate, has for it."
     )
-    objection: str | None = Field(None, description="Why it does not count, or null.")
+    rejection_reason: str | None = Field(None, description="Why it does not count, or null.")
 
     def __str__(self) -> str:
         key = self.key or self.identity or ""
@@ -137,11 +137,15 @@ class Policy:
             UntrustedError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
                 count), B155 (too few did).
         """
-        counted = {str(signer.key or signer) for signer in signers if signer.objection is None}
+        counted = {
+            str(signer.key or signer) for signer in signers if signer.rejection_reason is None
+        }
         if len(counted) >= self.threshold:
             return
         objections = "; ".join(
-            dict.fromkeys(f"{s} {s.objection}" for s in signers if s.objection is not None)
+            dict.fromkeys(
+                f"{s} {s.rejection_reason}" for s in signers if s.rejection_reason is not None
+            )
         )
         if counted:
             raise UntrustedError(
@@ -152,7 +156,7 @@ class Policy:
                 "signatures by one key count once.",
                 signers=signers,
             )
-        if all(signer.objection == _UNKNOWN for signer in signers):
+        if all(signer.rejection_reason == _UNKNOWN for signer in signers):
             raise _untrusted(signers)
         raise UntrustedError(
             "CAP-B154",
@@ -163,27 +167,27 @@ class Policy:
         )
 
     def _judge(self, signature: Signature) -> Signer:
-        identity, objection = self._standing(signature)
+        identity, rejection_reason = self._standing(signature)
         return Signer(
             kind=signature.kind,
             key=signature.fingerprint,
             identity=identity,
-            objection=objection,
+            rejection_reason=rejection_reason,
         )
 
     def _standing(self, signature: Signature) -> tuple[str | None, str | None]:
         """Return whom a signature is by, as far as that is known, and why it does not count."""
         names, now = self.identities, self.now
         lines = [
-            (line.identity(names), line.objection(sshsig.NAMESPACE, names, now))
+            (line.identity(names), line.rejection_reason(sshsig.NAMESPACE, names, now))
             for line in self.allowed
             if line.key == signature.key
         ]
         lines.sort(key=lambda line: line[1] is not None)  # one that allows it is enough
-        identity, objection = lines[0] if lines else (None, _UNKNOWN)
+        identity, rejection_reason = lines[0] if lines else (None, _UNKNOWN)
         if signature.fingerprint in self.revoked:
             return identity, "is revoked"
-        return identity, None if signature.key in self.keys else objection
+        return identity, None if signature.key in self.keys else rejection_reason
 
     def _read_detached(self, file: Detached, manifest: bytes) -> Signature:
         try:
@@ -242,12 +246,12 @@ def _check_options(policy: Policy) -> None:
     if policy.identities and not (policy.allowed or policy.keyless):
         raise _misused(
             "--identity goes with --allowed-signers or --keyless",
-            "A key that `--key` names counts whoever has it; give a trust file to tell people "
-            "apart.",
+            "A key that `--key` names is trusted without a name; use a trust file to name the "
+            "people that keys belong to.",
         )
     if policy.trusts_nobody and (policy.detached or policy.revoked or policy.threshold > 1):
         raise _misused(
-            "whom to trust is not said",
+            "no trusted key was given",
             "Give --key, --allowed-signers or --keyless.",
         )
 
@@ -261,14 +265,14 @@ def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
     return tuple(dict.fromkeys(load_public(path) for path in paths))
 
 
-_UNKNOWN = "is no key that you named"
+_UNKNOWN = "is not one of the keys that you named"
 
 
 def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
     try:
         lines = parse_allowed_signers(_read(path).decode())
         if not lines:
-            raise ValueError("it names nobody who could sign a bundle")
+            raise ValueError("it names no one who may sign a bundle")
         return lines
     except ValueError as error:
         raise _misused(
@@ -292,7 +296,9 @@ def _read_revoked(path: Path) -> list[str]:
             try:
                 found.append(fingerprint(openssh_blob(text)))
             except ValueError as error:
-                raise ValueError(f"line {number} is no key and no SHA256: fingerprint") from error
+                raise ValueError(
+                    f"line {number} is neither a public key nor a SHA256: fingerprint"
+                ) from error
     except ValueError as error:
         raise _misused(
             f"the revocation list {path} is malformed: {error}",
@@ -345,6 +351,6 @@ def _untrusted(signers: Sequence[Signer]) -> UntrustedError:
 def _not_over_this(file: Detached, error: CapsuleError) -> CapsuleError:
     return tampered(
         "CAP-B157",
-        f"{file.name!a} is no signature over this bundle's manifest: {error.message}",
+        f"{file.name!a} is not a signature of this bundle's manifest: {error.message}",
         fix="Give a file that `capsule sign` or `ssh-keygen -Y sign` made of this very bundle.",
     )

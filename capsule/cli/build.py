@@ -20,7 +20,7 @@ from capsule.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from capsule.image.assemble import Image
+    from capsule.image.assembly.assemble import Image
 
 
 @guarded
@@ -76,7 +76,7 @@ def command(
 
 def _write_archive(image: Image, path: Path) -> None:
     """Write the image archive by way of a temporary file, so that it is whole or absent."""
-    from capsule.image.assemble import write_archive
+    from capsule.image.assembly.assemble import write_archive
 
     temporary = path.with_name(f".{path.name}.part")
     try:

@@ -106,9 +106,9 @@ def locked(
 ) -> tuple[Lock, SourcesSpec]:
     """Return the lock that a spec or lock file stands for, and where its packages may come from."""
     from capsule.experiment.spec import SourcesSpec
-    from capsule.experiment.spec_file import load_spec
+    from capsule.host.spec_file import load_spec
     from capsule.image.lockfile import lock_path, obtain_lock, read_lock
-    from capsule.image.sources import sources_beside
+    from capsule.image.resolution.sources import sources_beside
 
     if path.name.endswith(".lock.json"):
         if overrides or refresh or refresh_base:

@@ -18,7 +18,7 @@ from capsule.cli.common import (
     locked,
     print_json,
 )
-from capsule.experiment.owner import temporary_folder
+from capsule.host.owner import temporary_folder
 
 DEFAULT_STEPS = 256
 

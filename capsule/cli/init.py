@@ -26,7 +26,7 @@ def command(
         typer.Option(
             "--template",
             help="'dqn', 'r2d2', 'impala': deterministic training on Breakout, small enough for "
-            "two CPU cores; 'own-program': a program of your own, beside the spec.",
+            "two CPU cores; 'own-program': a program of your own, in the same folder as the spec.",
         ),
     ] = "dqn",
     as_json: JsonOption = False,

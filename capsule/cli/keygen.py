@@ -13,7 +13,9 @@ from capsule.cli.passphrase import PassphraseOption, chosen_passphrase
 
 @guarded
 def command(
-    path: Annotated[Path, typer.Argument(help="Private key to write; NAME.pub goes beside it.")],
+    path: Annotated[
+        Path, typer.Argument(help="Private key to write; the public key is written to NAME.pub.")
+    ],
     *,
     kind: Annotated[
         Literal["ed25519", "ecdsa-p256"], typer.Option("--type", help="Signature algorithm.")

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Resolve a spec into SPEC.lock.json: every wheel and Debian package by its SHA-256."""
     from capsule.image.cache import Cache
-    from capsule.image.resolve import cuda_libraries
+    from capsule.image.resolution.resolve import cuda_libraries
     from capsule.report.progress import open_reporter
 
     with open_reporter(quiet=quiet) as reporter:

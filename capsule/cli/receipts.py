@@ -18,7 +18,9 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle that the receipts are about.")],
     receipts: Annotated[
         list[Path] | None,
-        typer.Argument(help="Receipts; default: every BUNDLE.*.receipt.json beside the bundle."),
+        typer.Argument(
+            help="Receipts; default: every BUNDLE.*.receipt.json in the folder of the bundle."
+        ),
     ] = None,
     *,
     keys: Annotated[
@@ -84,7 +86,7 @@ def _show(found: Receipts) -> None:
 
 def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a receipt says, and who says it where."""
-    signer = " ".join(filter(None, (receipt.signer, receipt.identity, receipt.objection)))
+    signer = " ".join(filter(None, (receipt.signer, receipt.identity, receipt.rejection_reason)))
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)
     place = ", ".join(part for part in parts if part)

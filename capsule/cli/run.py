@@ -58,7 +58,8 @@ def command(
         typer.Option(
             "--cluster",
             metavar="docker:N|[ray://]HOST:PORT",
-            help="Play actors on a Ray cluster: N containers, or one that is there (IMPALA).",
+            help="Run the actors of IMPALA on a Ray cluster: one started in N containers, or an "
+            "existing one by its address.",
         ),
     ] = None,
     learners: Annotated[
@@ -209,8 +210,8 @@ def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
     The choice has no effect on the program, which may have ended already.
     """
     from capsule.experiment.errors import CapsuleError, ExitCode
-    from capsule.experiment.spec_file import parse_spec
     from capsule.experiment.trainers import CommandTrainer
+    from capsule.host.spec_file import parse_spec
 
     document = lock.spec.model_dump_json(by_alias=True).encode()
     spec = parse_spec(document, LOCK, overrides)

@@ -77,7 +77,7 @@ def command(
         ),
     ] = False,
     allow_untrusted: Annotated[
-        bool, typer.Option("--allow-untrusted", help="Go on although the signer is not trusted.")
+        bool, typer.Option("--allow-untrusted", help="Continue although the signer is not trusted.")
     ] = False,
     expect_spec: Annotated[
         Path | None,
@@ -138,7 +138,9 @@ def command(
     passphrase_file: PassphraseOption = None,
     receipt: Annotated[
         Path | None,
-        typer.Option("--receipt", help="Where --sign writes; default: beside the bundle."),
+        typer.Option(
+            "--receipt", help="File that --sign writes; default: in the folder of the bundle."
+        ),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -146,11 +148,11 @@ def command(
     """Check a bundle, run it again on this machine, and say what is the same and what is not."""
     from capsule.bundle.trust import load_policy
     from capsule.experiment.errors import CapsuleError, ExitCode
-    from capsule.experiment.spec_file import load_spec
+    from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
     from capsule.report.terminal import show_report
-    from capsule.verification.bounds import parse_limits
+    from capsule.verification.execution.bounds import parse_limits
     from capsule.verification.expectation import Expectation, parse_claim, parse_lock
     from capsule.verification.mode import Mode
     from capsule.verification.receipt import require_execution, sign_report

@@ -10,7 +10,7 @@ from typing import Any
 from capsule.diagnosis.findings import Finding, Setting
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.spec_file import parse_spec
+from capsule.host.spec_file import parse_spec
 
 MAX_WIDTH = 4096  # of a line; longer ones would be broken
 

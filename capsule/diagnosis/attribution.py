@@ -9,7 +9,7 @@ from typing import Literal
 
 from capsule.diagnosis.findings import Finding, finding
 from capsule.experiment.spec import Spec, calendar_clock
-from capsule.training.instruments import (
+from capsule.training.instruments.report import (
     SEEDING,
     InstrumentReport,
     Location,

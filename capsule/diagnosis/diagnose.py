@@ -27,12 +27,12 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
-from capsule.image.assemble import Image
+from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
-from capsule.training.instruments import InstrumentReport, OperatorUse
-from capsule.training.operators import STATUSES
-from capsule.verification.comparison import compare_traces
-from capsule.verification.outputs import STANDARD_OUTPUT
+from capsule.training.instruments.operator_rules import STATUSES
+from capsule.training.instruments.report import InstrumentReport, OperatorUse
+from capsule.verification.analysis.comparison import compare_traces
+from capsule.verification.analysis.outputs import STANDARD_OUTPUT
 
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
@@ -296,7 +296,7 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
     if steps < least or steps % (2 * unit):
         raise CapsuleError(
             "CAP-D001",
-            f"--steps {steps} is not a multiple of {2 * unit} from {least} on",
+            f"--steps {steps} is not a positive multiple of {2 * unit} of at least {least}",
             fix=f"Name such a number, e.g. --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
             exit_code=ExitCode.USAGE,
         )

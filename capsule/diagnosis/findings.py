@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from capsule.experiment.fields import Model
-from capsule.training.instruments import Location
+from capsule.training.instruments.report import Location
 
 Level = Literal["error", "warning", "note"]
 Setting = str | int | bool

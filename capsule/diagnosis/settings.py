@@ -10,7 +10,7 @@ from typing import Any
 from capsule.diagnosis.findings import CATALOGUE, Finding, Setting, finding
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec, calendar_clock
-from capsule.experiment.spec_file import parse_spec
+from capsule.host.spec_file import parse_spec
 
 CLOCK = "entropy.clock"
 UNKNOWN = "CAP-D109"

@@ -31,10 +31,10 @@ from capsule.engine.interface import (
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import ImpalaTrainer
-from capsule.image.assemble import Image
+from capsule.host.owner import temporary_folder
+from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ TOKEN = "/run/ray-token"  # noqa: S105 - where a container sees the file
 HEAD = "head"  # the name of the run's container on its network
 MAX_WORKERS = 64
 
-_NODE = ("python3.11", "-P", "-m", "capsule.training.cluster_node")
+_NODE = ("python3.11", "-P", "-m", "capsule.training.impala.actors.ray.node")
 _PORT = 6379
 _STORE_SHARE = 0.75  # of /dev/shm
 _API = "1.41"  # of the engine: names of a container on a network are older

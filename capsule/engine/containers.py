@@ -28,12 +28,12 @@ from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.owner import is_gone, this_process
 from capsule.experiment.spec import LimitsSpec
-from capsule.image.assemble import TASK_USER, Image, archive_chunks
+from capsule.host.owner import is_gone, this_process
+from capsule.image.archives.wheel import SITE
+from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.seccomp import seccomp_option
-from capsule.image.wheel import SITE
 
 if TYPE_CHECKING:
     from docker import DockerClient

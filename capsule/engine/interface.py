@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
-from capsule.image.assemble import Image
+from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 
 # What stands in arguments for wherever the task sees it.

@@ -29,10 +29,10 @@ from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedProject
-from capsule.experiment.owner import temporary_folder
-from capsule.image.assemble import Image
+from capsule.host.owner import temporary_folder
+from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
-from capsule.image.project import project_archive, unpack_project
+from capsule.image.resolution.project import project_archive, unpack_project
 from capsule.native import native_part
 
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")

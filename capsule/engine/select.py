@@ -9,7 +9,7 @@ from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.owner import remove_abandoned
+from capsule.host.owner import remove_abandoned
 
 EngineChoice = Literal["auto", "docker", "podman", "process"]
 

@@ -14,7 +14,7 @@ from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import EntropyReport, collect, launch_failure
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
-from capsule.experiment.canonical import canonical_json, write_atomic
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
 
@@ -101,7 +101,7 @@ class Attempt:
             CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one.
         """
         report = collect(self._folder).model_copy(update={"starts": self._number})
-        document = canonical_json(report.model_dump(mode="json", by_alias=True))
+        document = report.document()
         write_atomic(self._run_directory / contract.ENTROPY_REPORT, document)
         profile = self._profile(prefix=prefix)
         if profile is not None:

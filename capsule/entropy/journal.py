@@ -1,8 +1,8 @@
 """The journal: what the processes of a run asked the operating system for, as they wrote it down.
 
-The interposer keeps one file for a whole run (``capsule/native/source/journal.h`` has its layout);
-every process maps it and appends to it. It is complete after SIGKILL but for the call under way.
-The program may have written anything to it, so nothing in it is believed unchecked.
+The interposer keeps one file for a whole run (``capsule/native/source/shared/journal.h`` has its
+layout); every process maps it and appends to it. It is complete after SIGKILL but for the call
+under way. The program may have written anything to it, so nothing in it is believed unchecked.
 """
 
 from __future__ import annotations

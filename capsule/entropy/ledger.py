@@ -16,7 +16,6 @@ from pydantic import Field
 
 from capsule.entropy.evidence import Evidence, Source, Treatment
 from capsule.entropy.rows import computing, order, randomness, requests, surroundings
-from capsule.experiment.canonical import canonical_json
 from capsule.experiment.fields import Model
 
 SOURCES: tuple[Source, ...] = (
@@ -43,10 +42,6 @@ class Ledger(Model):
 
     schema_id: Literal["capsule/ledger/v1"] = Field("capsule/ledger/v1", alias="schema")
     rows: tuple[Row, ...]
-
-    def document(self) -> bytes:
-        """Return the canonical JSON bytes of the ledger."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
 class LedgerDifference(Model):

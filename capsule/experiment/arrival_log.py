@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model, NonNegativeInt
 
@@ -87,10 +87,6 @@ class ArrivalLog(Model):
         """How many results and messages arrived."""
         return sum(sum(place != NOTHING for place in wait.order) for wait in self.waits.values())
 
-    def document(self) -> bytes:
-        """Return the file."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
-
     def digest(self) -> str:
         """Return the SHA-256 of the file."""
         return sha256_hex(self.document())
@@ -105,8 +101,7 @@ def parse_arrivals(data: bytes) -> ArrivalLog:
     try:
         if len(data) > MAX_LOG_BYTES:
             raise ValueError(f"it has more than {MAX_LOG_BYTES} bytes")
-        parse_canonical_json(data)
-        return ArrivalLog.model_validate_json(data)
+        return ArrivalLog.parse(data)
     except ValueError as error:
         raise CapsuleError(
             "CAP-T385",

@@ -87,7 +87,7 @@ RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
 PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
 
 # How the first process has the launcher prepare the number that the program gets, and both numbers;
-# the same as in capsule/native/source/entropy.h.
+# the same as in capsule/native/source/shared/entropy.h.
 LAUNCHER_VARIABLE = "CAPSULE_LAUNCHER_PID"
 NUMBERS_SIGNAL = 40
 FIRST_PROCESS = 500
@@ -132,7 +132,7 @@ class Job(Model):
     )
     segment: bool = Field(
         False,
-        description="Only go on from the state at one checkpoint to the next, for a verifier: "
+        description="Train only from the state at one checkpoint to the next, for a verifier: "
         "evaluate nothing and keep no states.",
     )
     tree: dict[str, str] = Field(
@@ -222,7 +222,7 @@ class Generation(Model):
         """What a trace record calls it."""
         return f"generation {self.number}, member {self.member}"
 
-    def document(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Return what a trace record has of it."""
         return self.model_dump(mode="json")
 
@@ -269,7 +269,7 @@ class Checkpoint(Model):
 
     def digest(self) -> str:
         """Return the SHA-256 of the canonical form of this checkpoint's facts."""
-        return sha256_hex(canonical_json(self.model_dump(mode="json")))
+        return sha256_hex(self.document())
 
 
 class CheckpointIndex(Model):

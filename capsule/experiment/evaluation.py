@@ -24,21 +24,28 @@ class ToleranceSpec(Model):
     """
 
     metric: Literal["iqm", "mean"] = Field(
-        "iqm", description="Of a network's returns: interquartile mean, or mean."
+        "iqm",
+        description=(
+            "Statistic of a network's returns that is compared: interquartile mean, or mean."
+        ),
     )
     relative: Annotated[float, Field(gt=0, le=MAX_RELATIVE)] | None = Field(
-        None, description="Largest difference, as a share of the recorded metric's size."
+        None, description="Maximum difference, as a fraction of the recorded statistic."
     )
     absolute: Annotated[float, Field(gt=0, le=MAX_ABSOLUTE)] | None = Field(
         None,
-        description="Largest difference in units of the return, instead of 'relative'. It never "
-        "exceeds a fifth of the largest return that the re-execution obtains.",
+        description=(
+            "Maximum difference in units of the return, instead of 'relative'. It must not "
+            "exceed a fifth of the largest return of the re-execution."
+        ),
     )
     cliffs_delta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Largest Cliff's delta, too; 0.147 is the bound of 'negligible'."
+        None,
+        description="Maximum Cliff's delta, in addition; 0.147 is the bound of 'negligible'.",
     )
     alpha: Annotated[float, Field(gt=0, le=MAX_ALPHA)] = Field(
-        0.05, description="Risk of accepting a replica that is off by more than that."
+        0.05,
+        description="Probability of accepting a replica whose difference exceeds the maximum.",
     )
 
     @model_validator(mode="after")
@@ -67,15 +74,24 @@ class StartSet(Model):
 
     schema_id: Literal["capsule/starts/v1"] = Field("capsule/starts/v1", alias="schema")
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(
-        description="Claim id of the run whose final network ranked the candidates, which its "
-        "stream 'evaluation' drew."
+        description="Claim id of the run whose final network ranked the candidates."
     )
     task: str = Field(description="Game, or Gymnasium id.")
-    full_action_set: bool = Field(description="Whether actions are indices of all 18, on Atari.")
-    candidates: PositiveInt
-    shortlist: PositiveInt
-    min_actions: NonNegativeInt
-    max_actions: NonNegativeInt
+    full_action_set: bool = Field(
+        description="Whether the action indices are those of all 18 Atari actions."
+    )
+    candidates: PositiveInt = Field(
+        description="Number of random start sequences that were ranked."
+    )
+    shortlist: PositiveInt = Field(
+        description="Number of best-ranked sequences from which the starts were drawn."
+    )
+    min_actions: NonNegativeInt = Field(
+        description="Minimum length of a start sequence, in actions."
+    )
+    max_actions: NonNegativeInt = Field(
+        description="Maximum length of a start sequence, in actions."
+    )
     starts: Annotated[Starts, Field(min_length=1)] = Field(
         description="Action indices of each start."
     )
@@ -89,42 +105,63 @@ class EvaluationSpec(Model):
     action of a start is held for one emulator frame.
     """
 
-    interval: PositiveInt = Field(250_000, description="Steps between evaluated networks.")
-    initial: bool = Field(True, description="Evaluate the network before training, too: step 0.")
-    starts: PositiveInt = Field(100, description="Start sequences, one episode each.")
+    interval: PositiveInt = Field(250_000, description="Agent steps between evaluations.")
+    initial: bool = Field(True, description="Also evaluate the network before training, at step 0.")
+    starts: PositiveInt = Field(
+        100, description="Number of start sequences; each starts one episode."
+    )
     start_set: StartSet | None = Field(
         None,
-        description="Starts that were ranked before, so that several runs are scored on the same; "
-        "null: each run ranks its own. In a spec file: path of a file that 'capsule starts' wrote, "
-        "relative to the spec file; the lock holds what is in it.",
+        description=(
+            "Start sequences that were ranked earlier, so that several runs are scored on the "
+            "same ones; null: each run ranks its own. In a spec file: path of a file written by "
+            "'capsule starts', relative to the spec file; the lock holds its content."
+        ),
     )
     noop_max: NonNegativeInt = Field(
         0,
-        description="Start with 1 to this many no-ops (the first action) instead of ranked random "
-        "sequences; 30 is the protocol of Mnih et al. 2015.",
+        description=(
+            "Start with 1 to this many no-ops (the first action) instead of ranked random "
+            "sequences; 30 is the protocol of Mnih et al. 2015."
+        ),
     )
-    candidates: PositiveInt = 1000
-    shortlist: PositiveInt = 250
-    min_actions: NonNegativeInt = 55
-    max_actions: NonNegativeInt = 95
+    candidates: PositiveInt = Field(1000, description="Number of random start sequences to rank.")
+    shortlist: PositiveInt = Field(
+        250, description="Number of best-ranked sequences from which the starts are drawn."
+    )
+    min_actions: NonNegativeInt = Field(
+        55, description="Minimum length of a start sequence, in actions."
+    )
+    max_actions: NonNegativeInt = Field(
+        95, description="Maximum length of a start sequence, in actions."
+    )
     max_minutes: Annotated[float, Field(gt=0)] = Field(
         5.0,
-        description="Longest play after the start, in minutes at 60 emulator frames per second.",
+        description=(
+            "Maximum length of play after the start, in minutes at 60 emulator frames per second."
+        ),
     )
     actions: Literal["greedy", "sampled"] = Field(
         "greedy",
-        description="'sampled' draws actions from the policy, which a Q-learning trainer does not "
-        "have; each start has its own random stream, which begins anew at every evaluation.",
+        description=(
+            "'greedy' takes the best action; 'sampled' draws actions from the policy, which "
+            "Q-learning trainers do not have. Each start has its own random stream, which "
+            "restarts at every evaluation."
+        ),
     )
     action_sweep: bool = Field(
         False,
-        description="After a lost life, take each action for one emulator frame, as the code of "
-        "Nagarajan et al. does; atari only.",
+        description=(
+            "After a lost life, take each action for one emulator frame, as the code of "
+            "Nagarajan et al. does; Atari only."
+        ),
     )
     tolerance: ToleranceSpec | None = Field(
         None,
-        description="What verify accepts as statistically reproduced where equal bits cannot be "
-        "expected of the machines; null: nothing.",
+        description=(
+            "What verify accepts as statistically reproduced where the machines cannot be "
+            "expected to give equal bits; null: nothing."
+        ),
     )
 
     @model_validator(mode="after")

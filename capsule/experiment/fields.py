@@ -1,10 +1,15 @@
-"""Types that the documents' fields are made of."""
+"""Types that the documents' fields are made of, and the base of every document."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from capsule.experiment.canonical import canonical_json, parse_canonical_json
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -30,7 +35,74 @@ Facts = Annotated[
 ]
 
 
+_reading_stored = ContextVar("_reading_stored", default=False)
+
+
+def added(*, absent: Any, default: Any = ..., description: str | None = None) -> Any:
+    """Declare a field that was added to a document after its version 1.
+
+    Documents of before have no such field, and their digests are identities: so a stored document
+    leaves the field out where it has the value ``absent``, and means that value by leaving it out,
+    for ever. What a new spec gets by default may be another value, and may change.
+
+    Args:
+        absent: What documents without the field mean; as JSON has it.
+        default: What a new document gets; ``absent`` if it is not given.
+        description: For the schema.
+    """
+    new = absent if default is ... else default
+    return Field(
+        default_factory=lambda: absent if _reading_stored.get() else new,
+        description=description,
+        json_schema_extra={"default": new, "absent": absent},
+    )
+
+
 class Model(BaseModel):
     """Base of every document model: frozen, strict, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def document(self) -> bytes:
+        """Return the document as it is stored, signed and digested: canonical JSON (RFC 8785)."""
+        facts = self.model_dump(mode="json", by_alias=True)
+        _leave_out(self, facts)
+        return canonical_json(facts)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a stored document.
+
+        Raises:
+            ValueError: It is not canonical JSON, or (as pydantic's ``ValidationError``) not a
+                document of this model.
+        """
+        parse_canonical_json(data)
+        with _stored():
+            return cls.model_validate_json(data)
+
+
+@contextmanager
+def _stored() -> Iterator[None]:
+    token = _reading_stored.set(True)
+    try:
+        yield
+    finally:
+        _reading_stored.reset(token)
+
+
+def _leave_out(value: Any, facts: Any) -> None:
+    """Remove from ``facts``, which ``value`` was dumped to, what stored documents leave out."""
+    if isinstance(value, Model):
+        for name, field in type(value).model_fields.items():
+            key, extra = field.alias or name, field.json_schema_extra
+            if isinstance(extra, dict) and "absent" in extra and facts[key] == extra["absent"]:
+                del facts[key]
+            else:
+                _leave_out(getattr(value, name), facts[key])
+    elif isinstance(value, tuple):
+        for each, dumped in zip(value, facts, strict=True):
+            _leave_out(each, dumped)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _leave_out(each, facts[key])

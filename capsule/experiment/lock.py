@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.fields import DebianName, Model
 from capsule.experiment.spec import CodeSpec, ImageSpec, SourcesSpec, Spec
 
@@ -96,10 +96,6 @@ class Lock(Model):
         if (self.project is None) != (self.spec.code is None):
             raise ValueError("project must be there if spec.code is, and only then")
         return self
-
-    def document(self) -> bytes:
-        """Return the canonical JSON bytes of the lock."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
     def digest(self) -> str:
         """Return the hexadecimal SHA-256 of :meth:`document`."""

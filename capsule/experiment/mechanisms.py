@@ -73,12 +73,14 @@ class TrainerUse(Model):
     device: str = Field(description="Where its networks were: 'cpu', 'cuda:0'.")
     actors: PositiveInt
     schedule: Literal["serial", "lockstep", "recorded", "replayed", "live"] = Field(
-        description="What decided the order in which experience was learned: one actor in turn "
-        "with the learner; a rule; the order of arrival, written down; a log of an earlier run; "
+        description="What determined the order in which experience was learned from: one actor "
+        "in turn with the learner; a rule; the order of arrival, written down; a log of an "
+        "earlier run; "
         "the order of arrival, written down nowhere."
     )
     inference: Inference | None = Field(
-        None, description="How actors were answered; null for trainers whose actors ask nobody."
+        None,
+        description="How actors' requests were answered; null for trainers whose actors make none.",
     )
 
 

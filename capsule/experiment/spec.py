@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import EvaluationSpec, StartSet
 from capsule.experiment.fields import (
     DebianName,
@@ -47,18 +47,23 @@ class SourcesSpec(Model):
     """Where packages come from. Never part of a lock: locks hold names and digests only."""
 
     index: str | None = Field(
-        None, description="Main package index; default: the machine's own, else PyPI."
+        None,
+        description=(
+            "Main package index; default: the one that pip is configured to use, else PyPI."
+        ),
     )
     extra_indexes: tuple[str, ...] = Field(
-        (), description="Further package indexes, beside the machine's own."
+        (), description="Package indexes in addition to those that pip is configured to use."
     )
     find_links: tuple[str, ...] = Field(
         (),
-        description="Folders or pages with wheels, beside the machine's own. A path is relative to "
-        "the spec file.",
+        description=(
+            "Folders or pages with wheels, in addition to those that pip is configured to use. "
+            "Paths are relative to the spec file."
+        ),
     )
     debian: tuple[str, ...] = Field(
-        (), description="Debian mirrors to use instead of the machine's own apt configuration."
+        (), description="Debian mirrors to use instead of those in apt's configuration."
     )
 
 
@@ -66,7 +71,7 @@ class ImageSpec(Model):
     """What the image holds besides Capsule's own training code."""
 
     base: Literal["debian-12"] = Field("debian-12", description="Base recipe of the image.")
-    python: Literal["3.11"] = Field("3.11", description="Python version; Debian 12 ships 3.11.")
+    python: Literal["3.11"] = Field("3.11", description="Python version; Debian 12 provides 3.11.")
     packages: tuple[Requirement, ...] = Field(
         (
             "torch==2.13.0",
@@ -77,8 +82,10 @@ class ImageSpec(Model):
         ),
         description="Python packages (PEP 508). The lock pins each to one wheel and its SHA-256.",
     )
-    debian: tuple[DebianName, ...] = Field((), description="Extra Debian packages.")
-    sources: SourcesSpec = SourcesSpec()
+    debian: tuple[DebianName, ...] = Field((), description="Additional Debian packages.")
+    sources: SourcesSpec = Field(
+        SourcesSpec(), description="Where packages are downloaded from; never part of a lock."
+    )
 
 
 class CpuAccelerator(Model):
@@ -87,10 +94,12 @@ class CpuAccelerator(Model):
     kind: Literal["cpu"] = "cpu"
     numerics: Numerics = Field(
         "portable-v3",
-        description="'portable-v3' gives the same bits on every x86-64 CPU with AVX2 and FMA; "
-        "'portable-v3-strict' does without oneDNN, whose blocking asks for cache sizes; "
-        "'portable-v2' needs SSE4.2 only; 'native' takes the widest instructions of the machine "
-        "it runs on.",
+        description=(
+            "'portable-v3' gives the same bits on every x86-64 CPU with AVX2 and FMA; "
+            "'portable-v3-strict' does so without oneDNN, whose blocking depends on cache sizes;"
+            " 'portable-v2' requires SSE4.2 only; 'native' uses the widest instructions of the "
+            "machine."
+        ),
     )
 
 
@@ -98,12 +107,22 @@ class CudaAccelerator(Model):
     """Train on one NVIDIA GPU. A machine that lacks it is an error, never a fall-back."""
 
     kind: Literal["cuda"]
-    cuda: VersionConstraint = Field(description="CUDA runtime the wheels must bring, e.g. '13.0'.")
-    cudnn: VersionConstraint = Field(description="cuDNN the wheels must bring, e.g. '>=9.10'.")
-    driver: VersionConstraint = Field(description="Driver the machine must have, e.g. '>=580.65'.")
-    gpu: str | None = Field(None, description="Exact GPU name, e.g. 'NVIDIA H200'; any if absent.")
+    cuda: VersionConstraint = Field(
+        description="CUDA runtime version that the wheels must contain, e.g. '13.0'."
+    )
+    cudnn: VersionConstraint = Field(
+        description="cuDNN version that the wheels must contain, e.g. '>=9.10'."
+    )
+    driver: VersionConstraint = Field(
+        description="Driver version that the machine must have, e.g. '>=580.65'."
+    )
+    gpu: str | None = Field(
+        None, description="Exact name of the GPU, e.g. 'NVIDIA H200'; null: any GPU."
+    )
     compute_capability: str | None = Field(
-        None, pattern=r"^[0-9]+\.[0-9]$", description="e.g. '9.0'; any if absent."
+        None,
+        pattern=r"^[0-9]+\.[0-9]$",
+        description="Compute capability of the GPU, e.g. '9.0'; null: any.",
     )
 
 
@@ -111,42 +130,73 @@ class DeterminismSpec(Model):
     """The determinism layers. Anything weaker than the default is a declared relaxation."""
 
     hash_seed: Annotated[int, Field(ge=0, le=4294967295)] | None = Field(
-        0, description="PYTHONHASHSEED, set before the interpreter starts; null: another each time."
+        0,
+        description=(
+            "PYTHONHASHSEED, set before the interpreter starts; null: random in each process."
+        ),
     )
     propagation: bool = Field(
-        True, description="Check and set the flags in every Python process that imports torch."
+        True, description="Set and check the flags in every Python process that imports torch."
     )
     threads: PositiveInt | None = Field(
-        1, description="Maths threads of each library call; null: as many as there are cores."
+        1,
+        description=(
+            "Number of maths threads of each library call; null: as many as there are cores."
+        ),
     )
     algorithms: Literal["error", "warn", "off"] = Field(
-        "error", description="torch.use_deterministic_algorithms."
+        "error",
+        description=(
+            "torch.use_deterministic_algorithms: 'error' raises where an operator has no "
+            "deterministic implementation, 'warn' warns, 'off' does not ask for one."
+        ),
     )
-    fill_uninitialized_memory: bool = True
-    cudnn_benchmark: bool = False
-    tf32: bool = False
+    fill_uninitialized_memory: bool = Field(
+        True, description="torch.utils.deterministic.fill_uninitialized_memory."
+    )
+    cudnn_benchmark: bool = Field(
+        False,
+        description="torch.backends.cudnn.benchmark: choose the fastest cuDNN algorithm by timing.",
+    )
+    tf32: bool = Field(
+        False, description="Allow TensorFloat-32 in matrix products and convolutions."
+    )
     cores: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        4, description="Processors that programs are told of; null: as many as the machine has."
+        4,
+        description=(
+            "Number of processors that programs are told the machine has; null: its real number."
+        ),
     )
     sorted_listings: bool = Field(
-        True, description="List folders in the order of names; off: as the file system has them."
+        True,
+        description=(
+            "List directories in the order of names; false: in the order of the file system."
+        ),
     )
     cublas_workspace: Literal[":4096:8", ":16:8"] | None = Field(
-        ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, as cuBLAS likes it."
+        ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, so that cuBLAS chooses."
     )
     batch_invariance: bool = Field(
         True,
-        description="Answer actors in batches of a fixed size, or by layers whose rows are tested "
-        "to be independent; off: in batches as requests arrive.",
+        description=(
+            "Compute the answer to an actor so that it does not depend on the other requests in "
+            "its batch: in batches of a fixed size, or with layers whose rows are tested to be "
+            "independent; false: in batches as requests arrive."
+        ),
     )
     request_seeds: bool = Field(
         True,
-        description="Draw each action of an actor from a random stream of its own request; off: "
-        "from one stream of the replica that answers.",
+        description=(
+            "Draw each action of an actor from a random stream of its own request; false: from "
+            "one stream of the replica that answers."
+        ),
     )
     deterministic_routing: bool = Field(
         True,
-        description="Choose the replica that answers by the actor; off: by order of arrival.",
+        description=(
+            "Choose the replica that answers by the number of the actor; false: by the order of "
+            "arrival."
+        ),
     )
 
 
@@ -155,44 +205,56 @@ class EntropySpec(Model):
 
     mode: Literal["virtual", "recorded", "system"] = Field(
         "virtual",
-        description="'virtual' derives it from a key, the process, the thread and a counter; "
-        "'recorded' keeps fresh randomness, which verify replays; 'system' leaves it alone.",
+        description=(
+            "'virtual' derives the randomness from a key, the process, the thread and a counter;"
+            " 'recorded' records the system's randomness, which verify replays; 'system' leaves "
+            "it uncontrolled."
+        ),
     )
     seed: Seed | None = Field(None, description="Key of virtual entropy; default: seeds.root.")
     on_exhaustion: Literal["fail", "virtual"] = Field(
-        "fail", description="What a replay gives that asks for more than was recorded."
+        "fail",
+        description=(
+            "What a replay does when the program requests more randomness than was recorded: "
+            "'fail' ends the run, 'virtual' derives the rest."
+        ),
     )
     supervised: bool = Field(
-        True, description="Catch raw system calls, too, which a preloaded library cannot see."
+        True, description="Also intercept raw system calls, which a preloaded library cannot see."
     )
     address_randomization: bool = Field(
-        False, description="Load programs at random addresses, which id() and set order show."
+        False,
+        description="Load programs at random addresses, which id() and the order of sets reveal.",
     )
     clock: Literal["system", "fixed", "virtual"] | None = Field(
         None,
-        description="The calendar clock. 'virtual' starts it at a fixed date and advances it by "
-        "what the program does; 'fixed' stops it there; 'system' is the machine's. Default: "
-        "'virtual' for a program of your own, 'system' for Capsule's trainers.",
+        description=(
+            "The calendar clock. 'virtual' starts at a fixed date and advances with what the "
+            "program does; 'fixed' stands still at that date; 'system' is the machine's clock. "
+            "Default: 'virtual' for a program of your own, 'system' for Capsule's trainers."
+        ),
     )
 
 
 class SeedsSpec(Model):
     """One root seed; any stream can be overridden alone (the sensitivity study of Nagarajan)."""
 
-    root: Seed = 0
-    drawn: bool = Field(
+    root: Seed = Field(0, description="Root seed of all streams.")
+    random: bool = Field(
         False,
-        description="Draw the root seed from the operating system at the start, as a program "
-        "without seeds does; section 'entropy' says what the system gives.",
+        description=(
+            "Draw the root seed from the operating system at the start, as a program without a "
+            "seed does; section 'entropy' determines what the system gives."
+        ),
     )
     streams: dict[StreamName, Seed] = Field(
-        default_factory=dict, description="Root seed of single streams, overriding 'root'."
+        default_factory=dict, description="Root seeds of single streams, which override 'root'."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> SeedsSpec:
-        if self.drawn and "root" in self.model_fields_set and self.root:
-            raise ValueError(f"root {self.root} is given although drawn is true")
+        if self.random and "root" in self.model_fields_set and self.root:
+            raise ValueError(f"root {self.root} is given although random is true")
         return self
 
 
@@ -206,20 +268,35 @@ class AtariEnvironment(Model):
     game: RomName = Field(description="ROM name as in ale-py, e.g. 'breakout'.")
     further_games: tuple[RomName, ...] = Field(
         (),
-        description="Multi-task training, of 'impala': actor N plays game N modulo their number.",
+        description=(
+            "Further games for multi-task training with 'impala': actor N plays game N modulo "
+            "the number of games."
+        ),
     )
     sticky_action_probability: Probability = Field(
-        0.0, description="Chance per emulator frame that the previous action is repeated."
+        0.0,
+        description="Probability, at each emulator frame, that the previous action is repeated.",
     )
-    noop_max: NonNegativeInt = Field(30, description="Most no-op actions at an episode's start.")
-    frame_skip: PositiveInt = Field(4, description="Frames an action is repeated for.")
-    frame_stack: PositiveInt = Field(4, description="Most recent frames given to the agent.")
+    noop_max: NonNegativeInt = Field(
+        30, description="Maximum number of no-op actions at the start of an episode."
+    )
+    frame_skip: PositiveInt = Field(
+        4, description="Number of frames for which an action is repeated."
+    )
+    frame_stack: PositiveInt = Field(
+        4, description="Number of most recent frames in an observation."
+    )
     terminal_on_life_loss: bool = Field(
-        True, description="A lost life ends the return (not the game) during training."
+        True,
+        description="Whether a lost life ends the return (but not the game) during training.",
     )
-    full_action_set: bool = Field(False, description="All 18 actions instead of the game's own.")
-    clip_rewards: bool = Field(True, description="Clip training rewards to -1, 0, 1.")
-    max_episode_frames: PositiveInt = Field(108_000, description="Frames before truncation.")
+    full_action_set: bool = Field(
+        False, description="Use all 18 actions instead of the game's minimal set."
+    )
+    clip_rewards: bool = Field(True, description="Clip training rewards to -1, 0 or 1.")
+    max_episode_frames: PositiveInt = Field(
+        108_000, description="Emulator frames after which an episode is truncated."
+    )
 
 
 class GymnasiumEnvironment(Model):
@@ -229,36 +306,46 @@ class GymnasiumEnvironment(Model):
     id: str = Field(description="Gymnasium id, e.g. 'CartPole-v1'.")
     max_episode_steps: PositiveInt | None = Field(
         None,
-        description="Steps before truncation; null: the limit that the id is registered with, or "
-        "none where it is registered without one.",
+        description=(
+            "Steps after which an episode is truncated; null: the limit that the id is "
+            "registered with, if any."
+        ),
     )
     modules: tuple[ModuleName, ...] = Field(
         (), description="Modules to import first because they register ids, e.g. [popgym]."
     )
     observation: str | None = Field(
-        None, description="The only entry of a Dict observation that is seen, e.g. 'image'."
+        None, description="The entry of a Dict observation that the agent sees, e.g. 'image'."
     )
     frames: Literal["flat", "image"] = Field(
         "flat",
-        description="'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of "
-        "uint8 [rows, columns, channels], for networks with convolutions.",
+        description=(
+            "'flat': one vector of all numbers, for the network 'mlp'; 'image': a Box of uint8 "
+            "[rows, columns, channels], for convolutional networks."
+        ),
     )
-    frame_stack: PositiveInt = Field(1, description="Most recent frames given to the agent.")
+    frame_stack: PositiveInt = Field(
+        1, description="Number of most recent frames in an observation."
+    )
     instruction: str | None = Field(
         None,
-        description="The entry of a Dict observation that says in words what to do, e.g. 'mission';"
-        " trainer.language reads it.",
+        description=(
+            "The entry of a Dict observation that holds an instruction in words, e.g. 'mission';"
+            " trainer.language reads it."
+        ),
     )
-    hidden: tuple[NonNegativeInt, ...] = Field(
+    masked_observations: tuple[NonNegativeInt, ...] = Field(
         (),
-        description="Indices of the flat observation that the agent does not see, e.g. [1, 3]: "
-        "CartPole without velocities.",
+        description=(
+            "Indices of a flat observation that the agent does not see. Example: [1, 3] hides "
+            "CartPole's velocities."
+        ),
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> GymnasiumEnvironment:
-        if self.frames == "image" and self.hidden:
-            raise ValueError("hidden does not apply to frames: image; leave it out")
+        if self.frames == "image" and self.masked_observations:
+            raise ValueError("masked_observations does not apply to frames: image; leave it out")
         return self
 
 
@@ -266,9 +353,15 @@ class MinAtarEnvironment(Model):
     """A MinAtar game: 10x10 boolean channels (Young and Tian 2019)."""
 
     suite: Literal["minatar"]
-    game: Literal["asterix", "breakout", "freeway", "seaquest", "space_invaders"]
-    sticky_action_probability: Probability = 0.1
-    max_episode_steps: PositiveInt = Field(5_000, description="Steps before truncation.")
+    game: Literal["asterix", "breakout", "freeway", "seaquest", "space_invaders"] = Field(
+        description="Name of the game."
+    )
+    sticky_action_probability: Probability = Field(
+        0.1, description="Probability that the previous action is repeated."
+    )
+    max_episode_steps: PositiveInt = Field(
+        5_000, description="Steps after which an episode is truncated."
+    )
 
 
 EnvironmentSpec = Annotated[
@@ -333,26 +426,33 @@ def _published_references(names: Sequence[str]) -> dict[str, ScoreReference]:
 class CodeSpec(Model):
     """The source tree of a program. In a git work tree: what git tracks or would not ignore."""
 
-    path: str = Field(".", description="The tree's folder, relative to the spec file.")
+    path: str = Field(".", description="Folder of the tree, relative to the spec file.")
     files: Patterns = Field(
         ("*",),
-        description="Which of its files are taken. '*' matches any characters, '/' too; '!' leaves "
-        "out; the last match wins. E.g. ['*', '!data/*'].",
+        description=(
+            "Patterns that select files of the tree. '*' matches any characters, including '/'; "
+            "a leading '!' excludes; the last match wins. Example: ['*', '!data/*']."
+        ),
     )
 
 
 class RecordingSpec(Model):
     """How densely a run is traced and checkpointed. Part of the claims."""
 
-    trace_interval: PositiveInt = Field(4, description="Steps covered by one trace record.")
+    trace_interval: PositiveInt = Field(4, description="Agent steps covered by one trace record.")
     tensor_interval: PositiveInt = Field(
-        1_000, description="Steps between trace records that also digest every tensor."
+        1_000,
+        description="Agent steps between trace records that also hold a digest of every tensor.",
     )
-    checkpoint_interval: PositiveInt = Field(250_000, description="Steps between checkpoints.")
+    checkpoint_interval: PositiveInt = Field(
+        250_000, description="Agent steps between checkpoints."
+    )
     segment_states: bool = Field(
         False,
-        description="Keep at every checkpoint what training goes on from, so that verifiers can "
-        "execute single segments between checkpoints (capsule verify --challenge).",
+        description=(
+            "At every checkpoint, keep the state from which training resumes, so that verifiers "
+            "can execute single segments (capsule verify --challenge)."
+        ),
     )
 
 
@@ -364,33 +464,47 @@ MAX_MINUTES = 366 * 24 * 60
 class LimitsSpec(Model):
     """What a run may use. Exceeding one stops the run with an error."""
 
-    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES)
-    processes: PositiveInt = Field(256, le=MAX_PROCESSES)
-    disk_mb: PositiveInt = Field(32_768, le=MAX_MEBIBYTES, description="Size of the run directory.")
-    minutes: PositiveInt = Field(20_160, le=MAX_MINUTES, description="Wall-clock time.")
+    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MB.")
+    processes: PositiveInt = Field(
+        256, le=MAX_PROCESSES, description="Number of processes and threads."
+    )
+    disk_mb: PositiveInt = Field(
+        32_768, le=MAX_MEBIBYTES, description="Size of the run directory, in MB."
+    )
+    minutes: PositiveInt = Field(20_160, le=MAX_MINUTES, description="Wall-clock time, in minutes.")
     temporary_mb: PositiveInt = Field(
-        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container."
+        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container, in MB."
     )
 
 
 class Spec(Model):
     """A whole experiment."""
 
-    schema_id: Literal["capsule/spec/v1"] = Field("capsule/spec/v1", alias="schema")
-    name: Name
-    image: ImageSpec = ImageSpec()
-    accelerator: Annotated[CpuAccelerator | CudaAccelerator, Field(discriminator="kind")] = (
-        CpuAccelerator()
+    schema_id: Literal["capsule/spec/v1"] = Field(
+        "capsule/spec/v1", alias="schema", description="Version of the format."
     )
-    determinism: DeterminismSpec = DeterminismSpec()
-    entropy: EntropySpec = EntropySpec()
-    seeds: SeedsSpec = SeedsSpec()
-    code: CodeSpec | None = Field(None, description="Source tree of trainer.command.")
-    environment: EnvironmentSpec | None = None
-    trainer: TrainerSpec
-    evaluation: EvaluationSpec = EvaluationSpec()
-    recording: RecordingSpec = RecordingSpec()
-    limits: LimitsSpec = LimitsSpec()
+    name: Name = Field(
+        description="Name of the experiment; run directories and bundles are named after it."
+    )
+    image: ImageSpec = Field(ImageSpec(), description="The container image.")
+    accelerator: Annotated[CpuAccelerator | CudaAccelerator, Field(discriminator="kind")] = Field(
+        CpuAccelerator(), description="The hardware that trains."
+    )
+    determinism: DeterminismSpec = Field(DeterminismSpec(), description="The determinism layers.")
+    entropy: EntropySpec = Field(
+        EntropySpec(), description="The operating system's randomness, and the clock."
+    )
+    seeds: SeedsSpec = Field(SeedsSpec(), description="The seeds of the random streams.")
+    code: CodeSpec | None = Field(None, description="The source tree of trainer.command.")
+    environment: EnvironmentSpec | None = Field(
+        None, description="The task; required unless the trainer is a command."
+    )
+    trainer: TrainerSpec = Field(description="The algorithm, or a command.")
+    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="How networks are evaluated.")
+    recording: RecordingSpec = Field(
+        RecordingSpec(), description="How densely the run is recorded."
+    )
+    limits: LimitsSpec = Field(LimitsSpec(), description="Resources that the run may use.")
 
     @field_validator("accelerator", mode="before")
     @classmethod
@@ -409,7 +523,7 @@ class Spec(Model):
 
     def digest(self) -> str:
         """Return the SHA-256 of its canonical JSON, hexadecimal."""
-        return sha256_hex(canonical_json(self.model_dump(mode="json", by_alias=True)))
+        return sha256_hex(self.document())
 
     def training(self) -> TrainingSpec:
         """Return the same spec, known to train with one of Capsule's own algorithms.
@@ -496,7 +610,7 @@ def _check_evaluation(spec: Spec, environment: EnvironmentSpec, trainer: Algorit
     if spec.evaluation.actions == "sampled" and not isinstance(trainer, ImpalaTrainer):
         raise ValueError(
             f"evaluation.actions 'sampled' does not apply to trainer.algorithm "
-            f"{trainer.algorithm!r}, whose Q-values are no probabilities: use 'greedy'"
+            f"{trainer.algorithm!r}, whose Q-values are not probabilities: use 'greedy'"
         )
     if spec.evaluation.action_sweep and not isinstance(environment, AtariEnvironment):
         raise ValueError(

@@ -31,7 +31,7 @@ class ResumeState(Model):
     """Everything a run needs to go on, beside its tensors and the replay memory's files."""
 
     schema_id: Literal["capsule/resume/v1"] = Field("capsule/resume/v1", alias="schema")
-    spec: Sha256 = Field(description="Digest of the spec, so that no other run goes on from it.")
+    spec: Sha256 = Field(description="Digest of the spec, so that no other run resumes from it.")
     step: int
     seconds: float = Field(description="Wall-clock time of all attempts so far.")
     tensors: dict[str, Sha256]

@@ -16,7 +16,7 @@ from capsule.experiment.fields import (
 )
 
 _FIELDS_OF_THE_OTHER_OPTIMIZER = {
-    "centred-rmsprop": ("adam_epsilon", "gradient_norm"),
+    "centred-rmsprop": ("adam_epsilon", "max_gradient_norm"),
     "adam": ("gradient_momentum", "squared_gradient_momentum", "min_squared_gradient"),
 }
 
@@ -27,61 +27,83 @@ class DqnTrainer(Model):
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
     network: Literal["nature", "shallow", "small-conv", "mlp"] = Field(
-        "nature", description="'shallow' is the smaller network of Mnih et al. 2013."
+        "nature",
+        description=(
+            "Convolutional network; 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "
+            "that of Mnih et al. 2015."
+        ),
     )
     hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
-    batch_size: PositiveInt = 32
-    replay_capacity: PositiveInt = Field(1_000_000, description="Transitions kept.")
-    replay_start: PositiveInt = Field(
-        50_000, description="Steps of uniformly random play before learning starts."
+    batch_size: PositiveInt = Field(32, description="Transitions in a minibatch.")
+    replay_capacity: PositiveInt = Field(
+        1_000_000, description="Maximum number of transitions in the replay memory."
     )
-    discount: Probability = 0.99
-    update_interval: PositiveInt = Field(4, description="Steps between parameter updates.")
+    replay_start: PositiveInt = Field(
+        50_000, description="Agent steps of uniformly random play before learning starts."
+    )
+    discount: Probability = Field(0.99, description="Discount factor gamma.")
+    update_interval: PositiveInt = Field(4, description="Agent steps between parameter updates.")
     updates: PositiveInt = Field(
         1,
-        description="Parameter updates after every update_interval steps; more than 1 need "
-        "concurrent: false.",
+        description=(
+            "Parameter updates after every update_interval steps; more than 1 requires "
+            "concurrent: false."
+        ),
     )
     target_interval: PositiveInt = Field(
-        10_000, description="Steps between copies into the target network."
+        10_000, description="Agent steps between copies into the target network."
     )
     optimizer: Literal["centred-rmsprop", "adam"] = Field(
         "centred-rmsprop",
-        description="'centred-rmsprop' descends the sum of the loss over the minibatch, 'adam' its "
-        "mean, with the decays 0.9 and 0.999 of Kingma and Ba 2015.",
+        description=(
+            "'centred-rmsprop' minimises the sum of the loss over the minibatch; 'adam' "
+            "minimises its mean, with the decay rates 0.9 and 0.999 of Kingma and Ba 2015."
+        ),
     )
-    learning_rate: Annotated[float, Field(gt=0)] = 0.00025
+    learning_rate: Annotated[float, Field(gt=0)] = Field(0.00025, description="Learning rate.")
     gradient_momentum: Probability = Field(
-        0.95, description="Decay of the mean gradient, of centred-rmsprop."
+        0.95, description="Decay rate of the mean gradient, in centred-rmsprop."
     )
-    squared_gradient_momentum: Probability = Field(0.95, description="Of centred-rmsprop.")
+    squared_gradient_momentum: Probability = Field(
+        0.95, description="Decay rate of the mean squared gradient, in centred-rmsprop."
+    )
     min_squared_gradient: Annotated[float, Field(gt=0)] = Field(
-        0.01, description="Of centred-rmsprop."
+        0.01,
+        description="Added to the variance of the gradient under the root, in centred-rmsprop.",
     )
     adam_epsilon: Annotated[float, Field(gt=0)] = Field(
-        1e-8, description="Added to Adam's root; the default is that of Kingma and Ba 2015."
+        1e-8, description="Added to the root in Adam; the default is that of Kingma and Ba 2015."
     )
-    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Adam shortens longer gradients to this; null: it does not."
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Clip the gradient to this norm, in Adam; null: no clipping."
     )
     exploration_initial: Probability = Field(
-        1.0, description="Chance of a random action where learning starts; before, it is 1."
+        1.0,
+        description="Probability of a random action when learning starts; before that it is 1.",
     )
-    exploration_final: Probability = 0.1
+    exploration_final: Probability = Field(
+        0.1, description="Probability of a random action after exploration_steps."
+    )
     exploration_steps: PositiveInt = Field(
         1_000_000,
-        description="Agent steps after replay_start over which exploration falls in a line from "
-        "exploration_initial to exploration_final.",
+        description=(
+            "Agent steps after replay_start over which the probability of a random action falls "
+            "linearly from exploration_initial to exploration_final."
+        ),
     )
-    gradient_shards: tuple[PositiveInt, ...] = Field(
+    micro_batches: tuple[PositiveInt, ...] = Field(
         (20, 12),
-        description="Batch split whose gradients are summed in this order. Part of the result; how "
-        "many threads compute them is not.",
+        description=(
+            "Sizes of the parts of a minibatch whose gradients are added in this order. They "
+            "affect the result; the number of threads that compute them does not."
+        ),
     )
     concurrent: bool = Field(
         True,
-        description="Draw the minibatch before the steps it follows, so that acting and learning "
-        "overlap under a fixed schedule.",
+        description=(
+            "Draw the minibatch before the steps that precede its update, so that acting and "
+            "learning overlap under a fixed schedule."
+        ),
     )
 
     @property
@@ -91,7 +113,7 @@ class DqnTrainer(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> DqnTrainer:
-        _check_shards(self.gradient_shards, self.batch_size)
+        _check_shards(self.micro_batches, self.batch_size)
         for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]:
             default = type(self).model_fields[name].default
             if getattr(self, name) != default:
@@ -134,73 +156,99 @@ class R2d2Trainer(Model):
 
     algorithm: Literal["r2d2"]
     total_steps: PositiveInt = Field(
-        2_500_000_000, description="Agent steps of training, of all actors together."
+        2_500_000_000, description="Agent steps of training, summed over all actors."
     )
     network: Literal["nature", "residual", "small-conv", "mlp"] = Field(
-        "nature", description="What comes before the LSTM; 'residual' has the 15 layers of R2D2+."
+        "nature",
+        description="Network before the LSTM; 'residual' is the 15-layer network of R2D2+.",
     )
     recurrent_units: NonNegativeInt = Field(
         512, description="Units of the LSTM; 0: the feed-forward variant."
     )
-    hidden_units: PositiveInt = Field(512, description="Hidden layer of each dueling head.")
+    hidden_units: PositiveInt = Field(
+        512, description="Units in the hidden layer of each dueling head."
+    )
     actors: PositiveInt = Field(
-        256, description="Logical actors, played by as many processes as a machine has use for."
+        256,
+        description=(
+            "Number of logical actors. The number of processes that run them does not affect the"
+            " result."
+        ),
     )
     update_interval: PositiveInt = Field(
         25,
-        description="Steps of each actor between parameter updates. With 256 actors, 25 replay "
-        "each step 0.8 times.",
+        description=(
+            "Steps of each actor between parameter updates. With 256 actors, 25 replays each "
+            "step 0.8 times."
+        ),
     )
     actor_update_interval: PositiveInt = Field(
         400, description="Steps of each actor between its copies of the parameters."
     )
-    burn_in: NonNegativeInt = Field(40, description="Steps before those that are learned.")
+    burn_in: NonNegativeInt = Field(
+        40, description="Steps of a sequence that only warm up the recurrent state."
+    )
     sequence_length: PositiveInt = Field(80, description="Learned steps of a sequence.")
-    sequence_period: PositiveInt = Field(
-        40, description="Steps from the start of a sequence to that of the next."
+    sequence_stride: PositiveInt = Field(
+        40, description="Steps from the start of a sequence to the start of the next."
     )
     recurrent_state: Literal["stored", "zero"] = Field(
         "stored", description="Recurrent state at the start of a replayed sequence."
     )
-    n_step: PositiveInt = 5
-    discount: Probability = 0.997
+    n_step: PositiveInt = Field(5, description="Length n of n-step returns.")
+    discount: Probability = Field(0.997, description="Discount factor gamma.")
     rescaling_epsilon: Annotated[float, Field(ge=0)] | None = Field(
-        1e-3, description="Of the value function rescaling h; null: no rescaling."
+        1e-3, description="Epsilon of the value function rescaling h; null: no rescaling."
     )
     asymmetric_clipping: bool = Field(
-        False, description="Learn from 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as R2D2+."
+        False, description="Map rewards to 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as R2D2+ does."
     )
     life_loss: Literal["roll", "reset"] = Field(
         "roll",
-        description="Where environment.terminal_on_life_loss ends returns: whether the "
-        "recurrent state rolls on or is reset.",
+        description=(
+            "Whether the recurrent state is kept ('roll') or reset when a lost life ends the "
+            "return."
+        ),
     )
-    replay_capacity: PositiveInt = Field(4_000_000, description="Observations kept.")
+    replay_capacity: PositiveInt = Field(
+        4_000_000, description="Maximum number of observations in the replay memory."
+    )
     replay_start: PositiveInt = Field(
-        50_000, description="Steps of all actors before learning starts."
+        50_000, description="Steps, summed over all actors, before learning starts."
     )
-    priority_exponent: Probability = 0.9
+    priority_exponent: Probability = Field(0.9, description="Exponent of the priorities.")
     priority_maximum_share: Probability = Field(
-        0.9, description="Eta: weight of the largest error beside the mean one."
+        0.9, description="Eta: weight of the maximum error against the mean error."
     )
-    importance_exponent: Probability = 0.6
-    batch_size: PositiveInt = Field(64, description="Sequences of a minibatch.")
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-3
-    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
-        40.0, description="Longer gradients are shortened to this; null: they are not."
+    importance_exponent: Probability = Field(
+        0.6, description="Exponent of the importance sampling weights."
+    )
+    batch_size: PositiveInt = Field(64, description="Sequences in a minibatch.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="Learning rate.")
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(
+        1e-3, description="Added to the root in Adam."
+    )
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        40.0, description="Clip the gradient to this norm; null: no clipping."
     )
     target_interval: PositiveInt = Field(
         2_500, description="Parameter updates between copies into the target network."
     )
     exploration_base: Probability = Field(
-        0.4, description="Actor i explores with base ** (1 + exponent * i / (actors - 1))."
+        0.4,
+        description=(
+            "Actor i acts randomly with probability base ** (1 + exponent * i / (actors - 1))."
+        ),
     )
-    exploration_exponent: Annotated[float, Field(ge=0)] = 7.0
-    gradient_shards: tuple[PositiveInt, ...] = Field(
+    exploration_exponent: Annotated[float, Field(ge=0)] = Field(
+        7.0, description="See exploration_base."
+    )
+    micro_batches: tuple[PositiveInt, ...] = Field(
         (32, 32),
-        description="Batch split whose gradients are summed in this order. Part of the result; how "
-        "many threads compute them is not.",
+        description=(
+            "Sizes of the parts of a minibatch whose gradients are added in this order. They "
+            "affect the result; the number of threads that compute them does not."
+        ),
     )
 
     @property
@@ -210,7 +258,7 @@ class R2d2Trainer(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> R2d2Trainer:
-        _check_shards(self.gradient_shards, self.batch_size)
+        _check_shards(self.micro_batches, self.batch_size)
         if self.total_steps % self.interval_steps:
             raise ValueError(
                 f"total_steps {self.total_steps} is not a multiple of actors {self.actors} times "
@@ -221,10 +269,10 @@ class R2d2Trainer(Model):
                 f"actor_update_interval {self.actor_update_interval} is not a multiple of "
                 f"update_interval {self.update_interval}"
             )
-        if self.sequence_length % self.sequence_period:
+        if self.sequence_length % self.sequence_stride:
             raise ValueError(
-                f"sequence_length {self.sequence_length} is not a multiple of sequence_period "
-                f"{self.sequence_period}: steps would be learned unequally often, or left out"
+                f"sequence_length {self.sequence_length} is not a multiple of sequence_stride "
+                f"{self.sequence_stride}: steps would be learned unequally often, or left out"
             )
         for name in ("burn_in", "n_step"):
             if getattr(self, name) > self.sequence_length:
@@ -261,10 +309,12 @@ class LockstepSchedule(Model):
     """Actors in turn, with a constant policy lag: a rule, so nothing needs to be recorded."""
 
     mode: Literal["lockstep"]
-    lag: NonNegativeInt = Field(
+    policy_lag: NonNegativeInt = Field(
         1,
-        description="Parameter updates from the policy version that acts to the one that learns "
-        "from it. 0: nobody acts while the learner learns.",
+        description=(
+            "Parameter updates between the policy that acts and the policy that learns from it. "
+            "With 0, acting and learning alternate."
+        ),
     )
 
 
@@ -272,10 +322,13 @@ class RecordedSchedule(Model):
     """Actors at full speed; who was learned when, and with which lag, is recorded and replayed."""
 
     mode: Literal["recorded"]
-    lag: PositiveInt = Field(
+    policy_lag: PositiveInt = Field(
         8,
         le=MAX_RECORDED_LAG,
-        description="Most of it: the learner waits for what is older.",
+        description=(
+            "Maximum number of parameter updates between the policy that acts and the policy "
+            "that learns from it: the learner waits for unrolls that would become older."
+        ),
     )
 
 
@@ -295,8 +348,10 @@ class ServerInference(Model):
     rows: PositiveInt = Field(
         16,
         le=1024,
-        description="Of a batch of fixed size; the rows of actors that ask for nothing are zeros. "
-        "It matters where layers are computed by the libraries (see docs/numerics.md).",
+        description=(
+            "Size of a batch; rows without a request are zeros. It matters only where the maths "
+            "libraries compute the layers (see docs/numerics.md)."
+        ),
     )
 
 
@@ -304,10 +359,13 @@ class LanguageSpec(Model):
     """What instructions are made of: the language channel of Espeholt et al. 2018, figure 3."""
 
     vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
-        "babyai", description="Every word there is, in small letters; 'babyai': the 32 of BabyAI."
+        "babyai", description="All words, in lower case; 'babyai': the 32 words of BabyAI."
     )
     longest: PositiveInt = Field(
-        72, description="Most words of an instruction. 72 are enough for every level of BabyAI."
+        72,
+        description=(
+            "Maximum number of words in an instruction. 72 are enough for every level of BabyAI."
+        ),
     )
 
 
@@ -315,9 +373,15 @@ class UnrollReplaySpec(Model):
     """Experience replay of section 5.2.2: part of every batch is drawn from earlier unrolls."""
 
     unrolls: PositiveInt = Field(
-        description="Of a batch, drawn uniformly from the replay memory; half of it in the paper."
+        description=(
+            "Unrolls of each batch that are drawn uniformly from the replay memory; half of the "
+            "batch in the paper."
+        )
     )
-    capacity: PositiveInt = Field(10_000, description="Unrolls kept, the newest.")
+    capacity: PositiveInt = Field(
+        10_000,
+        description="Maximum number of unrolls in the replay memory; the oldest are removed first.",
+    )
 
 
 Truncation = Literal["bootstrap", "terminal"]
@@ -327,8 +391,8 @@ DRAWN_BY_MEMBERS = ("entropy_cost", "learning_rate", "rmsprop_epsilon")  # table
 class ScoreReference(Model):
     """Scores of a task by which its returns are normalised."""
 
-    random: float = Field(description="Of random play; it counts 0.")
-    human: float = Field(description="Of a person; it counts 1.")
+    random: float = Field(description="Score of random play; it is normalised to 0.")
+    human: float = Field(description="Score of a human player; it is normalised to 1.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ScoreReference:
@@ -348,28 +412,38 @@ class PopulationSpec(Model):
         24,
         ge=2,
         le=64,
-        description="Each draws entropy_cost, learning_rate and rmsprop_epsilon (table D.1), begins"
-        " with the gradient_norm of the spec, and changes all of them as it evolves.",
+        description=(
+            "Number of members. Each draws its own entropy_cost, learning_rate and "
+            "rmsprop_epsilon (table D.1), starts with the max_gradient_norm of the spec, and "
+            "changes all four as it evolves."
+        ),
     )
     burn_in: NonNegativeInt = Field(
         5_000_000,
-        description="Agent steps of a member before which it does not evolve; 20 million frames on "
-        "Atari.",
+        description="Agent steps before a member evolves; 20 million frames on Atari.",
     )
     episodes: PositiveInt = Field(
-        5_000, description="Returns of a member, after the burn-in, from one fitness to the next."
+        5_000, description="Episodes, after the burn-in, from one fitness evaluation to the next."
     )
     margin: Annotated[float, Field(ge=0)] = Field(
-        0.05, description="A fitness higher by no more than this is not copied."
+        0.05,
+        description=(
+            "A member copies another only if that one's fitness is higher by more than this."
+        ),
     )
-    probability: Probability = Field(0.33, description="Of each hyper-parameter to change.")
+    probability: Probability = Field(
+        0.33, description="Probability that a hyper-parameter changes."
+    )
     factor: Annotated[float, Field(gt=1)] = Field(
-        1.2, description="What a change multiplies by or divides by, each as likely."
+        1.2, description="A change multiplies or divides by this factor, with equal probability."
     )
     references: dict[Word, ScoreReference] = Field(
         default_factory=dict,
-        description="By game or id, for tasks other than those of Atari-57 and DMLab-30: the "
-        "fitness is the mean over the tasks of min(1, (return - random) / (human - random)).",
+        description=(
+            "Reference scores by game or id, for tasks other than those of Atari-57 and "
+            "DMLab-30: the fitness is the mean over the tasks of min(1, (return - random) / "
+            "(human - random))."
+        ),
     )
 
 
@@ -377,84 +451,118 @@ class ImpalaTrainer(Model):
     """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
 
     algorithm: Literal["impala"]
-    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned.")
+    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned from.")
     network: Literal["shallow", "nature", "residual", "small-conv", "mlp"] = Field(
         "shallow",
-        description="'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
-        "convolutions, as section 5.3.2 says of the shallow network of Atari.",
+        description=(
+            "'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
+            "convolutions, as section 5.3.2 says of the shallow network of Atari."
+        ),
     )
     recurrent_units: NonNegativeInt = Field(
-        0, description="Units of the LSTM, 256 in the paper; 0: none, as on Atari."
+        0, description="Units of the LSTM, 256 in the paper; 0: no LSTM, as on Atari."
     )
     hidden_units: PositiveInt = Field(
-        256, description="Of the dense layer after the convolutions; 'residual' always has 256."
+        256,
+        description="Units of the dense layer after the convolutions; 'residual' always has 256.",
     )
     language: LanguageSpec | None = Field(
-        None, description="How environment.instruction is read; null: there is none."
+        None, description="How environment.instruction is read; null: there is no instruction."
     )
     actors: PositiveInt = Field(
-        32, description="Logical actors, played by as many processes as a machine has use for."
+        32,
+        description=(
+            "Number of logical actors. The number of processes that run them does not affect the"
+            " result."
+        ),
     )
-    unroll_length: PositiveInt = Field(20, description="Steps of an unroll.")
-    batch_size: PositiveInt = Field(32, description="Unrolls of a parameter update.")
-    replay: UnrollReplaySpec | None = Field(None, description="Null: all of a batch are new.")
-    schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = (
-        LockstepSchedule(mode="lockstep", lag=1)
+    unroll_length: PositiveInt = Field(20, description="Agent steps in an unroll.")
+    batch_size: PositiveInt = Field(32, description="Unrolls in a parameter update.")
+    replay: UnrollReplaySpec | None = Field(
+        None, description="Experience replay; null: every unroll of a batch is new."
     )
-    inference: Annotated[ActorInference | ServerInference, Field(discriminator="mode")] = (
-        ActorInference(mode="actor")
+    schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = Field(
+        LockstepSchedule(mode="lockstep", policy_lag=1),
+        description="Which unrolls are learned when, and with which policy lag.",
+    )
+    inference: Annotated[ActorInference | ServerInference, Field(discriminator="mode")] = Field(
+        ActorInference(mode="actor"), description="Which processes compute the actors' actions."
     )
     population: PopulationSpec | None = Field(
-        None, description="Several members, of which the fitter replace others; null: one trainer."
+        None, description="Population-based training; null: a single trainer."
     )
-    discount: Probability = 0.99
+    discount: Probability = Field(0.99, description="Discount factor gamma.")
     truncation: Truncation = Field(
         "bootstrap",
-        description="Of an episode that a time limit ends: 'bootstrap' continues its return with "
-        "the value of its last frame, which takes a step of the unroll; 'terminal' ends the return,"
-        " as the authors' code does.",
+        description=(
+            "When a time limit ends an episode: 'bootstrap' continues the return with the value "
+            "of the last frame, which takes one step of the unroll; 'terminal' ends the return, "
+            "as the authors' code does."
+        ),
     )
     correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
-        "v-trace", description="What is made of it that an older policy acted (section 5.2.2)."
+        "v-trace", description="Off-policy correction (section 5.2.2)."
     )
     rho_bar: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Clipping level of the ratios that decide what is learned."
+        1.0,
+        description=(
+            "Clipping threshold of the importance weights in the temporal differences; it "
+            "determines what is learned."
+        ),
     )
     c_bar: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Clipping level of the ratios that decide how fast."
+        1.0,
+        description=(
+            "Clipping threshold of the importance weights in the traces; it determines how fast."
+        ),
     )
     trace_decay: Probability = Field(1.0, description="Lambda of remark 2.")
     correction_epsilon: Annotated[float, Field(gt=0)] = Field(
-        1e-6, description="Of the correction 'epsilon'."
+        1e-6, description="Epsilon of the correction 'epsilon'."
     )
     action_values: Literal["targets", "baseline"] = Field(
         "targets",
-        description="Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 "
-        "(section 4.2), 'baseline' is r + gamma V(x_s+1) (appendix E.3).",
+        description=(
+            "Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 (section 4.2),"
+            " 'baseline' is r + gamma V(x_s+1) (appendix E.3)."
+        ),
     )
     reward_clipping: Literal["unit", "asymmetric", "none"] = Field(
         "unit",
-        description="'unit': to [-1, 1]; 'asymmetric': 0.3 min(tanh r, 0) + 5 max(tanh r, 0), "
-        "figure D.1, for DMLab.",
+        description=(
+            "'unit' clips rewards to [-1, 1]; 'asymmetric' maps them to 0.3 min(tanh r, 0) + 5 "
+            "max(tanh r, 0), as for DMLab (figure D.1)."
+        ),
     )
-    baseline_cost: Annotated[float, Field(ge=0)] = 0.5
-    entropy_cost: Annotated[float, Field(ge=0)] = 0.01
-    learning_rate: Annotated[float, Field(gt=0)] = 0.0006
+    baseline_cost: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="Weight of the baseline loss."
+    )
+    entropy_cost: Annotated[float, Field(ge=0)] = Field(
+        0.01, description="Weight of the entropy bonus."
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = Field(0.0006, description="Learning rate.")
     annealing: bool | None = Field(
         None,
-        description="The learning rate falls linearly to 0 over the whole training (table G.1). "
-        "Default: true; with a population false, because its members adapt the rate (figure F.1).",
+        description=(
+            "Decrease the learning rate linearly to 0 over the whole training (table G.1). "
+            "Default: true; false with a population, because its members adapt the rate (figure "
+            "F.1)."
+        ),
     )
-    rmsprop_decay: Probability = 0.99
-    rmsprop_momentum: Probability = 0.0
-    rmsprop_epsilon: Annotated[float, Field(gt=0)] = 0.01
-    gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
-        40.0, description="Longer gradients are shortened to this; null: they are not."
+    rmsprop_decay: Probability = Field(0.99, description="Decay rate of the mean squared gradient.")
+    rmsprop_momentum: Probability = Field(0.0, description="Momentum of RMSProp.")
+    rmsprop_epsilon: Annotated[float, Field(gt=0)] = Field(
+        0.01, description="Added to the mean squared gradient under the root."
     )
-    gradient_shards: tuple[PositiveInt, ...] = Field(
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        40.0, description="Clip the gradient to this norm; null: no clipping."
+    )
+    micro_batches: tuple[PositiveInt, ...] = Field(
         (16, 16),
-        description="Batch split whose gradients are summed in this order. Part of the result; how "
-        "many threads compute them is not.",
+        description=(
+            "Sizes of the parts of a batch whose gradients are added in this order. They affect "
+            "the result; the number of threads that compute them does not."
+        ),
     )
 
     @property
@@ -474,7 +582,7 @@ class ImpalaTrainer(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> ImpalaTrainer:
-        _check_shards(self.gradient_shards, self.batch_size)
+        _check_shards(self.micro_batches, self.batch_size)
         if self.fresh < 1:
             raise ValueError(
                 f"replay.unrolls {self.batch_size - self.fresh} leave nothing new in a batch_size "
@@ -491,7 +599,7 @@ class ImpalaTrainer(Model):
                 "one in it"
             )
         if self.schedule.mode == "recorded":
-            self._check_recorded(self.schedule.lag)
+            self._check_recorded(self.schedule.policy_lag)
         if self.population is not None:
             self._check_population()
         if self.c_bar > self.rho_bar:
@@ -501,7 +609,9 @@ class ImpalaTrainer(Model):
     def _check_population(self) -> None:
         """Refuse what has no place, or no effect, beside a population."""
         if self.schedule.mode == "recorded":
-            raise ValueError("schedule.mode 'recorded' cannot be had with population: use lockstep")
+            raise ValueError(
+                "schedule.mode 'recorded' is not supported with a population: use 'lockstep'"
+            )
         for name in DRAWN_BY_MEMBERS:
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default:
@@ -515,7 +625,8 @@ class ImpalaTrainer(Model):
         if self.actors > self.fresh * lag:
             least = -(-self.actors // self.fresh)
             raise ValueError(
-                f"schedule.lag {lag} cannot be kept: {self.actors} actors take turns in batches of "
+                f"schedule.policy_lag {lag} cannot be kept: {self.actors} actors take turns in "
+                f"batches of "
                 f"{self.fresh}, so it needs {least} at least"
             )
         unrolls = self.total_steps // self.unroll_length
@@ -534,21 +645,32 @@ class CommandTrainer(Model):
     """
 
     command: Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
-        description="Program and arguments, e.g. [python, train.py]. '{seed}' stands for "
-        "seeds.root."
+        description=(
+            "The program and its arguments, e.g. [python, train.py]. '{seed}' is replaced by "
+            "seeds.root."
+        )
     )
     outputs: Patterns = Field(
         ("*",),
-        description="Which of the written files are claimed. '*' matches any characters, '/' too; "
-        "'!' leaves out; the last match wins. E.g. ['*', '!*.log'].",
+        description=(
+            "Patterns that select which of the written files are claimed. '*' matches any "
+            "characters, including '/'; a leading '!' excludes; the last match wins. Example: "
+            "['*', '!*.log']."
+        ),
     )
     standard_output: bool = Field(
-        True, description="Claim what the program prints. Standard error is only kept."
+        True,
+        description=(
+            "Claim what the program prints to standard output. Standard error is kept but never "
+            "claimed."
+        ),
     )
     resumable: bool = Field(
         False,
-        description="After an interruption the program goes on from what it saved in its state "
-        "folder. Otherwise it starts over.",
+        description=(
+            "Whether the program can resume, after an interruption, from what it saved in its "
+            "state folder. Otherwise it starts from the beginning."
+        ),
     )
 
     @model_validator(mode="after")
@@ -564,8 +686,7 @@ class CommandTrainer(Model):
 def _check_shards(shards: tuple[int, ...], batch_size: int) -> None:
     if sum(shards) != batch_size:
         raise ValueError(
-            f"gradient_shards {list(shards)} add up to {sum(shards)}, not to batch_size "
-            f"{batch_size}"
+            f"micro_batches {list(shards)} add up to {sum(shards)}, not to batch_size {batch_size}"
         )
 
 

@@ -85,7 +85,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         }
         if settings.cublas_workspace is not None:
             variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
-    if settings.propagation:  # see capsule/training/propagation.py
+    if settings.propagation:  # see capsule/training/determinism/child_processes.py
         document = {
             "determinism": settings.model_dump(),
             "numerics": numerics,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.experiment.owner import remove_abandoned, temporary_folder
+from capsule.host.owner import remove_abandoned, temporary_folder
 
 _CHUNK = 1 << 20
 _MODE = 0o755  # of folders, whatever the umask adds to it
@@ -173,8 +173,8 @@ def _refuse_shared(path: Path) -> None:
         raise CapsuleError(
             "CAP-I308",
             f"the cache folder {path} {whose}, so what is in it may not be Capsule's",
-            fix="Delete it, or set CAPSULE_CACHE to a folder that is your own and that nobody else "
-            "can write.",
+            fix="Delete it, or set CAPSULE_CACHE to a folder that belongs to you and that no one "
+            "else can write to.",
             exit_code=ExitCode.USAGE,
         )
 

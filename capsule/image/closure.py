@@ -19,13 +19,9 @@ from packaging.version import InvalidVersion
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import ImageSpec
-from capsule.image.cache import Cache
-from capsule.image.deb import deb_control
-from capsule.image.layers import refused
-from capsule.image.making import fetched
-from capsule.image.recipe import Recipe, load_recipe
-from capsule.image.resolve import parse_requirements
-from capsule.image.wheel import (
+from capsule.image.archives.deb import deb_control
+from capsule.image.archives.layers import refused
+from capsule.image.archives.wheel import (
     SITE,
     check_filename,
     open_wheel,
@@ -33,6 +29,10 @@ from capsule.image.wheel import (
     wheel_paths,
     wheel_requirements,
 )
+from capsule.image.assembly.making import fetched
+from capsule.image.cache import Cache
+from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.resolution.resolve import parse_requirements
 
 # The image's interpreter and platform (PEP 508), as uv is told them when it resolves.
 _ENVIRONMENT = {

@@ -1,4 +1,8 @@
-"""Capsule's own training code, as it goes into an image."""
+"""Capsule's own training code: the files of the package that run inside an image, and no others.
+
+Their digest is part of every lock, so a file that never runs there must not be among them. A test
+holds the rooms below to what the programs that are started in an image import.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,22 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.native import Part, native_part
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_ROOMS = ("experiment", "native", "entropy", "training")
+_ROOMS = ("experiment", "training")
+_PROGRAMS = "capsule/native/lib/"
+_HOST_PARTS = {"capsule-enclose"}  # native parts that run outside of images
 
 
 def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
     """Return the files of the package that run inside an image: path to content, sorted.
 
-    Paths are relative to the folder that holds the package, e.g. ``capsule/training/dqn.py``.
-    Python's compiled files and hidden ones stay out. The native parts come with their sources. A
-    ``.pth`` file stands beside the package instead, where interpreters look for it.
+    Paths are relative to the folder that holds the package, e.g.
+    ``capsule/training/dqn/learner.py``. Compiled and hidden files are left out. A ``.pth`` file
+    lies beside the package instead, where interpreters look for it.
 
     Raises:
         CapsuleError: CAP-N001, a native part is missing.
     """
-    for part in get_args(Part):
-        native_part(part)
-    files = [package / "__init__.py", package / "py.typed"]
+    files = [package / "__init__.py", package / "native" / "__init__.py"]
     for room in _ROOMS:
         files += (package / room).rglob("*")
     names = {
@@ -33,12 +37,15 @@ def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
         for path in files
         if path.is_file()
     }
+    for part in get_args(Part):
+        if part not in _HOST_PARTS:
+            names[f"{_PROGRAMS}{part}"] = native_part(part)
     return {name: names[name].read_bytes() for name in sorted(names) if not _left_out(name)}
 
 
 def is_program(name: str) -> bool:
     """Tell whether a file of the training code is to be executable."""
-    return name.startswith("capsule/native/lib/") and not name.endswith(".so")
+    return name.startswith(_PROGRAMS) and not name.endswith(".so")
 
 
 def training_code_digest(files: Mapping[str, bytes] | None = None) -> str:

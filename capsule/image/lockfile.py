@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from capsule import __version__
-from capsule.experiment.canonical import parse_canonical_json, write_atomic
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import (
     Lock,
@@ -18,14 +18,14 @@ from capsule.experiment.lock import (
     without_sources,
 )
 from capsule.experiment.spec import Spec
-from capsule.image.base import locked_base
+from capsule.image.assembly.base import locked_base
+from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
-from capsule.image.debian import resolve_debian
-from capsule.image.making import ASSEMBLER_VERSION
-from capsule.image.project import capture_project
 from capsule.image.recipe import load_recipe
-from capsule.image.resolve import resolve_wheels
+from capsule.image.resolution.debian import resolve_debian
+from capsule.image.resolution.project import capture_project
+from capsule.image.resolution.resolve import resolve_wheels
 
 MAX_LOCK_BYTES = 4 << 20
 MAX_SHOWN = 20  # untracked files that are listed by name
@@ -50,8 +50,7 @@ def read_lock(path: Path) -> Lock:
     if len(data) > MAX_LOCK_BYTES:
         raise _unreadable("CAP-L001", path, "larger than 4 MiB")
     try:
-        parse_canonical_json(data.removesuffix(b"\n"))
-        return Lock.model_validate_json(data)
+        return Lock.parse(data.removesuffix(b"\n"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -39,7 +39,7 @@ class Recipe(Model):
 
     def digest(self) -> str:
         """Return the hexadecimal SHA-256 of the recipe's canonical JSON."""
-        return sha256_hex(canonical_json(self.model_dump(mode="json")))
+        return sha256_hex(self.document())
 
     def prune_patterns(self, distribution: str) -> tuple[str, ...]:
         """Return the patterns that apply to ``distribution`` (PEP 503 name), in order."""

@@ -16,7 +16,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.experiment.canonical import canonical_json
 from capsule.experiment.fields import MAX_FACTS, Model
 from capsule.experiment.mounts import file_system_of
 from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
@@ -75,10 +74,6 @@ class Fingerprint(Model):
     )
     driver: Driver
     gpus: tuple[Gpu, ...] = ()
-
-    def document(self) -> bytes:
-        """Return the canonical JSON bytes of the fingerprint."""
-        return canonical_json(self.model_dump(mode="json", by_alias=True))
 
 
 def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = None) -> Fingerprint:

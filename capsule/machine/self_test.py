@@ -1,7 +1,7 @@
 """Whether this machine computes the bits that a portable numerics profile promises.
 
-The test itself is the training side's (:mod:`capsule.training.known_answers`). It runs in a process
-of its own, because what it tests is settled before an interpreter starts.
+The test itself is the training side's (:mod:`capsule.training.determinism.self_test`). It runs in a
+process of its own, because what it tests is settled before an interpreter starts.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def self_test(numerics: Numerics) -> SelfTest:
             "CAP-M007",
             f"{sys.executable} has no torch, whose numerics are to be tested",
             fix="Install 'capsule-rl[train]' there; or run 'python3 -m "
-            "capsule.training.known_answers PROFILE' inside an image built by Capsule, with its "
-            "libcapsule-math.so in LD_PRELOAD.",
+            "capsule.training.determinism.self_test PROFILE' inside an image built by Capsule, "
+            "with its libcapsule-math.so in LD_PRELOAD.",
             exit_code=ExitCode.INCONCLUSIVE,
         )
     done = subprocess.run(
-        [sys.executable, "-m", "capsule.training.known_answers", numerics],
+        [sys.executable, "-m", "capsule.training.determinism.self_test", numerics],
         env=_environment(numerics),
         capture_output=True,
         text=True,

@@ -86,7 +86,7 @@ def _questions(subject: Subject) -> list[_Question]:
         _Question("Statistical significance", "Are error bars given?", _OPEN, _statistics(subject)),
         _Question(
             "Compute resources",
-            "Is it said what each experiment needs?",
+            "Are the requirements of each experiment stated?",
             f"{_YES} for this run",
             f"{facts.machine(subject)}; {facts.duration(subject)} of training "
             f"({files('observations.json', 'machine/sbom.cdx.json')}). "

@@ -33,7 +33,7 @@ from capsule.report.scores import (
 from capsule.report.story import Story, machine_of, tell
 from capsule.report.subject import EvaluationPoint, Subject, drawable, evaluation_points
 from capsule.report.terminal import place_of
-from capsule.verification.equivalence import ReturnStatistics
+from capsule.verification.equivalence.returns import ReturnStatistics
 from capsule.verification.verdict import Cause, Divergence, DivergenceMap, Report
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
@@ -106,7 +106,7 @@ def _untrusted(subject: Subject) -> Markup:
     return element(
         "p",
         element("b", "Untrusted."),
-        " No key was given, so nobody has checked who signed this bundle.",
+        " No key was given, so the signature was not checked.",
         class_="warning",
     )
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capsule.verification.equivalence import METRIC_NAMES, Interval, ReturnStatistics, TaskReturns
+from capsule.verification.equivalence.returns import (
+    METRIC_NAMES,
+    Interval,
+    ReturnStatistics,
+    TaskReturns,
+)
 
 
 def returns_rows(found: ReturnStatistics) -> Iterator[tuple[str, str]]:

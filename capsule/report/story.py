@@ -68,7 +68,7 @@ def _voices(subject: Subject) -> list[tuple[str, bool]]:
 
 def _verdict(good: list[str], executed: int, subject: Subject) -> tuple[str, str]:
     if not executed:
-        what = "no report decides whether it recurs" if subject.reports else "nobody ran it again"
+        what = "no report decides whether it recurs" if subject.reports else "it was not run again"
         return (
             "Signed, not reproduced yet",
             f"The bundle is intact, and {what}: its results are its signer's claims.",
@@ -130,13 +130,14 @@ def _not_shown(subject: Subject, executed: bool) -> tuple[str, ...]:
         left.append("That the run took place, or that it would give the same again.")
     if subject.reports:
         left.append(
-            "That the reports are true: nobody signed them. Run capsule verify to see for yourself."
+            "That the reports are true: they are not signed. Run capsule verify to check for "
+            "yourself."
         )
     silent = [receipt for receipt in subject.receipts.receipts if not receipt.counts]
     if silent:
         left.append(
             f"{len(silent)} of the receipts do not count: their signers are the bundle's own, or "
-            "nobody whom the reader named."
+            "not trusted by the reader."
         )
     if subject.claims.relaxations:
         left.append(f"Guarantees that were given up: {', '.join(subject.claims.relaxations)}.")

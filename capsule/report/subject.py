@@ -28,11 +28,14 @@ from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.verification.consistency import check_consistency
-from capsule.verification.contents import Contents
+from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.contents import Contents
 from capsule.verification.verdict import Report
 
-METRICS, EVALUATIONS = "metrics.jsonl", "evaluation.jsonl"  # of capsule.training.recorder
+METRICS, EVALUATIONS = (
+    "metrics.jsonl",
+    "evaluation.jsonl",
+)  # of capsule.training.own_program.recorder
 FOUNDATION = ("libc6", "libpython3.11-stdlib")  # what every program of an image rests on
 MAX_REPORT_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 16
@@ -136,7 +139,7 @@ def read_subject(
     return Subject(
         bundle=name,
         fingerprint=bundle.fingerprint,
-        signers=tuple(str(each) for each in bundle.signers if each.objection is None),
+        signers=tuple(str(each) for each in bundle.signers if each.rejection_reason is None),
         files=bundle.manifest.files,
         lock=lock,
         claims=claims,
@@ -240,7 +243,8 @@ def _claimed_points(claims: TrainingClaims) -> tuple[EvaluationPoint, ...]:
     except ValueError as error:
         raise CapsuleError(
             "CAP-P103",
-            f"the evaluation in claims.json holds what is no C99 hexadecimal float: {error}",
+            "the evaluation in claims.json holds something that is not a C99 hexadecimal float: "
+            f"{error}",
             fix="Do not trust this bundle; ask its signer for a consistent one.",
             exit_code=ExitCode.TAMPERED,
         ) from error

@@ -185,8 +185,12 @@ def _authenticity(report: Report) -> str | None:
         return None
     if not report.authentic:
         return f"NOT trusted: {report.signer}"
-    counted = [str(signer) for signer in report.signers if signer.objection is None]
-    others = [f"not counted: {s} {s.objection}" for s in report.signers if s.objection is not None]
+    counted = [str(signer) for signer in report.signers if signer.rejection_reason is None]
+    others = [
+        f"not counted: {s} {s.rejection_reason}"
+        for s in report.signers
+        if s.rejection_reason is not None
+    ]
     named = ", ".join(dict.fromkeys(counted)) or report.signer
     return "; ".join([f"signed by a key you trust: {named}", *others])
 

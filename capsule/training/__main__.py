@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.instrumentation import watched
-from capsule.training.job import Interrupted
+from capsule.training.instruments.hooks import watched
 from capsule.training.lifecycle import run
+from capsule.training.state.run_directory import Interrupted
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,9 @@
 """What a run says that it used: its surroundings, its Python processes, its trainer.
 
 Each Python process of a run appends lines to ``interpreters.jsonl``
-(:mod:`capsule.training.propagation`); here they are counted. A program of the user's own can write
-into that file, as into everything else in the run directory: its account is its own word.
+(:mod:`capsule.training.determinism.child_processes`); here they are counted. A program of the
+user's own can write into that file, as into everything else in the run directory: its account is
+its own word.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from capsule.experiment.mechanisms import (
     TrainerUse,
 )
 from capsule.experiment.mounts import file_system_of
-from capsule.training.job import write_document
-from capsule.training.propagation import note_start, note_torch
+from capsule.training.determinism.child_processes import note_start, note_torch
+from capsule.training.state.run_directory import write_document
 
 MAX_ACCOUNT_BYTES = 64 << 20
 _GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*")

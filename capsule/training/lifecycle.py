@@ -32,9 +32,10 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import SeedsSpec, TrainingSpec
 from capsule.experiment.trainers import CommandTrainer
-from capsule.training import determinism
 from capsule.training.accounts import accounted, record_mechanisms
-from capsule.training.job import (
+from capsule.training.determinism import flags
+from capsule.training.own_program.program import run_program
+from capsule.training.state.run_directory import (
     Interrupted,
     append_event,
     drop_partial_line,
@@ -44,17 +45,16 @@ from capsule.training.job import (
     stop_signals,
     write_document,
 )
-from capsule.training.program import run_program
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from capsule.experiment.evaluation import Starts
-    from capsule.training.dense import DenseRecorder
-    from capsule.training.evaluation import MakeEnvironment, Policy, Seen
-    from capsule.training.networks import Parameters
-    from capsule.training.trace import Trace
+    from capsule.training.evaluation.protocol import MakeEnvironment, Policy, Seen
+    from capsule.training.instruments.dense_record import DenseRecorder
+    from capsule.training.networks.feedforward import Parameters
+    from capsule.training.state.trace import Trace
     from capsule.training.trainer import Trainer
 
 _EVALUATION_PROGRESS = "evaluation.json"
@@ -85,11 +85,11 @@ def run(directory: Path) -> None:
         if isinstance(job.spec.trainer, CommandTrainer):
             run_program(directory, job, job.spec.trainer)
             return
-        determinism.prepare(job.spec)
-        runtime = determinism.apply(job.spec)
-        record_runtime(directory, runtime, portable=determinism.is_portable(job.spec))
+        flags.prepare(job.spec)
+        runtime = flags.apply(job.spec)
+        record_runtime(directory, runtime, portable=flags.is_portable(job.spec))
         with accounted(directory, runtime.flags), stop_signals() as stop:
-            attempt = Attempt(directory, job, stop, workers=determinism.usable_cores())
+            attempt = Attempt(directory, job, stop, workers=flags.usable_cores())
             attempt.run()
     except CapsuleError as error:
         step = None if attempt is None else attempt.learner.step
@@ -105,7 +105,7 @@ class DrawnSeed(Model):
 
 def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
     """Return the seeds with a root in them, drawn now unless an earlier attempt drew it."""
-    if not seeds.drawn:
+    if not seeds.random:
         return seeds
     path = directory / contract.STATE / _DRAWN_SEED
     if not path.exists():
@@ -130,9 +130,10 @@ class Attempt:
                 :class:`Interrupted` raised.
             workers: Threads to use.
         """
-        from capsule.training.streams import make_streams
-        from capsule.training.trace import Trace
-        from capsule.training.trainer import Setting, make_trainer
+        from capsule.training.registry import make_trainer
+        from capsule.training.state.streams import make_streams
+        from capsule.training.state.trace import Trace
+        from capsule.training.trainer import TrainerContext
 
         self._directory = directory
         self._spec = spec = job.spec.training()
@@ -140,7 +141,7 @@ class Attempt:
         self._keeps_states = spec.recording.segment_states and not job.segment
         self._complete = self._end == spec.trainer.total_steps and not job.segment
         self._stop = stop
-        device = determinism.device_of(spec)
+        device = flags.device_of(spec)
         alone = device.type != "cpu" or job.dense is not None  # one stream keeps cuBLAS in order
         self._workers = 1 if alone else workers
         self._started = time.monotonic()
@@ -154,13 +155,13 @@ class Attempt:
         self._streams = make_streams(self._seeds)
         self._dense: DenseRecorder | None = None
         if job.dense is not None:
-            from capsule.training.dense import DenseRecorder
+            from capsule.training.instruments.dense_record import DenseRecorder
 
             self._dense = DenseRecorder(directory, spec, job.dense)
         path = directory / contract.TRACE
         self._trace: Trace = Trace(path) if self._dense is None else self._dense.trace
         self.learner: Trainer = make_trainer(
-            Setting(
+            TrainerContext(
                 state,
                 spec,
                 self._seeds,
@@ -197,7 +198,7 @@ class Attempt:
         self._keep_network()
         while learner.step < self._end:
             if self._dense is None:
-                learner.interval()
+                learner.train_step()
             else:
                 self._dense.interval(learner)
             if learner.step == self._spec.trainer.total_steps:
@@ -216,7 +217,7 @@ class Attempt:
 
     def _keep_network(self) -> None:
         """Keep the network for the evaluation, which needs the final one to choose its starts."""
-        from capsule.training.checkpoint import save_tensors
+        from capsule.training.state.checkpoint import save_tensors
 
         step = self.learner.step
         if step in _evaluated_steps(self._spec):
@@ -224,7 +225,7 @@ class Attempt:
 
     def _checkpoint(self) -> None:
         """Claim a checkpoint, and save a state to resume from, where one is due."""
-        from capsule.training.checkpoint import save_tensors, tensor_digests
+        from capsule.training.state.checkpoint import save_tensors, tensor_digests
         from capsule.training.trainer import state_interval
 
         step, final = self.learner.step, self.learner.step == self._end
@@ -253,7 +254,7 @@ class Attempt:
 
     def _keep_state(self) -> None:
         """Keep the state that was saved last, where the next segment of the run begins with it."""
-        from capsule.training.segment_states import keep_state
+        from capsule.training.state.segment_states import keep_state
 
         step = self.learner.step
         if self._keeps_states and self._claims(step) and step < self._spec.trainer.total_steps:
@@ -265,7 +266,7 @@ class Attempt:
         digests: dict[str, str] | None = None,
     ) -> None:
         from capsule.experiment.states import ResumeState
-        from capsule.training.checkpoint import save_resume_state, tensor_digests
+        from capsule.training.state.checkpoint import save_resume_state, tensor_digests
 
         tensors = tensors or self.learner.tensors()
         state = ResumeState(
@@ -282,7 +283,7 @@ class Attempt:
 
     def _restore(self) -> None:
         """Go back to the last saved state, if there is one."""
-        from capsule.training.checkpoint import load_resume_state
+        from capsule.training.state.checkpoint import load_resume_state
 
         saved = load_resume_state(self._directory / contract.STATE, self._spec.digest())
         if saved is None:
@@ -303,7 +304,7 @@ class Attempt:
         Each thread plays in environments of its own, which are made once: loading games takes
         longer than playing them.
         """
-        from capsule.training.evaluation import evaluation_environments
+        from capsule.training.evaluation.protocol import evaluation_environments
 
         self._trace.flush()
         spec = self._spec
@@ -343,7 +344,7 @@ class Attempt:
             ) from error
 
     def _choose_starts(self, make_env: MakeEnvironment) -> EvaluationProgress:
-        from capsule.training.evaluation import choose_starts
+        from capsule.training.evaluation.protocol import choose_starts
 
         stream = self._streams["evaluation"]
         starts = choose_starts(
@@ -361,8 +362,8 @@ class Attempt:
     ) -> EvaluationPoint:
         from safetensors.numpy import load_file
 
-        from capsule.training.action_choice import choice_of
-        from capsule.training.evaluation import evaluate
+        from capsule.training.evaluation.action_choice import choice_of
+        from capsule.training.evaluation.protocol import evaluate
 
         parameters = self.learner.online.zeros_like()
         parameters.load(load_file(self._network_path(step)))
@@ -375,7 +376,7 @@ class Attempt:
 
     def _finish(self) -> None:
         """Write the result, last of all."""
-        from capsule.training.checkpoint import collective_digest
+        from capsule.training.state.checkpoint import collective_digest
 
         learner = self.learner
         record_mechanisms(self._directory, learner.use())

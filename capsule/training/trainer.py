@@ -1,4 +1,4 @@
-"""What the life cycle of a run wants of a trainer, and which one a spec names."""
+"""The interface of a trainer to the life cycle of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from capsule.experiment.spec import CpuAccelerator, Numerics, SeedsSpec, StreamName, TrainingSpec
-from capsule.experiment.trainers import DqnTrainer, R2d2Trainer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
 
     from capsule.experiment.contract import StreamProfile
     from capsule.experiment.mechanisms import TrainerUse
-    from capsule.training.evaluation import Policy
-    from capsule.training.networks import Parameters
-    from capsule.training.streams import Stream
-    from capsule.training.trace import Trace
+    from capsule.training.evaluation.protocol import Policy
+    from capsule.training.networks.feedforward import Parameters
+    from capsule.training.state.streams import Stream
+    from capsule.training.state.trace import Trace
 
 STATE_STEPS = 50_000  # most steps between resume states: bounds a replay memory's slack
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrainerContext:
     """What a trainer is given.
 
     Attributes:
@@ -82,7 +81,7 @@ class Trainer(Protocol):
     def mean_return(self) -> float | None:
         """Mean game return of the last episodes, None before the first."""
 
-    def interval(self) -> None:
+    def train_step(self) -> None:
         """Take the steps that belong to one update, and once learning has started, update."""
 
     def exploration(self) -> float | None:
@@ -116,25 +115,6 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """End its threads and processes."""
-
-
-def make_trainer(setting: Setting) -> Trainer:
-    """Make the trainer that the spec names."""
-    if isinstance(setting.spec.trainer, DqnTrainer):
-        from capsule.training.dqn import make_dqn
-
-        return make_dqn(setting, setting.spec.trainer)
-    if isinstance(setting.spec.trainer, R2d2Trainer):
-        from capsule.training.r2d2_making import make_r2d2
-
-        return make_r2d2(setting, setting.spec.trainer)
-    if setting.spec.trainer.population is not None:
-        from capsule.training.impala_population import make_population
-
-        return make_population(setting, setting.spec.trainer, setting.spec.trainer.population)
-    from capsule.training.impala_making import make_impala
-
-    return make_impala(setting, setting.spec.trainer)
 
 
 def cpu_numerics(spec: TrainingSpec) -> Numerics:

@@ -19,24 +19,24 @@ from capsule.experiment import contract
 from capsule.experiment.dense import is_dense
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
-from capsule.experiment.owner import temporary_folder
 from capsule.experiment.spec import SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
+from capsule.host.owner import temporary_folder
 from capsule.image.cache import Cache
-from capsule.verification.bisection import (
+from capsule.verification.analysis.bisection import (
     Source,
     bisect,
     dense_record,
     window_of,
     window_of_dense,
 )
-from capsule.verification.bounds import check_unconfined
-from capsule.verification.causes import Facts, explain
-from capsule.verification.challenge import Recorded, begin_before
-from capsule.verification.divergence import compare_sides
-from capsule.verification.image_documents import layer_identities
-from capsule.verification.layers import Name, supplied_layers
-from capsule.verification.sides import Side, open_side
+from capsule.verification.analysis.causes import Facts, explain
+from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.runs import ComparedRun, open_side
+from capsule.verification.execution.bounds import check_unconfined
+from capsule.verification.execution.challenge import Recorded, begin_before
+from capsule.verification.integrity.image_documents import layer_identities
+from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
 
 _NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
@@ -104,7 +104,7 @@ def _execute(
     request: Request,
     cache: Cache,
     reporter: execution.Reporter,
-    side: Side,
+    side: ComparedRun,
     window: contract.DenseWindow,
     directory: Path,
 ) -> Mark:
@@ -154,7 +154,7 @@ def _execute(
     return mark
 
 
-def _go_back(side: Side, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
+def _go_back(side: ComparedRun, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
     """Begin at the last checkpoint before a window, if the bundle kept that state."""
     states = lock.spec.recording.segment_states and lock.spec.entropy.mode != "recorded"
     if side.bundle is None or side.training is None or not states:
@@ -173,7 +173,7 @@ def _supplied(
     return supplied_layers(bundle, layer_identities(bundle, lock, claims))
 
 
-def _trusted_lock(side: Side, request: Request) -> Lock:
+def _trusted_lock(side: ComparedRun, request: Request) -> Lock:
     """Return what to execute; strangers' programs only if somebody said so."""
     if side.lock is None:
         raise CapsuleError(

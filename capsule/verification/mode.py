@@ -9,7 +9,6 @@ from typing import Literal
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
-from capsule.verification.challenge import parse_number
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Mode:
             CapsuleError: CAP-V001, anything else; CAP-V060, segments of no number.
         """
         if text.startswith("segments:"):
-            return cls("segments", segments=parse_number(text.removeprefix("segments:")))
+            return cls("segments", segments=_number(text.removeprefix("segments:")))
         if match := re.fullmatch(r"prefix:([1-9][0-9]{0,14})", text):
             return cls("prefix", int(match[1]))
         if text in ("integrity", "environment", "fresh-seed", "full"):
@@ -82,3 +81,17 @@ def check_prefix(mode: Mode, lock: Lock) -> None:
             fix=f"Give a multiple of {interval} up to {total}.",
             exit_code=ExitCode.USAGE,
         )
+
+
+def _number(text: str) -> int | None:
+    """Parse how many segments to choose; None stands for all."""
+    if text == "all":
+        return None
+    if re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        return int(text)
+    raise CapsuleError(
+        "CAP-V060",
+        f"{text!r} is not a number of segments",
+        fix="Give --challenge, or --mode segments:, a number from 1 on or 'all'.",
+        exit_code=ExitCode.USAGE,
+    )

@@ -31,7 +31,7 @@ def require_execution(mode: Mode) -> None:
         raise CapsuleError(
             "CAP-V080",
             f"--sign with --mode {mode}: nothing of the run is executed, so there is nothing to "
-            "vouch for",
+            "attest",
             fix="Leave out --sign, or use --mode full, prefix:N or segments:N.",
             exit_code=ExitCode.USAGE,
         )

@@ -14,7 +14,7 @@ from capsule.experiment.fields import Model
 from capsule.machine.compare import ExpectedGrade, Row
 from capsule.machine.kind import MachineKind
 from capsule.verification.content.parts import Comparison, Nature
-from capsule.verification.equivalence import ReturnStatistics
+from capsule.verification.equivalence.returns import ReturnStatistics
 
 Grade = Literal[
     "tampered",
@@ -201,7 +201,7 @@ class OperatorDivergence(Model):
     elements: int = Field(description="Elements of its results that were compared.")
     differing: int
     ulp: int | None = Field(
-        description="Largest distance; null if the results are no floats, or the operators others."
+        description="Largest distance; null if the results are not floats or the operators differ."
     )
 
 
@@ -251,7 +251,9 @@ class Divergence(Model):
 class Segment(Model):
     """One segment of a run, between two claimed checkpoints, executed again."""
 
-    begins: int = Field(description="Agent step of the checkpoint it goes on from; 0: from none.")
+    begins: int = Field(
+        description="Agent step of the checkpoint that it starts from; 0: the beginning."
+    )
     ends: int = Field(description="Agent step of the checkpoint it must end with.")
     equal: bool = Field(description="Every trace record, the checkpoint and the state at its end.")
     first_difference: TraceDifference | None = None

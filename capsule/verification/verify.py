@@ -20,29 +20,29 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode, refusal_of
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
-from capsule.image.assemble import Image
-from capsule.image.base import is_genuine
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.base import is_genuine
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.image.code import training_code_digest
 from capsule.machine.compare import check_requirements, compare, expected_grade
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
-from capsule.verification.bounds import (
+from capsule.verification.execution.bounds import (
     check_code,
     check_embedded,
     check_gpu_host,
     check_unconfined,
     lowered,
 )
-from capsule.verification.challenge import check_challengeable
-from capsule.verification.consistency import check_consistency
-from capsule.verification.contents import Contents
+from capsule.verification.execution.challenge import check_challengeable
+from capsule.verification.execution.reexecution import Reexecution, reexecute
 from capsule.verification.expectation import OTHER_CLAIM, OTHER_LOCK, OTHER_SPEC, Expectation
-from capsule.verification.image_documents import layer_identities
-from capsule.verification.layers import Name, embedded_image, supplied_layers
+from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.contents import Contents
+from capsule.verification.integrity.image_documents import layer_identities
+from capsule.verification.integrity.layers import Name, embedded_image, supplied_layers
 from capsule.verification.mode import Mode, check_prefix
-from capsule.verification.reexecution import Reexecution, reexecute
 from capsule.verification.verdict import Grade, ImageSource, Report, RequiredGrade
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
@@ -151,7 +151,7 @@ def _verify(
             "signer": bundle.fingerprint,
             "signers": bundle.signers,
             "claim_id": claims.claim_id(),
-            "manifest": sha256_hex(bundle.manifest.document),
+            "manifest": sha256_hex(bundle.manifest.document()),
             "unchecked": (*unchecked, *_left(request, bundle)),
             "relaxations": claims.relaxations,
             "recorded_ledger": bundle.read(run_bundle.LEDGER, Ledger),

@@ -72,7 +72,7 @@ def test_what_openssh_takes_from_a_line_we_take(name, key, alice, tmp_path):
     (tmp_path / "sig").write_bytes(sshsig.sign(MESSAGE, alice))
     (signer,) = parse_allowed_signers(line)
     assert signer.key == alice.public
-    assert (signer.objection(NAMESPACE, ("alice@lab",), NOW) is None) == expected
+    assert (signer.rejection_reason(NAMESPACE, ("alice@lab",), NOW) is None) == expected
     assert ssh_keygen_accepts(line, tmp_path) == expected
 
 
@@ -97,7 +97,7 @@ def test_the_bounds_of_a_time_are_inclusive(key):
     (signer,) = parse_allowed_signers(line)
     second, day = timedelta(seconds=1), timedelta(days=1)
     moments = (noon - second, noon, noon + day, noon + day + second)
-    said = [signer.objection(NAMESPACE, (), moment) for moment in moments]
+    said = [signer.rejection_reason(NAMESPACE, (), moment) for moment in moments]
     assert said == [
         "is not valid before 2027-01-31 12:00:00 UTC",
         None,

@@ -70,7 +70,7 @@ def reseal(files: dict[str, bytes], manifest: dict, key, statement: dict | None 
 def parts(bundle, alice) -> tuple[dict[str, bytes], dict]:
     with open_bundle(bundle, [alice.public]) as opened:
         files = {path: staged.read_bytes() for path, staged in opened.files.items()}
-        return files, json.loads(opened.manifest.document)
+        return files, json.loads(opened.manifest.document())
 
 
 def refusal(data: bytes, folder: Path, keys, limits: Limits | None = None) -> str:

@@ -97,7 +97,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 def test_a_keyless_signature_is_a_signer_of_its_own(bundle, alice, tmp_path, monkeypatch):
     # The conformance suite signs another file; so only here, that file stands for the manifest.
     with open_bundle(bundle, ()) as opened:
-        manifest = opened.manifest.document
+        manifest = opened.manifest.document()
     (tmp_path / "s.json").write_bytes(GOOD)
     (tmp_path / "a.pub").write_text(alice.public.openssh())
     options = {
@@ -115,7 +115,7 @@ def test_a_keyless_signature_is_a_signer_of_its_own(bundle, alice, tmp_path, mon
 
     monkeypatch.setattr(keyless, "verify", stand_in)
     with open_bundle(bundle, load_policy(**options)) as opened:
-        assert [signer.objection is None for signer in opened.signers] == [False, True]
+        assert [signer.rejection_reason is None for signer in opened.signers] == [False, True]
         assert opened.signers[1].identity == f"{IDENTITY} of {ISSUER}"
     options |= {"keys": [tmp_path / "a.pub"], "threshold": 2}
     with open_bundle(bundle, load_policy(**options)) as opened:

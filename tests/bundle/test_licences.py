@@ -23,13 +23,12 @@ from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.assemble import Image
+from capsule.image.archives.layers import Entry, file_entry, write_tar
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
-from capsule.image.layers import Entry, file_entry, write_tar
-from capsule.image.making import Layer
 from capsule.machine.fingerprint import take_fingerprint
-
-from .locks import debian, make_lock, wheel
+from tests.bundle.locks import debian, make_lock, wheel
 
 DIGEST = "sha256:" + sha256_hex(b"image")
 NO_WHEELS = {}.__getitem__

@@ -116,7 +116,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(name):
-    assert parse(ACCEPTED[name]).document == ACCEPTED[name]
+    assert parse(ACCEPTED[name]).document() == ACCEPTED[name]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -163,7 +163,7 @@ def test_foreign_values_are_refused_in_order(field, value):
 
 def test_checksums_are_what_sha256sum_writes():
     found = parse(manifest(entry("run/b", sha256="b" * 64)))
-    digest = hashlib.sha256(found.document).hexdigest()
+    digest = hashlib.sha256(found.document()).hexdigest()
     assert found.checksums.decode().splitlines() == [
         f"{digest}  manifest.json",
         f"{ZERO}  claims.json",

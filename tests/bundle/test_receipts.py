@@ -28,8 +28,7 @@ from capsule.bundle.trust import load_policy
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.kind import MachineKind
-
-from .conftest import private_key
+from tests.bundle.conftest import private_key
 
 CLAIM, MANIFEST = "c" * 64, "d" * 64
 TIME = "2026-11-21T12:00:00Z"
@@ -298,9 +297,9 @@ def test_a_trust_file_names_verifiers_and_revocation_ends_them(tmp_path):
     paths = [receipt(tmp_path, BOB), receipt(tmp_path, CAROL)]
     found = read_receipts(BUNDLE, paths, load_policy(allowed_signers=[trusted]))
     bob, carol = found.receipts
-    assert (bob.counts, bob.identity, bob.objection) == (True, "bob@example.org", None)
+    assert (bob.counts, bob.identity, bob.rejection_reason) == (True, "bob@example.org", None)
     assert not carol.counts
-    assert "expired" in carol.objection
+    assert "expired" in carol.rejection_reason
     revoked = tmp_path / "revoked"
     revoked.write_text(BOB.public.fingerprint + "\n")
     policy = load_policy(allowed_signers=[trusted], revoked=[revoked])

@@ -24,8 +24,7 @@ from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.spec import CudaAccelerator
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
 from capsule.machine.gpu import Driver, Gpu, RemappedRows
-
-from .locks import debian, digest_of, make_lock, wheel
+from tests.bundle.locks import debian, digest_of, make_lock, wheel
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
 DIGEST = "sha256:" + sha256_hex(b"image")

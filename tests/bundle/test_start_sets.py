@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from capsule.bundle import run_bundle
 from capsule.cli.main import app
 from capsule.experiment.evaluation import StartSet, digest_of_starts
-from capsule.experiment.spec_file import load_spec
+from capsule.host.spec_file import load_spec
 from tests.hostile import genuine
 
 SPEC = """\

@@ -18,8 +18,7 @@ from capsule.bundle.sshsig import NAMESPACE
 from capsule.bundle.trust import Detached, Policy, load_policy, load_trusted
 from capsule.cli.main import app
 from capsule.experiment.errors import CapsuleError, ExitCode
-
-from .conftest import private_key
+from tests.bundle.conftest import private_key
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +58,12 @@ def misused(code="CAP-B151", **options):
 
 
 def signers(path, policy):
-    """Return who signed: kind, identity and objection of each."""
+    """Return who signed: kind, identity and rejection_reason of each."""
     with open_bundle(path, policy) as opened:
         assert opened.authentic
-        return [(signer.kind, signer.identity, signer.objection) for signer in opened.signers]
+        return [
+            (signer.kind, signer.identity, signer.rejection_reason) for signer in opened.signers
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +79,7 @@ def cosigned(bundle, tmp_path):
 
     def by(key, name="s"):
         with open_bundle(bundle, ()) as opened:
-            manifest = opened.manifest.document
+            manifest = opened.manifest.document()
         path = tmp_path / f"{name}.sshsig"
         path.write_bytes(sshsig.sign(manifest, key))
         return path
@@ -123,7 +124,7 @@ def test_integrity_and_authenticity_are_apart(bundle, alice):
     with open_bundle(bundle, []) as opened:
         assert not opened.authentic
         assert opened.fingerprint == alice.public.fingerprint
-        assert opened.signers[0].objection == "is no key that you named"
+        assert opened.signers[0].rejection_reason == "is not one of the keys that you named"
     assert signers(bundle, [alice.public]) == [("dsse", None, None)]
 
 
@@ -225,7 +226,7 @@ def test_a_malformed_revocation_list_is_refused(data, tmp_path, alice):
 
 
 def test_either_signature_makes_a_bundle_authentic(doubly, alice, carol, mallory):
-    unknown = "is no key that you named"
+    unknown = "is not one of the keys that you named"
     by_alice = [("dsse", None, None), ("sshsig", None, unknown)]
     assert signers(doubly, [alice.public]) == by_alice
     assert signers(doubly, [carol.public]) == [("dsse", None, unknown), ("sshsig", None, None)]
@@ -285,12 +286,15 @@ def test_a_signature_beside_the_bundle_counts(bundle, cosigned, tmp_path, alice,
     keys = [key_file(tmp_path, carol, "c")]
     untrusted(bundle, load_policy(keys=keys), "CAP-B125")
     found = signers(bundle, load_policy(keys=keys, signatures=[cosigned(carol)]))
-    assert found == [("dsse", None, "is no key that you named"), ("detached", None, None)]
+    assert found == [
+        ("dsse", None, "is not one of the keys that you named"),
+        ("detached", None, None),
+    ]
 
 
 def test_a_threshold_counts_keys_not_signatures(doubly, tmp_path, alice, carol, mallory):
     with open_bundle(doubly, ()) as opened:
-        manifest = opened.manifest.document
+        manifest = opened.manifest.document()
 
     def policy(threshold, *extra):
         detached = tuple(

@@ -10,8 +10,8 @@ import pytest
 
 from capsule.cli import main
 from capsule.experiment.spec import CodeSpec
-from capsule.experiment.spec_file import load_spec
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.spec_file import load_spec
 
 SMALL = Path(__file__).parents[2] / "specs" / "dqn-breakout-small.yaml"
 

@@ -19,17 +19,18 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.spec import SeedsSpec
 from capsule.training.environments import make_environment
-from capsule.training.impala_networks import make_actor_critic_network
-from capsule.training.networks import Parameters, initialize
-from capsule.training.products import CHAINED, LIBRARY
-from capsule.training.schedule import preflight, ray_cluster, ray_transport
-from capsule.training.schedule.executor import Executor
-from capsule.training.schedule.preflight import pass_digest
-from capsule.training.schedule.ray_transport import HostOfNode, RayTransport, pins_of
-from capsule.training.schedule.sources import Live, Lockstep, Recorded
-from capsule.training.schedule.transports import Serial
-from capsule.training.streams import Stream
-from capsule.training.unrolls import UnrollSettings, actor_streams
+from capsule.training.impala.actors.ray import connection, preflight
+from capsule.training.impala.actors.ray import transport as ray_transport
+from capsule.training.impala.actors.ray.preflight import pass_digest
+from capsule.training.impala.actors.ray.transport import NodeWorker, RayTransport, pins_of
+from capsule.training.impala.actors.transports import Serial
+from capsule.training.impala.actors.unrolls import UnrollSettings, actor_streams
+from capsule.training.impala.schedule.executor import Executor
+from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.state.streams import Stream
 from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
@@ -57,7 +58,7 @@ TRAINER = {
     "actors": 4,
     "batch_size": 4,
     "unroll_length": 10,
-    "gradient_shards": [2, 2],
+    "micro_batches": [2, 2],
     "total_steps": 20_000,
 }
 RUN = merge(
@@ -132,7 +133,7 @@ def start(cluster):
         transport.close()
 
 
-def settings_of(document=CARTPOLE, products=CHAINED, **changes):
+def settings_of(document=CARTPOLE, products=FIXED_ORDER, **changes):
     """Return settings of actors with a small recurrent policy."""
     environment = make_spec(document, **changes).environment
     example = make_environment(environment, actor_streams(SEEDS, 0), training=True)
@@ -271,13 +272,13 @@ def test_a_node_that_is_lost_costs_no_bit(start, cluster, third):
 
 
 def test_a_host_that_is_always_lost_is_given_up(start, monkeypatch):
-    class Dying(HostOfNode):
+    class Dying(NodeWorker):
         def prepare(self, *_):
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = settings_of()
     transport = start(settings, hosts=1)
-    monkeypatch.setattr(ray_transport, "HostOfNode", Dying)
+    monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
     transport._ray.kill(transport._hosts[0].handle)
     with pytest.raises(CapsuleError) as failure:
         play(transport, lockstep(), settings)
@@ -326,12 +327,12 @@ def test_hosts_have_the_variables_of_the_run_before_they_start(start):
 
 
 def test_a_variable_that_does_not_reach_a_host_is_found(monkeypatch, start):
-    class Forgetful(HostOfNode):
+    class Forgetful(NodeWorker):
         def prepare(self, settings, played, pins):
             os.environ["PYTHONHASHSEED"] = "5"
             return super().prepare(settings, played, pins)
 
-    monkeypatch.setattr(ray_transport, "HostOfNode", Forgetful)
+    monkeypatch.setattr(ray_transport, "NodeWorker", Forgetful)
     with pytest.raises(CapsuleError) as failure:
         start(settings_of())
     assert failure.value.code == "CAP-T101"
@@ -411,7 +412,7 @@ def test_names_of_clients_are_not_of_the_runs_randomness(monkeypatch, token):
 
     monkeypatch.setattr(worker, "make_client_id", lambda: "of Ray")
     monkeypatch.setattr(os, "urandom", bytes)
-    ray_cluster._name_clients_apart()
+    connection._name_clients_apart()
     names = {worker.make_client_id() for _ in range(3)}
     assert len(names) == 3
     assert {len(name) for name in names} == {32}
@@ -463,7 +464,10 @@ def test_a_pass_is_the_same_each_time_and_leaves_threads_alone():
     torch.set_num_threads(2)
     assert pass_digest(settings) == pass_digest(settings)
     assert torch.get_num_threads() == 2
-    others = [settings_of(BREAKOUT), settings_of(products=LIBRARY, environment={"hidden": [1]})]
+    others = [
+        settings_of(BREAKOUT),
+        settings_of(products=LIBRARY, environment={"masked_observations": [1]}),
+    ]
     assert len({pass_digest(each) for each in [settings, *others]}) == 3
 
 

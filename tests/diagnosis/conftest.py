@@ -19,8 +19,8 @@ from capsule.diagnosis.findings import Finding
 from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedProject
-from capsule.experiment.spec_file import parse_spec
 from capsule.experiment.variables import environment_variables
+from capsule.host.spec_file import parse_spec
 from capsule.report.progress import SilentReporter
 from tests.training.conftest import tree_facts
 
@@ -53,7 +53,7 @@ class LocalEngine:
         """Make the engine; without torch, which takes seconds to import, if it is not needed."""
         site = folder / "site"
         site.mkdir(parents=True)
-        hooks = [path.read_text() for path in sorted((PACKAGE / "training").glob("*.pth"))]
+        hooks = [path.read_text() for path in sorted((PACKAGE / "training").rglob("*.pth"))]
         if not torch:
             hooks.append(WITHOUT_TORCH)
         (site / "sitecustomize.py").write_text("".join(hooks))
@@ -102,11 +102,11 @@ def locked(spec, project):
 
 WATCHED = """\
 import sys
-from capsule.training.instrumentation import install
+from capsule.training.instruments.hooks import install
 install()
 if torch_flags := {flags}:
     import torch
-    from capsule.training.torch_flags import TorchFlags, apply
+    from capsule.training.determinism.torch_flags import TorchFlags, apply
     apply(TorchFlags.of(torch_flags))
 import runpy
 runpy.run_path("train.py", run_name="__main__")

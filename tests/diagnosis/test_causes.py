@@ -9,8 +9,7 @@ from capsule.diagnosis.settings import with_settings
 from capsule.diagnosis.trial import Workplace, apply_if_cured
 from capsule.experiment.spec import SourcesSpec
 from capsule.report.progress import SilentReporter
-
-from .conftest import PROGRAM, LocalEngine, locked, parsed
+from tests.diagnosis.conftest import PROGRAM, LocalEngine, locked, parsed
 
 # Few tasks take most of the time, so that workers do different numbers of tasks in each run.
 POOL = """\

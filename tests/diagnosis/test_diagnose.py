@@ -11,9 +11,8 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.report.diagnosis import show_diagnosis
 from capsule.report.progress import SilentReporter
-from capsule.training.instruments import InstrumentReport, Location, OperatorUse
-
-from .conftest import PROGRAM, parsed
+from capsule.training.instruments.report import InstrumentReport, Location, OperatorUse
+from tests.diagnosis.conftest import PROGRAM, parsed
 
 DQN = {
     "name": "micro",

@@ -15,8 +15,8 @@ from capsule.diagnosis.races import race_findings
 from capsule.diagnosis.settings import described, given_up, in_force, tailored, with_settings
 from capsule.entropy.report import EntropyReport, ProgramReport, Tally
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec_file import parse_spec
-from capsule.training.instruments import Location
+from capsule.host.spec_file import parse_spec
+from capsule.training.instruments.report import Location
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/diagnose.md").read_text()

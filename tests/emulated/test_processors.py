@@ -12,7 +12,7 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Job
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
-from capsule.training.known_answers import GOLDEN
+from capsule.training.determinism.self_test import GOLDEN
 
 pytestmark = pytest.mark.emulated
 
@@ -32,7 +32,7 @@ DQN = {
         "algorithm": "dqn",
         "hidden_units": 64,
         "batch_size": 8,
-        "gradient_shards": [5, 3],
+        "micro_batches": [5, 3],
         "total_steps": 52,
         "replay_capacity": 60,
         "replay_start": 40,
@@ -57,7 +57,7 @@ def golden(profile):
 
 
 def sweep(python, profile, processor=None):
-    module = "capsule.training.known_answers"
+    module = "capsule.training.determinism.self_test"
     return json.loads(python(profile, "-m", module, profile, processor=processor))
 
 
@@ -85,7 +85,7 @@ def dqn(python, tmp_path_factory):
         directory = tmp_path_factory.mktemp("dqn") / "run"
         directory.mkdir()
         job = Job(spec=spec, stop_after=None)
-        (directory / contract.JOB).write_text(job.model_dump_json(by_alias=True))
+        (directory / contract.JOB).write_bytes(job.document())
         variables = environment_variables(spec)
         python("portable-v3", "-m", "capsule.training", directory, processor=processor, **variables)
         result = json.loads((directory / contract.RESULT).read_text())

@@ -13,8 +13,7 @@ from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
 from capsule.verification.mode import Mode
 from capsule.verification.verify import Request, verify
-
-from .conftest import MICRO, run
+from tests.end_to_end.conftest import MICRO, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -30,7 +29,7 @@ def kept(workplace):
 
 
 def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(kept, monkeypatch):
-    monkeypatch.setattr("capsule.verification.challenge.choose", lambda *_: [1])
+    monkeypatch.setattr("capsule.verification.execution.challenge.choose", lambda *_: [1])
     report = verified(kept, "segments:1")
     assert report.verdict == "reproduced-segments", report
     (segment,) = report.challenge.segments

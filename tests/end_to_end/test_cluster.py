@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from .conftest import run
-from .test_run import containers, docker, traced, wait_for
+from tests.end_to_end.conftest import run
+from tests.end_to_end.test_run import containers, docker, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -34,7 +34,7 @@ trainer:
   actors: 8
   batch_size: 4
   unroll_length: 10
-  gradient_shards: [2, 2]
+  micro_batches: [2, 2]
 evaluation:
   interval: 20_000
   starts: 2

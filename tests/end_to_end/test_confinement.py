@@ -29,9 +29,8 @@ from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification.mode import Mode
 from capsule.verification.verify import SIGNERS, Request, verify
-
-from .conftest import edit_json, forge, run
-from .hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
+from tests.end_to_end.conftest import edit_json, forge, run
+from tests.end_to_end.hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

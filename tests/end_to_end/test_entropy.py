@@ -10,13 +10,12 @@ from capsule.bundle.keys import load_public
 from capsule.entropy.profile import parse
 from capsule.entropy.report import EntropyReport
 from capsule.experiment.canonical import sha256_hex
-
-from .conftest import edit_json, forge, run
+from tests.end_to_end.conftest import edit_json, forge, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
 UNSEEDED = (
-    "--set", "seeds={drawn: true}",
+    "--set", "seeds={random: true}",
     "--set", "trainer.total_steps=240",
     "--set", "evaluation.interval=240",
     "--set", "recording.checkpoint_interval=240",
@@ -98,7 +97,7 @@ def test_a_damaged_profile_is_refused(recorded, tmp_path):
 
 def test_a_recorded_run_cannot_be_resumed(workplace, recorded):
     """What an interrupted start has drawn is unknown; a finished run is simply packed again."""
-    from .conftest import capsule
+    from tests.end_to_end.conftest import capsule
 
     directory = recorded[0].directory
     done = capsule("run", "--resume", directory, "--key", "alice", "--json", cwd=workplace)

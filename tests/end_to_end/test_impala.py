@@ -9,9 +9,8 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.schedule_log import parse_schedule
-
-from .conftest import Run, capsule, edit_json, forge
-from .test_run import containers, docker, resume, start, traced, wait_for
+from tests.end_to_end.conftest import Run, capsule, edit_json, forge
+from tests.end_to_end.test_run import containers, docker, resume, start, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -28,8 +27,8 @@ trainer:
   actors: 6
   unroll_length: 10
   batch_size: 4
-  gradient_shards: [2, 2]
-  schedule: {mode: recorded, lag: 3}
+  micro_batches: [2, 2]
+  schedule: {mode: recorded, policy_lag: 3}
 evaluation:
   interval: 800
   starts: 2

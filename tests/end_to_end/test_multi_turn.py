@@ -10,8 +10,7 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import load_public
 from capsule.experiment.arrival_log import parse_arrivals
 from capsule.experiment.canonical import sha256_hex
-
-from .conftest import ROOT, edit_json, forge, run
+from tests.end_to_end.conftest import ROOT, edit_json, forge, run
 
 pytestmark = pytest.mark.network
 

@@ -21,8 +21,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
-
-from .conftest import run
+from tests.end_to_end.conftest import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import capsule, run
+from tests.end_to_end.conftest import capsule, run
 
 pytestmark = pytest.mark.network
 

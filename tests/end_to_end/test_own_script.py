@@ -19,9 +19,8 @@ from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
-from capsule.image.project import capture_project
-
-from .conftest import capsule, edit_json, forge, run
+from capsule.image.resolution.project import capture_project
+from tests.end_to_end.conftest import capsule, edit_json, forge, run
 
 pytestmark = pytest.mark.network
 

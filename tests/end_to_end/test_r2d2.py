@@ -2,8 +2,8 @@
 
 import pytest
 
-from .conftest import run
-from .test_run import SECONDS, containers, docker, resume, start, traced, wait_for
+from tests.end_to_end.conftest import run
+from tests.end_to_end.test_run import SECONDS, containers, docker, resume, start, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -22,11 +22,11 @@ trainer:
   actor_update_interval: 20
   burn_in: 4
   sequence_length: 8
-  sequence_period: 4
+  sequence_stride: 4
   replay_capacity: 600
   replay_start: 200
   batch_size: 4
-  gradient_shards: [2, 2]
+  micro_batches: [2, 2]
   target_interval: 10
 evaluation:
   interval: 600

@@ -16,8 +16,7 @@ from capsule.bundle.keys import load_public
 from capsule.engine.containers import run_label
 from capsule.experiment import contract
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
-
-from .conftest import capsule, run
+from tests.end_to_end.conftest import capsule, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 

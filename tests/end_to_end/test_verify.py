@@ -14,8 +14,7 @@ from capsule.bundle.keys import load_public
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-
-from .conftest import capsule, change_lock, edit_json, forge
+from tests.end_to_end.conftest import capsule, change_lock, edit_json, forge
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
@@ -40,7 +39,7 @@ def test_an_honest_bundle_is_reproduced_bit_for_bit(micro, tmp_path):
 
 
 def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, workplace):
-    from .conftest import run
+    from tests.end_to_end.conftest import run
 
     make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", workplace / "bob"]
     subprocess.run(make, check=True)
@@ -51,7 +50,10 @@ def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, workplace):
     done = capsule("verify", again.bundle, *options, cwd=workplace)
     assert (done.status, done.document["verdict"]) == (0, "intact"), done.errors
     by_alice, by_bob = done.document["signers"]
-    assert (by_alice["kind"], by_alice["objection"]) == ("dsse", "is no key that you named")
+    assert (by_alice["kind"], by_alice["rejection_reason"]) == (
+        "dsse",
+        "is not one of the keys that you named",
+    )
     assert (by_bob["kind"], by_bob["identity"]) == ("sshsig", "bob@lab")
 
 
@@ -139,7 +141,7 @@ def test_a_flipped_bit_that_was_signed_contradicts_the_claims(micro, tmp_path):
 
 
 def test_a_consistent_lie_about_a_checkpoint_is_found_by_execution(micro, tmp_path):
-    from capsule.verification.tensors import tensor_digests
+    from capsule.verification.integrity.tensors import tensor_digests
 
     def lie_consistently(files):
         flip_final_tensor(files)

@@ -15,10 +15,10 @@ from capsule.engine.interface import Task
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
 from capsule.experiment.spec import LimitsSpec, Spec
-from capsule.image.assemble import Image
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
-from capsule.image.making import Layer
 from capsule.native import native_part
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)

@@ -12,7 +12,7 @@ from capsule.engine.interface import Exit, RemoteCluster, Task, Workers
 from capsule.experiment.contract import CLUSTER_HOSTS_VARIABLE, CLUSTER_VARIABLE
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import LimitsSpec
-from capsule.experiment.spec_file import load_spec
+from capsule.host.spec_file import load_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 IMPALA = load_spec(SPECS / "impala-cluster-small.yaml")
@@ -210,6 +210,6 @@ def test_a_cluster_that_is_there_is_reached_with_its_token(tmp_path):
 
 
 def test_ports_agree_with_the_training_side():
-    from capsule.training import cluster_node
+    from capsule.training.impala.actors.ray import node
 
-    assert clusters._PORT == cluster_node.PORT
+    assert clusters._PORT == node.PORT

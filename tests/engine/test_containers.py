@@ -402,6 +402,6 @@ def test_a_description_names_the_engine_and_no_host(engine):
 
 
 def _chunks(image):
-    from capsule.image.assemble import archive_chunks
+    from capsule.image.assembly.assemble import archive_chunks
 
     return archive_chunks(image)

@@ -14,8 +14,7 @@ import pytest
 from capsule.entropy.journal import Source, read_journal
 from capsule.entropy.profile import check_consumed, describe, merge, parse, serialize
 from capsule.experiment.errors import CapsuleError
-
-from .conftest import given
+from tests.entropy.conftest import given
 
 HERE = Path(__file__).parent
 OTHER_KEY = bytes(32)

@@ -23,7 +23,7 @@ def stream(process, thread, size, key=KEY, label="libc"):
 
 @pytest.fixture(scope="session")
 def library(compiled):
-    return ctypes.CDLL(str(compiled(SOURCES / "entropy.c", "-shared", "-fPIC")))
+    return ctypes.CDLL(str(compiled(SOURCES / "shared" / "entropy.c", "-shared", "-fPIC")))
 
 
 @given(key=st.none() | st.binary(min_size=32, max_size=32), parts=st.lists(st.binary(max_size=200)))

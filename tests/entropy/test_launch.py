@@ -337,7 +337,7 @@ def test_a_missing_report_is_refused(directory):
 
 def test_every_failure_of_the_launcher_can_be_read(directory):
     names = ("launch", "supervisor", "tasks", "program", "proc", "account", "channel", "filter")
-    text = "".join((SOURCES / f"{name}.c").read_text() for name in names)
+    text = "".join((SOURCES / "launcher" / f"{name}.c").read_text() for name in names)
     codes = set(re.findall(r'fail\(\s*"(CAP-R\d{3})"', text))
     assert codes
     for code in codes:

@@ -21,8 +21,7 @@ from capsule.entropy.profile import check_consumed, merge, parse
 from capsule.entropy.report import MISMATCH_STATUS, collect
 from capsule.experiment.errors import CapsuleError
 from capsule.native import native_part
-
-from .conftest import given, key_stream
+from tests.entropy.conftest import given, key_stream
 
 HERE = Path(__file__).parent
 KEY = bytes(range(32))

@@ -16,8 +16,8 @@ from criteria import accuracy, exact, mean_absolute_error, per_class_accuracy
 from datasets import Data, Split
 from models import LstmRegressor
 
-from capsule.experiment.spec_file import load_spec
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.spec_file import load_spec
 
 SCRIPT = Path(train.__file__)
 

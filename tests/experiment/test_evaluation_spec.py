@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec_file import load_spec, parse_spec
+from capsule.host.spec_file import load_spec, parse_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 MINATAR = ("environment={suite: minatar, game: breakout}", "trainer.network=small-conv")
@@ -24,7 +24,7 @@ def test_q_values_are_not_sampled_from(name):
     algorithm = name.partition("-")[0]
     assert (
         f"evaluation.actions 'sampled' does not apply to trainer.algorithm {algorithm!r}, whose "
-        "Q-values are no probabilities: use 'greedy'"
+        "Q-values are not probabilities: use 'greedy'"
     ) in caught.value.message
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog
-from capsule.experiment.spec_file import load_spec
 from capsule.experiment.trainers import MAX_RECORDED_ACTORS, ImpalaTrainer
+from capsule.host.spec_file import load_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -37,7 +37,7 @@ def test_the_defaults_are_those_of_table_g1():
         "anneals": True,
         "rmsprop_momentum": 0.0,
         "rmsprop_epsilon": 0.01,
-        "gradient_norm": 40.0,
+        "max_gradient_norm": 40.0,
         "reward_clipping": "unit",
         "correction": "v-trace",
         "rho_bar": 1.0,
@@ -59,27 +59,39 @@ def test_an_interval_is_one_parameter_update():
     [
         (["actors=7"], "actors 7 cannot fill a batch with 8 new unrolls: each has one in it"),
         (["actors=0"], "trainer.actors: Input should be greater than 0, not 0"),
-        (["actors=33"], "schedule.lag 4 cannot be kept: 33 actors take turns in batches of 8, so"),
+        (
+            ["actors=33"],
+            "schedule.policy_lag 4 cannot be kept: 33 actors take turns in batches of 8, so",
+        ),
         (["actors=33"], "it needs 5 at least"),
-        (["schedule.lag=1"], "schedule.lag 1 cannot be kept: 16 actors take turns in batches of 8"),
-        (["schedule.lag=0"], "trainer.schedule.lag: Input should be greater than 0"),
-        (["schedule.lag=65536"], "lag: Input should be less than or equal to 65535, not 65536"),
-        (["schedule.lag=1.5"], "lag: Input should be a valid integer"),
-        (["schedule={mode: lockstep, lag: -1}"], "lag: Input should be greater than or equal to 0"),
+        (
+            ["schedule.policy_lag=1"],
+            "schedule.lag 1 cannot be kept: 16 actors take turns in batches of 8",
+        ),
+        (["schedule.policy_lag=0"], "trainer.schedule.policy_lag: Input should be greater than 0"),
+        (
+            ["schedule.policy_lag=65536"],
+            "policy_lag: Input should be less than or equal to 65535, not 65536",
+        ),
+        (["schedule.policy_lag=1.5"], "policy_lag: Input should be a valid integer"),
+        (
+            ["schedule={mode: lockstep, policy_lag: -1}"],
+            "policy_lag: Input should be greater than or equal to 0",
+        ),
         (["schedule.mode=free"], "does not match any of the expected tags: 'lockstep', 'recorded'"),
         (["schedule={lag: 3}"], "trainer.schedule"),
         (["schedule.delay=3"], "trainer.schedule.delay is not a known key"),
         (
-            ["actors=65537", "schedule.lag=9000"],
+            ["actors=65537", "schedule.policy_lag=9000"],
             "actors 65537 exceeds the 65536 of a recorded schedule",
         ),
         (
-            ["total_steps=671091200", "schedule.lag=9000"],
+            ["total_steps=671091200", "schedule.policy_lag=9000"],
             "total_steps / unroll_length 33554560 exceeds the 33554432 of a recorded schedule",
         ),
-        (["batch_size=9"], "gradient_shards [4, 4] add up to 8, not to batch_size 9"),
-        (["gradient_shards=[8, 0]"], "gradient_shards.1: Input should be greater than 0"),
-        (["gradient_shards=[]"], "gradient_shards [] add up to 0, not to batch_size 8"),
+        (["batch_size=9"], "micro_batches [4, 4] add up to 8, not to batch_size 9"),
+        (["micro_batches=[8, 0]"], "micro_batches.1: Input should be greater than 0"),
+        (["micro_batches=[]"], "micro_batches [] add up to 0, not to batch_size 8"),
         (
             ["total_steps=16001"],
             "total_steps 16001 is not a multiple of the 8 new unrolls of a batch times unroll_",
@@ -93,7 +105,7 @@ def test_an_interval_is_one_parameter_update():
         (["rho_bar=0"], "trainer.rho_bar: Input should be greater than 0"),
         (["rho_bar=.inf"], "trainer.rho_bar"),
         (["learning_rate=.nan"], "trainer.learning_rate"),
-        (["gradient_norm=.inf"], "trainer.gradient_norm"),
+        (["max_gradient_norm=.inf"], "trainer.max_gradient_norm"),
         (["trace_decay=1.5"], "trainer.trace_decay: Input should be less than or equal to 1"),
         (["discount=-0.1"], "trainer.discount: Input should be greater than or equal to 0"),
         (["correction=retrace"], "trainer.correction: Input should be 'v-trace', 'one-step', "),
@@ -103,7 +115,7 @@ def test_an_interval_is_one_parameter_update():
         (["entropy_cost=-1"], "trainer.entropy_cost: Input should be greater than or equal to 0"),
         (["rmsprop_epsilon=0"], "trainer.rmsprop_epsilon: Input should be greater than 0"),
         (["rmsprop_decay=2"], "trainer.rmsprop_decay: Input should be less than or equal to 1"),
-        (["gradient_norm=0"], "trainer.gradient_norm: Input should be greater than 0"),
+        (["max_gradient_norm=0"], "trainer.max_gradient_norm: Input should be greater than 0"),
         (["recurrent_units=-1"], "trainer.recurrent_units: Input should be greater than or equal"),
         (["hidden_units=0"], "trainer.hidden_units: Input should be greater than 0"),
         (["network=deep"], "trainer.network: Input should be 'shallow', 'nature', 'residual', "),
@@ -137,13 +149,13 @@ def test_intervals_are_multiples_of_the_steps_between_updates(name):
     [
         ["actors=8"],
         ["actors=32"],
-        ["schedule.lag=65535"],
+        ["schedule.policy_lag=65535"],
         ["schedule={mode: lockstep}"],
-        ["schedule={mode: lockstep, lag: 0}"],
-        ["schedule={mode: lockstep, lag: 0}", "actors=70000"],  # nothing is recorded
-        ["gradient_shards=[1, 6, 1]"],
+        ["schedule={mode: lockstep, policy_lag: 0}"],
+        ["schedule={mode: lockstep, policy_lag: 0}", "actors=70000"],  # nothing is recorded
+        ["micro_batches=[1, 6, 1]"],
         ["rho_bar=4", "c_bar=2"],
-        ["gradient_norm=null"],
+        ["max_gradient_norm=null"],
         ["network=residual", "recurrent_units=256"],
     ],
 )
@@ -152,7 +164,7 @@ def test_what_fits_is_taken(overrides):
 
 
 def test_a_log_has_room_for_what_the_spec_lets_pass():
-    spec = load("trainer.actors=65536", "trainer.schedule.lag=8192")
+    spec = load("trainer.actors=65536", "trainer.schedule.policy_lag=8192")
     log = ScheduleLog(spec.digest(), spec.trainer.actors, 8, array("H"), array("H"))
     assert log.header.actors == MAX_RECORDED_ACTORS
 

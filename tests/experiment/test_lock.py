@@ -5,8 +5,8 @@ from pathlib import Path
 from capsule.experiment.contract import checkpoint_name
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel, without_sources
 from capsule.experiment.spec import relaxations
-from capsule.experiment.spec_file import load_spec, parse_spec
 from capsule.experiment.variables import environment_variables
+from capsule.host.spec_file import load_spec, parse_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_bytes()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from capsule.experiment.owner import is_gone, remove_abandoned, temporary_folder, this_process
+from capsule.host.owner import is_gone, remove_abandoned, temporary_folder, this_process
 
 OWNER = (
     "import sys, time\n"
     "from pathlib import Path\n"
-    "from capsule.experiment.owner import temporary_folder, this_process\n"
+    "from capsule.host.owner import temporary_folder, this_process\n"
     "with temporary_folder('x-', Path(sys.argv[1])) as folder:\n"
     "    (folder / 'deep').mkdir(mode=0)\n"
     "    print(this_process(), flush=True)\n"
@@ -89,7 +89,7 @@ def test_only_folders_of_this_form_are_removed(tmp_path):
 
 
 def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monkeypatch):
-    import capsule.experiment.owner as module
+    import capsule.host.owner as module
 
     taken = []
 
@@ -100,7 +100,7 @@ def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monk
         return flock(descriptor, operation)
 
     flock = module.fcntl.flock
-    monkeypatch.setattr("capsule.experiment.owner.fcntl.flock", swept)
+    monkeypatch.setattr("capsule.host.owner.fcntl.flock", swept)
     with temporary_folder("raced-", tmp_path) as folder:
         assert folder.is_dir()
         assert folder != taken[0]
@@ -118,7 +118,7 @@ def test_a_folder_that_is_taken_for_an_abandoned_one_before_it_is_locked_is_made
             remove_abandoned(tmp_path)
         return made[-1]
 
-    monkeypatch.setattr("capsule.experiment.owner.tempfile.mkdtemp", mkdtemp)
+    monkeypatch.setattr("capsule.host.owner.tempfile.mkdtemp", mkdtemp)
     with temporary_folder("x-", tmp_path) as folder:
         assert folder.is_dir()
         assert len(made) == 2

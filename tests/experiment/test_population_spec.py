@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from capsule.experiment.contract import Ancestry, Generation
 from capsule.experiment.spec import MAX_UNROLLS_OF_A_RECORD, Spec, references_of
 from capsule.experiment.trainers import DRAWN_BY_MEMBERS, ImpalaTrainer, PopulationSpec
-from capsule.training.population import DMLAB_PRIORS, Evolution
+from capsule.training.impala.population import DMLAB_PRIORS, Evolution
 
 GIVEN = {"random": 20.0, "human": 400.0}
 ATARI = {"suite": "atari", "game": "breakout"}
@@ -109,7 +109,7 @@ def test_values_that_members_draw_are_not_given(name):
 
 
 def test_a_recorded_schedule_is_refused():
-    message = refusal(schedule={"mode": "recorded", "lag": 8})
+    message = refusal(schedule={"mode": "recorded", "policy_lag": 8})
     assert "schedule.mode 'recorded' cannot be had with population" in message
 
 

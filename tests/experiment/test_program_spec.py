@@ -8,9 +8,9 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import without_sources
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec, TrainingSpec, relaxations
-from capsule.experiment.spec_file import parse_spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
+from capsule.host.spec_file import parse_spec
 
 PROGRAM = """\
 schema: capsule/spec/v1

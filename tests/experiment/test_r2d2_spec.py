@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec_file import load_spec
+from capsule.host.spec_file import load_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 
@@ -21,11 +21,11 @@ def refused(*overrides):
     [
         (["burn_in=21"], "trainer: burn_in 21 exceeds sequence_length 20"),
         (["n_step=21"], "trainer: n_step 21 exceeds sequence_length 20"),
-        (["sequence_period=7"], "sequence_length 20 is not a multiple of sequence_period 7"),
-        (["sequence_period=40"], "sequence_length 20 is not a multiple of sequence_period 40"),
+        (["sequence_stride=7"], "sequence_length 20 is not a multiple of sequence_stride 7"),
+        (["sequence_stride=40"], "sequence_length 20 is not a multiple of sequence_stride 40"),
         (["actors=0"], "trainer.actors: Input should be greater than 0, not 0"),
         (["burn_in=-1"], "trainer.burn_in: Input should be greater than or equal to 0"),
-        (["batch_size=9"], "gradient_shards [4, 4] add up to 8, not to batch_size 9"),
+        (["batch_size=9"], "micro_batches [4, 4] add up to 8, not to batch_size 9"),
         (["total_steps=8001"], "total_steps 8001 is not a multiple of actors 8"),
         (["actor_update_interval=7"], "actor_update_interval 7 is not a multiple of"),
         (["replay_start=9000"], "replay_start 9000 exceeds replay_capacity 8000"),

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import VersionConstraint
 from capsule.experiment.spec import Spec
-from capsule.experiment.spec_file import MAX_FINDINGS, load_spec, parse_spec, schema_document
+from capsule.host.spec_file import MAX_FINDINGS, load_spec, parse_spec, schema_document
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_text()
@@ -130,7 +130,10 @@ def test_a_comment_may_stand_between_a_key_and_its_value():
     [
         (["optimizer=adam", "gradient_momentum=0.9"], "gradient_momentum 0.9 is not used by"),
         (["adam_epsilon=1e-5"], "adam_epsilon 1e-05 is not used by optimizer 'centred-rmsprop'"),
-        (["gradient_norm=10"], "gradient_norm 10.0 is not used by optimizer 'centred-rmsprop'"),
+        (
+            ["max_gradient_norm=10"],
+            "max_gradient_norm 10.0 is not used by optimizer 'centred-rmsprop'",
+        ),
         (["updates=2"], "updates 2 need concurrent: false"),
     ],
 )

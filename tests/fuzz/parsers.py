@@ -37,10 +37,10 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
-from capsule.experiment.spec_file import parse_spec
-from capsule.image.layer_reader import read_layer
-from capsule.image.layers import file_entry, padded, tar_header, write_tar
-from capsule.verification.tensors import digests_of
+from capsule.host.spec_file import parse_spec
+from capsule.image.archives.layer_reader import read_layer
+from capsule.image.archives.layers import file_entry, padded, tar_header, write_tar
+from capsule.verification.integrity.tensors import digests_of
 
 
 class FindingError(Exception):
@@ -96,7 +96,7 @@ def _trace(data: bytes) -> None:
 def _document(model: type[Model]) -> Callable[[bytes], None]:
     def check(data: bytes) -> None:
         document = parse_document(data, model, "document", "CAP-B144")
-        written = canonical_json(document.model_dump(mode="json", by_alias=True))
+        written = document.document()
         _same(parse_document(written, model, "document", "CAP-B144"), document)
 
     return check
@@ -138,7 +138,7 @@ def _trust_file(data: bytes) -> None:
 def _manifest(data: bytes) -> None:
     manifest = parse_document(data, Manifest, MANIFEST, "CAP-B111")
     if b'"schema"' in data and b'"signatures"' in data:
-        _same(manifest.document, data)
+        _same(manifest.document(), data)
 
 
 def _profile(data: bytes) -> None:
@@ -173,7 +173,7 @@ def _tensors(data: bytes) -> None:
 
 def _spec(data: bytes) -> None:
     spec = parse_spec(data, "spec")
-    written = canonical_json(spec.model_dump(mode="json", by_alias=True))
+    written = spec.document()
     _same(parse_spec(written, "spec"), spec)
 
 

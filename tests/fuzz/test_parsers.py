@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .parsers import PARSERS, FindingError, check
+from tests.fuzz.parsers import PARSERS, FindingError, check
 
 RUNS = 40_000  # of a fuzzer that looks at coverage; run.py does as many as one likes
 EDITS = 3
@@ -89,7 +89,7 @@ def test_a_fuzzer_that_looks_at_coverage(tmp_path):
 
 
 def test_a_value_that_is_written_otherwise_is_a_finding(monkeypatch):
-    from . import parsers
+    from tests.fuzz import parsers
 
     monkeypatch.setattr(parsers, "canonical_json", lambda _: b"")
     with pytest.raises(FindingError):

@@ -18,10 +18,9 @@ import zstandard
 
 from capsule.bundle.archive import BLOCK, Limits, header
 from capsule.experiment.canonical import sha256_hex
-
-from .case import Case, Presented
-from .document_cases import described
-from .genuine import (
+from tests.hostile.case import Case, Presented
+from tests.hostile.document_cases import described
+from tests.hostile.genuine import (
     BASE_LAYER,
     LOG,
     PROJECT_LAYER,
@@ -35,7 +34,7 @@ from .genuine import (
     training,
     write_members,
 )
-from .presenting import changed, presented, rewritten
+from tests.hostile.presenting import changed, presented, rewritten
 
 END = bytes(2 * BLOCK)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import (
+from tests.hostile import (
     archive_cases,
     document_cases,
     image_cases,
@@ -10,7 +10,7 @@ from . import (
     member_cases,
     trust_cases,
 )
-from .case import Case
+from tests.hostile.case import Case
 
 CASES: list[Case] = sorted(
     [

@@ -14,9 +14,8 @@ from capsule.bundle.envelope import PAYLOAD_TYPE, pre_authentication_encoding
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
-
-from .case import Case, Presented
-from .genuine import (
+from tests.hostile.case import Case, Presented
+from tests.hostile.genuine import (
     EVALUATION,
     INDEX,
     LOG,
@@ -33,7 +32,7 @@ from .genuine import (
     training,
     write_members,
 )
-from .presenting import changed, presented
+from tests.hostile.presenting import changed, presented
 
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of Ed25519's base point (RFC 8032, 5.1)
 
@@ -360,12 +359,12 @@ CONTRADICTIONS: dict[str, tuple[int, str, Change]] = {
     ),
     "unknown-field-in-the-lock": (
         17,
-        "CAP-B144",
+        "CAP-B145",
         lambda files: renamed(files, run_bundle.LOCK, trusted=True),
     ),
     "unknown-field-in-the-observations": (
         17,
-        "CAP-B144",
+        "CAP-B145",
         lambda files: renamed(files, run_bundle.OBSERVATIONS, verdict="reproduced-bitwise"),
     ),
 }

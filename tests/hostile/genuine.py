@@ -53,13 +53,13 @@ from capsule.experiment.lock import (
 )
 from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, ImageSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, DqnTrainer
-from capsule.image.assemble import Image, image_config, image_manifest
+from capsule.image.archives.layers import Entry, file_entry, write_tar
+from capsule.image.assembly.assemble import Image, image_config, image_manifest
+from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.cache import Cache
-from capsule.image.debian import shipped_base
-from capsule.image.layers import Entry, file_entry, write_tar
-from capsule.image.making import ASSEMBLER_VERSION, Layer
-from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
+from capsule.image.resolution.debian import shipped_base
+from capsule.image.resolution.project import read_project
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver
 from tests.entropy.evidence import make_mechanisms, make_report
@@ -143,7 +143,7 @@ def manifest_of(run: Run) -> dict:
         TemporaryDirectory() as folder,
         open_bundle(packed(run, Path(folder, "b")), []) as bundle,
     ):
-        return json.loads(bundle.manifest.document)
+        return json.loads(bundle.manifest.document())
 
 
 def write_members(path: Path, members: Mapping[str, bytes]) -> Path:
@@ -351,7 +351,7 @@ def _image(lock: Lock, folder: Path, store: Cache) -> Image:
 
 
 def _write(run: Path, name: str, document: Model) -> None:
-    (run / name).write_bytes(canonical_json(document.model_dump(mode="json", by_alias=True)))
+    (run / name).write_bytes(document.document())
 
 
 def _write_common(run: Path, lock: Lock) -> None:

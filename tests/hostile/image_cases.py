@@ -8,9 +8,8 @@ from collections.abc import Callable
 from capsule.bundle import run_bundle
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, sha256_hex
-
-from .document_cases import described
-from .genuine import (
+from tests.hostile.document_cases import described
+from tests.hostile.genuine import (
     FINAL,
     INDEX,
     TRACE,
@@ -21,7 +20,7 @@ from .genuine import (
     reclaim_trace,
     safetensors,
 )
-from .presenting import changed
+from tests.hostile.presenting import changed
 
 CONFIG, MANIFEST = run_bundle.IMAGE_CONFIG, run_bundle.IMAGE_MANIFEST
 

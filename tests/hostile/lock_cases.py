@@ -8,9 +8,8 @@ from capsule.bundle import run_bundle
 from capsule.bundle.sbom import image_sbom
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import Lock
-
-from .genuine import Change, Files, relock
-from .presenting import changed
+from tests.hostile.genuine import Change, Files, relock
+from tests.hostile.presenting import changed
 
 SPEEDUPS = {
     "name": "numpy-speedups",

@@ -11,10 +11,18 @@ from capsule.bundle import run_bundle
 from capsule.bundle.crate import CRATE
 from capsule.experiment import contract
 from capsule.experiment.fields import MAX_FACTS
-
-from .case import Case
-from .genuine import BASE_LAYER, RESULT, Change, Files, edit_json, program, relock, training
-from .presenting import changed
+from tests.hostile.case import Case
+from tests.hostile.genuine import (
+    BASE_LAYER,
+    RESULT,
+    Change,
+    Files,
+    edit_json,
+    program,
+    relock,
+    training,
+)
+from tests.hostile.presenting import changed
 
 EVENTS = run_bundle.RUN + contract.EVENTS
 RUNTIME = run_bundle.RUN + contract.RUNTIME

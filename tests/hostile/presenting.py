@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .case import Case, Presented
-from .genuine import SIGNER, Change, Run, packed, training
+from tests.hostile.case import Case, Presented
+from tests.hostile.genuine import SIGNER, Change, Run, packed, training
 
 
 def presented(folder: Path, write: Callable[[Path], object], *options: object) -> Presented:

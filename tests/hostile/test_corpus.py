@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from capsule.cli.main import app
 from capsule.verification import verify
-
-from .case import Case
-from .corpus import CASES
+from tests.hostile.case import Case
+from tests.hostile.corpus import CASES
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 STARTING = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"}
@@ -126,8 +125,10 @@ def test_a_flawed_bundle_is_refused(case, ask):
     assert case.code in outcome.shown
     if outcome.document:
         assert outcome.document["error"]["code"] == case.code
-        assert outcome.document["verdict"] in ("tampered", "untrusted")
-        assert outcome.status == 3
+        newer = case.code == "CAP-B145"  # what it says may be known to a later version
+        verdicts = ("inconclusive",) if newer else ("tampered", "untrusted")
+        assert outcome.document["verdict"] in verdicts
+        assert outcome.status == (4 if newer else 3)
     else:  # the reader's own file or option is wrong
         assert outcome.status == 2
     assert all(line.isprintable() for line in outcome.shown.split("\n"))

@@ -16,8 +16,16 @@ from capsule.cli.main import app
 from capsule.engine import connection
 from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
-
-from .genuine import SIGNER, TRACE, Files, outside, packed, program, reclaim_trace, training
+from tests.hostile.genuine import (
+    SIGNER,
+    TRACE,
+    Files,
+    outside,
+    packed,
+    program,
+    reclaim_trace,
+    training,
+)
 
 BUNDLES = {
     "training": training,

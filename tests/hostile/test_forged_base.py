@@ -22,8 +22,8 @@ limits: {{memory_mb: 1024, minutes: 5}}
 # What an attacker runs in place of 'capsule': his base has a file that every interpreter executes.
 ATTACK = """\
 from capsule.cli.main import app
-from capsule.image import assemble, base
-from capsule.image.layers import file_entry
+from capsule.image.assembly import assemble, base
+from capsule.image.archives.layers import file_entry
 
 FORGER = b"import builtins; p = print; builtins.print = lambda *_: p('score 500')\\n"
 plan_base = base.plan_base

@@ -22,9 +22,16 @@ from capsule.bundle.envelope import pre_authentication_encoding
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST, SSHSIG
 from capsule.bundle.sshsig import NAMESPACE as SPACE
-
-from .case import Case, Presented
-from .genuine import SIGNER, STRANGER, documents, edit_json, manifest_of, training, write_members
+from tests.hostile.case import Case, Presented
+from tests.hostile.genuine import (
+    SIGNER,
+    STRANGER,
+    documents,
+    edit_json,
+    manifest_of,
+    training,
+    write_members,
+)
 
 P256 = ec.derive_private_key(7, ec.SECP256R1())
 SECOND = PrivateKey(P256)  # the other algorithm

@@ -17,15 +17,15 @@ import pytest
 import zstandard
 
 from capsule.experiment.lock import Lock, LockedCode, LockedDebianPackage, LockedImage, LockedWheel
-from capsule.experiment.spec_file import parse_spec
-from capsule.image.assemble import Image, assemble
-from capsule.image.base import make_base
+from capsule.host.spec_file import parse_spec
+from capsule.image.archives.layers import file_entry, write_tar
+from capsule.image.archives.wheel import SITE
+from capsule.image.assembly.assemble import Image, assemble
+from capsule.image.assembly.base import make_base
+from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
-from capsule.image.layers import file_entry, write_tar
-from capsule.image.making import ASSEMBLER_VERSION
 from capsule.image.recipe import load_recipe
-from capsule.image.wheel import SITE
 
 SPEC = b"""\
 schema: capsule/spec/v1

@@ -11,16 +11,15 @@ from capsule.engine.process import ProcessEngine
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedDebianPackage, LockedProject, LockedWheel
 from capsule.experiment.spec import ImageSpec, SourcesSpec
+from capsule.image.archives.layers import file_entry, write_tar
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages, check_pins
-from capsule.image.debian import shipped_base
-from capsule.image.layers import file_entry, write_tar
-from capsule.image.project import read_project
 from capsule.image.recipe import load_recipe
+from capsule.image.resolution.debian import shipped_base
+from capsule.image.resolution.project import read_project
 from capsule.report.progress import SilentReporter
 from tests.bundle.locks import make_lock
-
-from .conftest import Member, build_deb, build_wheel
+from tests.image.conftest import Member, build_deb, build_wheel
 
 PURE = {"x.py": b""}
 

@@ -2,7 +2,7 @@ import pytest
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.errors import CapsuleError
-from capsule.image.assemble import TASK_USER
+from capsule.image.assembly.assemble import TASK_USER
 from capsule.image.recipe import Recipe, data_file, load_recipe
 
 
@@ -25,7 +25,7 @@ def test_recipes_differ_only_where_they_must():
 
 def test_digest_covers_every_field():
     recipe = load_recipe("cpu")
-    assert recipe.digest() == sha256_hex(canonical_json(recipe.model_dump(mode="json")))
+    assert recipe.digest() == sha256_hex(recipe.document())
     for change in (
         {"debian": recipe.debian[1:]},
         {"packages": ()},

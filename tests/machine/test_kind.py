@@ -4,8 +4,7 @@ import pytest
 
 from capsule.machine.fingerprint import Cpu, OperatingSystem
 from capsule.machine.kind import machine_kind
-
-from .test_compare import A100, CASCADE_LAKE, CUDA, H200, PORTABLE, ZEN3, machine
+from tests.machine.test_compare import A100, CASCADE_LAKE, CUDA, H200, PORTABLE, ZEN3, machine
 
 
 def test_a_kind_says_processor_system_and_engine():

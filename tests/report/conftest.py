@@ -18,8 +18,7 @@ from capsule.verification.verdict import (
     Report,
     TraceDifference,
 )
-
-from . import runs
+from tests.report import runs
 
 COMPONENTS = ("streams", "observations", "minibatch", "loss", "parameters")
 

@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 from capsule.bundle.keys import generate, load_private
 from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.experiment import contract
-from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint, Generation
 from capsule.experiment.lock import Lock, LockedCode, LockedImage
-from capsule.experiment.spec_file import parse_spec
 from capsule.experiment.trace import GENESIS, extend
+from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem
 from capsule.machine.gpu import Driver, Gpu
@@ -155,7 +155,7 @@ def _events():
 
 
 def _write(directory, name, model):
-    (directory / name).write_bytes(canonical_json(model.model_dump(mode="json", by_alias=True)))
+    (directory / name).write_bytes(model.document())
 
 
 def _write_training(directory, lock, parts):

@@ -15,9 +15,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from capsule.report.page import report_page
-
-from .conftest import different, make_report, read
-from .test_page import hostile_bundle
+from tests.report.conftest import different, make_report, read
+from tests.report.test_page import hostile_bundle
 
 HERE = Path(__file__).parent
 SCREENSHOTS = HERE.parents[1] / ".cache" / "screenshots"

@@ -25,9 +25,8 @@ from capsule.report.page import MAX_ROWS, _spread, report_page
 from capsule.report.story import tell
 from capsule.report.text import MAX_CHARACTERS
 from capsule.verification.verdict import DivergenceMap
-
-from . import runs
-from .conftest import different, make_report, read, write
+from tests.report import runs
+from tests.report.conftest import different, make_report, read, write
 
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\u202ekcab\x1b[31m\"'&"
 
@@ -324,7 +323,7 @@ def receipt(bundles, tmp_path):
             difference=None,
         )
         with open_bundle(bundles["dqn"], []) as opened:
-            manifest = sha256_hex(opened.manifest.document)
+            manifest = sha256_hex(opened.manifest.document())
         claim = claim or read(bundles["dqn"]).claims.claim_id()
         statement = make_statement(claim, manifest, "2026-11-21T12:00:00Z", detail)
         path = tmp_path / f"{name}.receipt.json"

@@ -125,7 +125,7 @@ def test_a_difference_is_told_with_step_component_and_both_values():
 def test_every_signer_is_named_and_why_one_does_not_count():
     signers = (
         Signer(kind="dsse", key="SHA256:abc", identity="alice@lab"),
-        Signer(kind="sshsig", key="SHA256:def", objection="is revoked"),
+        Signer(kind="sshsig", key="SHA256:def", rejection_reason="is revoked"),
     )
     report = Report(
         bundle="run.capsule.tar",

@@ -18,10 +18,9 @@ from capsule.report.scores import (
     run_scores,
     summarize,
 )
-
-from . import runs
-from .conftest import read
-from .test_page import Reader
+from tests.report import runs
+from tests.report.conftest import read
+from tests.report.test_page import Reader
 
 BREAKOUT, CARTPOLE = Task("atari", "breakout"), Task("gymnasium", "CartPole-v1")
 

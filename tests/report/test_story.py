@@ -19,10 +19,9 @@ from capsule.verification.verdict import (
     Report,
     TraceDifference,
 )
-
-from . import runs
-from .conftest import different, make_report, read, write
-from .test_page import hostile_bundle
+from tests.report import runs
+from tests.report.conftest import different, make_report, read, write
+from tests.report.test_page import hostile_bundle
 
 MAX_LINES = 30
 FORMS = {

@@ -64,7 +64,7 @@ BREAKOUT = merge(
             "replay_capacity": 150,
             "replay_start": 120,
             "target_interval": 40,
-            "gradient_shards": [20, 12],
+            "micro_batches": [20, 12],
         },
         "evaluation": {"interval": 120, "max_minutes": 0.01},
         "recording": {"trace_interval": 4, "tensor_interval": 40, "checkpoint_interval": 60},
@@ -82,7 +82,7 @@ def new_run(directory, spec, stop_after=None, tree=None):
     """Make a run directory that holds a job."""
     directory.mkdir(parents=True)
     job = Job(spec=spec, stop_after=stop_after, tree=tree or {})
-    (directory / contract.JOB).write_text(job.model_dump_json(by_alias=True))
+    (directory / contract.JOB).write_bytes(job.document())
     return directory
 
 

@@ -20,7 +20,7 @@ def python(tmp_path):
     """Return a function that starts Python as in a run, and gives the account afterwards."""
     site = tmp_path / "site"
     site.mkdir()
-    hooks = sorted((PACKAGE / "training").glob("*.pth"))
+    hooks = sorted((PACKAGE / "training").rglob("*.pth"))
     (site / "sitecustomize.py").write_text("".join(path.read_text() for path in hooks))
 
     def start(*arguments, **variables):

@@ -11,11 +11,10 @@ from capsule.experiment import contract
 from capsule.experiment.contract import CheckpointIndex, Evaluation, Event, Result, StreamProfiles
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, trace_head
-from capsule.training.checkpoint import load_tensors
-from capsule.training.job import record_runtime
 from capsule.training.lifecycle import _evaluated_steps
-
-from .conftest import (
+from capsule.training.state.checkpoint import load_tensors
+from capsule.training.state.run_directory import record_runtime
+from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
     claimed,

@@ -1,5 +1,5 @@
 """Fixtures of finished runs."""
 
-from .runs import honest, honest_bundle, key, other_numerics, patched
+from tests.verification.runs import honest, honest_bundle, key, other_numerics, patched
 
 __all__ = ["honest", "honest_bundle", "key", "other_numerics", "patched"]

@@ -23,10 +23,11 @@ import os, sys, traceback
 from pathlib import Path
 import gymnasium.envs.classic_control, safetensors.numpy, torch, torch._inductor.config
 from capsule.experiment.errors import CapsuleError
-import capsule.training.impala_making, capsule.training.r2d2_making
-from capsule.training import dqn, evaluation, lifecycle, torch_flags
+import capsule.training.impala.factory, capsule.training.r2d2.factory
+import capsule.training.dqn.learner, capsule.training.evaluation.protocol
+from capsule.training import lifecycle
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # actors play in the learner's process
-lifecycle.determinism.prepare = lambda spec: None  # it refuses where torch is imported already
+lifecycle.flags.prepare = lambda spec: None  # it refuses where torch is imported already
 for line in sys.stdin:
     if not (child := os.fork()):
         try:
@@ -63,7 +64,7 @@ class Forks:
         Raises:
             CapsuleError: As the run left it, or CAP-E010 if it left nothing.
         """
-        (directory / contract.JOB).write_text(job.model_dump_json(by_alias=True))
+        (directory / contract.JOB).write_bytes(job.document())
         self._process.stdin.write(f"{directory}\n")
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "\n"
@@ -114,11 +115,11 @@ R2D2["trainer"] = {
     "actor_update_interval": 20,
     "burn_in": 4,
     "sequence_length": 8,
-    "sequence_period": 4,
+    "sequence_stride": 4,
     "replay_capacity": 450,
     "replay_start": 150,
     "batch_size": 8,
-    "gradient_shards": [5, 3],
+    "micro_batches": [5, 3],
     "target_interval": 7,
     "total_steps": 900,
 }
@@ -137,11 +138,13 @@ IMPALA["trainer"] = {
     "actors": 6,
     "unroll_length": 5,
     "batch_size": 4,
-    "gradient_shards": [3, 1],
+    "micro_batches": [3, 1],
     "replay": {"capacity": 12, "unrolls": 2},
     "total_steps": 480,
 }
-LIVE = merge(IMPALA, {"name": "live", "trainer": {"schedule": {"mode": "recorded", "lag": 3}}})
+LIVE = merge(
+    IMPALA, {"name": "live", "trainer": {"schedule": {"mode": "recorded", "policy_lag": 3}}}
+)
 POPULATION = merge(
     IMPALA,
     {

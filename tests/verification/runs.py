@@ -23,11 +23,11 @@ from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
-from capsule.experiment.spec_file import parse_spec
+from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
-from capsule.verification.sides import LOCK, WORK
+from capsule.verification.analysis.runs import LOCK, WORK
 from tests.hostile.genuine import rederive
 
 PACKAGE = Path(capsule.__file__).parent
@@ -74,8 +74,8 @@ IMPALA = {
         "actors": 4,
         "unroll_length": 10,
         "batch_size": 4,
-        "gradient_shards": [2, 2],
-        "schedule": {"mode": "recorded", "lag": 3},
+        "micro_batches": [2, 2],
+        "schedule": {"mode": "recorded", "policy_lag": 3},
     },
     "evaluation": {**CARTPOLE["evaluation"], "interval": 120},
     "recording": {"trace_interval": 40, "tensor_interval": 120, "checkpoint_interval": 120},
@@ -206,7 +206,7 @@ def patched(tmp_path_factory):
     """The same run by a package with another constant in the optimizer's update."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(PACKAGE, folder / "capsule", ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / "capsule" / "training" / "optimizer.py"
+    path = folder / "capsule" / "training" / "optimizers" / "centred_rmsprop.py"
     before = "self._floor = min_squared_gradient"
     path.write_text(path.read_text().replace(before, f"{before} * 1.5"))
     lock = make_lock(CARTPOLE, code="another")

@@ -32,7 +32,7 @@ WITHOUT_CHAINS = textwrap.dedent(
         @classmethod
         def find_spec(cls, name, path=None, target=None):
             found = super().find_spec(name, path, target)
-            if name == "capsule.training.kernels":
+            if name == "capsule.training.layers.kernels":
                 execute = found.loader.exec_module
 
                 def exec_module(module):

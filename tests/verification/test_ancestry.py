@@ -14,7 +14,7 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import Ancestry, Generation
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
-from capsule.verification.consistency import _population
+from capsule.verification.integrity.consistency import _population
 
 RATE = {"learning_rate": (0.1).hex()}
 
@@ -57,7 +57,7 @@ def check(tmp_path):
 
 
 def traced(*groups):
-    return [{"generations": {each.name: each.document() for each in group}} for group in groups]
+    return [{"generations": {each.name: each.facts() for each in group}} for group in groups]
 
 
 def test_what_the_trace_has_is_accepted(check):

@@ -14,10 +14,9 @@ from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.trace import read_trace, trace_head
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.divergence import divergence_lines
-from capsule.verification.divergence import compare_sides
-from capsule.verification.sides import directory_side, open_side
-
-from .runs import (
+from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.runs import directory_side, open_side
+from tests.verification.runs import (
     CARTPOLE,
     IMPALA,
     LOCK,

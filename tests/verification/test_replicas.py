@@ -27,8 +27,7 @@ from capsule.verification.mode import Mode
 from capsule.verification.receipt import require_execution, sign_report
 from capsule.verification.verify import Request
 from tests.hostile.genuine import edit_json, rederive
-
-from .stand_ins import StandIn
+from tests.verification.stand_ins import StandIn
 
 SPEC = {
     "name": "replica",

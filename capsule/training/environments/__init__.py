@@ -11,7 +11,7 @@ from capsule.experiment.spec import (
     StreamName,
 )
 from capsule.training.environments.base import Environment, Frame, Transition
-from capsule.training.streams import Stream
+from capsule.training.state.streams import Stream
 
 __all__ = ["Environment", "Frame", "Transition", "make_environment"]
 

@@ -20,9 +20,9 @@ from ale_py import roms
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import AtariEnvironment, StreamName
 from capsule.training.environments.base import Frame, Transition
-from capsule.training.environments.marks import MarkedEnvironment
 from capsule.training.environments.preprocessing import SIDE, AreaResize
-from capsule.training.streams import Stream
+from capsule.training.environments.save_states import MarkedEnvironment
+from capsule.training.state.streams import Stream
 
 # Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
 # Miniature Golf's strokes and par become booleans (ale-py 0.12; Arcade-Learning-Environment #732).
@@ -85,7 +85,7 @@ class AtariGame(MarkedEnvironment):
         self._held = ale_py.Action.NOOP
         self._screens[:] = self._ale.getScreenGrayscale()
         if self._noop_max:
-            self._idle(1 + self._streams["no-op"].below(self._noop_max))
+            self._idle(1 + self._streams["no-op"].integer(self._noop_max))
         self.lives = self._ale.lives()
         return self._newest_frame()
 

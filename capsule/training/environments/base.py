@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import StreamName
-from capsule.training.streams import Stream
+from capsule.training.state.streams import Stream
 
 Frame = NDArray[Any]
 
@@ -45,7 +45,7 @@ class Environment(ABC):
     positions at its start and of the actions since, each with the number of emulator frames that it
     was held for. That is therefore what a checkpoint holds, for every suite alike: ``restore``
     plays the actions again. An environment that can be copied plays the last few of them only
-    (:class:`capsule.training.environments.marks.MarkedEnvironment`).
+    (:class:`capsule.training.environments.save_states.MarkedEnvironment`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.

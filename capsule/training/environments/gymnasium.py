@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
-from capsule.training.streams import Stream
+from capsule.training.state.streams import Stream
 
 _Space = spaces.Space[Any]
 _FIX = (
@@ -64,7 +64,7 @@ class GymnasiumTask(Environment):
         self.frame_stack = spec.frame_stack
 
     def _begin(self) -> Frame:
-        observation, _ = self._task.reset(seed=self._streams["environment"].below(2**32))
+        observation, _ = self._task.reset(seed=self._streams["environment"].integer(2**32))
         return self._frame_of(observation)
 
     def _advance(self, action: int) -> Transition:
@@ -124,7 +124,7 @@ def _image_view(space: _Space) -> _View:
     shape = space.shape or ()
     if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)):
         raise _misfit(
-            f"environment.frames 'image': {space} is no Box of uint8 [rows, columns, channels]",
+            f"environment.frames 'image': {space} is not a Box of uint8 [rows, columns, channels]",
             fix="use frames: flat, or name the entry that is an image in environment.observation",
         )
 
@@ -192,16 +192,18 @@ def _is_numbers(space: _Space) -> bool:
 
 def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
     """Return the indices of a flat observation that are not hidden, int64 ``[numbers]``."""
-    for index in spec.hidden:
+    for index in spec.masked_observations:
         if index >= size:
             raise _misfit(
-                f"environment.hidden {index}: a flat observation of {spec.id} has {size} numbers",
+                f"environment.masked_observations {index}: a flat observation of {spec.id} has "
+                f"{size} "
+                "numbers",
                 fix=f"hide indices from 0 to {size - 1}",
             )
-    seen = np.setdiff1d(np.arange(size), np.array(spec.hidden, np.int64))
+    seen = np.setdiff1d(np.arange(size), np.array(spec.masked_observations, np.int64))
     if not len(seen):
         raise _misfit(
-            f"environment.hidden hides all {size} numbers of the observations",
+            f"environment.masked_observations hides all {size} numbers of the observations",
             fix="leave one to be seen",
         )
     return seen

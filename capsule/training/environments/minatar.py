@@ -14,7 +14,7 @@ import numpy as np
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import MinAtarEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
-from capsule.training.streams import Stream
+from capsule.training.state.streams import Stream
 
 ACTIONS = 6  # every game takes all six, also those without effect (Young and Tian, section 2)
 
@@ -41,7 +41,7 @@ class MinAtarGame(Environment):
         self.frame_dtype = np.dtype(np.uint8)
 
     def _begin(self) -> Frame:
-        self._game.random = np.random.RandomState(self._streams["environment"].below(2**32))
+        self._game.random = np.random.RandomState(self._streams["environment"].integer(2**32))
         self._game.reset()
         self._held = 0
         self._steps = 0

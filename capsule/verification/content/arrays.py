@@ -17,9 +17,9 @@ from capsule.verification.content.parts import (
     NotComparableError,
 )
 from capsule.verification.content.reading import Window
+from capsule.verification.content.tensor_comparison import Tensor, compare_tensor
 from capsule.verification.content.values import compare_values
-from capsule.verification.tensor_comparison import Tensor, compare_tensor
-from capsule.verification.tensors import MAX_HEADER_BYTES, tensors_of
+from capsule.verification.integrity.tensors import MAX_HEADER_BYTES, tensors_of
 
 NUMPY_MAGIC = b"\x93NUMPY"
 _MAX_NUMPY_HEADER = 64 << 10

@@ -47,7 +47,7 @@ def compare_json_lines(left: Data, right: Data, context: Context) -> Comparison:
     for number, a, b in _pairs(left, right):
         before, after = (parse(line) if line else {} for line in (a, b))
         if not all(isinstance(value, dict) for value in (before, after)):
-            raise NotComparableError("a line is no object")
+            raise NotComparableError("a line is not an object")
         if a and b and a != b:
             inner = Findings("JSON")
             compare_values("", before, after, inner, context)

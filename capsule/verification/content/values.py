@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from capsule.verification.content.parts import Context, Findings, NotComparableError
-from capsule.verification.ulp import distance
+from capsule.verification.content.ulp import distance
 
 MAX_JSON_BYTES = 32 << 20
 _MIN_ENCODED = 32  # characters of a text in which Base64 is looked for

@@ -20,8 +20,8 @@ from capsule.verification.content.parts import (
 )
 from capsule.verification.content.pickles import storage_types
 from capsule.verification.content.reading import Window
+from capsule.verification.content.tensor_comparison import Tensor
 from capsule.verification.content.zip_headers import Extra, checked_extra
-from capsule.verification.tensor_comparison import Tensor
 
 MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 20_000
@@ -64,7 +64,7 @@ class _Archive:
         if len(self.members) < len(infos) or self._zip.comment:
             raise NotComparableError("a member twice, or a comment")
         if any(info.filename != info.orig_filename for info in infos):
-            raise NotComparableError("a name that goes on behind its end")
+            raise NotComparableError("a name that continues behind its end")
         self.extras = self._checked_extras()
         pickles = [name for name in self.members if name.endswith(_PICKLE)]
         self._types = {}

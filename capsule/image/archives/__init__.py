@@ -1,0 +1,1 @@
+"""The formats that images are made of: layers, Debian packages, wheels."""

@@ -1,0 +1,122 @@
+"""Reading layers that :func:`capsule.image.archives.layers.write_tar` wrote, and nothing else.
+
+A stranger's bundle carries layers. They are never given to a general tar parser: each header block
+is read, written again from what it says, and compared, so that an archive has one reading only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, Literal
+
+from capsule.experiment.errors import CapsuleError
+from capsule.image.archives.layers import Entry, refused, safe_path, slice_of, tar_header
+
+_BLOCK = 512
+_MAX_EXTENDED_BYTES = 1 << 16  # of an extended header: two paths of 4096 bytes, and a number
+_KINDS: dict[bytes, Literal["file", "symlink", "directory"]] = {
+    b"0": "file",
+    b"2": "symlink",
+    b"5": "directory",
+}
+_MODES = {"symlink": {0o777}, "directory": {0o755, 0o1777}, "file": set(range(0o1000))}
+_RECORD = re.compile(rb"([0-9]{1,5}) (path|linkpath|size)=")
+
+
+def read_layer(stream: BinaryIO, owner: str) -> Iterator[Entry]:
+    """Yield the entries of a canonical layer archive that fills ``stream``.
+
+    Contents are read from ``stream`` when asked for, so it must stay open.
+
+    Args:
+        stream: Can be sought in.
+        owner: What to call the layer in messages.
+
+    Raises:
+        CapsuleError: CAP-I110 the archive is not what :func:`write_tar` writes, CAP-I107 an unsafe
+            path.
+    """
+    end = stream.seek(0, os.SEEK_END)
+    position, previous = 0, b""
+    while True:
+        stream.seek(position)
+        entry, header = _entry(stream, owner)
+        if entry is None:
+            break
+        path = entry.path.encode()
+        if path <= previous or safe_path(entry.path, owner) != entry.path:
+            raise _not_canonical(owner, position)
+        previous = path
+        content = position + header
+        padding = -entry.size % _BLOCK
+        position = content + entry.size + padding
+        stream.seek(position - padding)
+        if position > end or any(stream.read(padding)):
+            raise _not_canonical(owner, content)
+        yield Entry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
+    if stream.read(_BLOCK + 1) != bytes(_BLOCK):
+        raise _not_canonical(owner, position)
+
+
+def _entry(stream: BinaryIO, owner: str) -> tuple[Entry | None, int]:
+    """Read one header; return its entry, None at the end, and its length in bytes."""
+    start = stream.tell()
+    header = block = stream.read(_BLOCK)
+    if block == bytes(_BLOCK):
+        return None, _BLOCK
+    try:
+        records: dict[bytes, bytes] = {}
+        if block[156:157] == b"x":
+            size = _octal(block[124:135])
+            if size > _MAX_EXTENDED_BYTES:
+                raise ValueError(f"extended header of {size} bytes")
+            extended = stream.read(size + -size % _BLOCK)
+            records = _records(extended[:size])
+            block = stream.read(_BLOCK)
+            header += extended + block
+        entry = _described(block, records, owner)
+        if tar_header(entry) != header:
+            raise ValueError("another header than these facts have")
+    except (ValueError, KeyError) as error:
+        raise _not_canonical(owner, start) from error
+    return entry, len(header)
+
+
+def _described(block: bytes, records: dict[bytes, bytes], owner: str) -> Entry:
+    kind, mode = _KINDS[block[156:157]], _octal(block[100:107])
+    if mode not in _MODES[kind]:
+        raise ValueError(f"mode {mode:o}")
+    name = records.get(b"path", block[:100].rstrip(b"\0")).decode()
+    target = records.get(b"linkpath", block[157:257].rstrip(b"\0")).decode()
+    size = int(records[b"size"]) if b"size" in records else _octal(block[124:135])
+    path = name.removesuffix("/") if kind == "directory" else name
+    return Entry(path, owner, kind, mode, size, target=target)
+
+
+def _octal(digits: bytes) -> int:
+    if not re.fullmatch(rb"[0-7]+", digits):
+        raise ValueError(f"not octal: {digits!r}")
+    return int(digits, 8)
+
+
+def _records(data: bytes) -> dict[bytes, bytes]:
+    """Return the records of an extended header (IEEE Std 1003.1-2017, pax)."""
+    records, position = {}, 0
+    while position < len(data):
+        found = _RECORD.match(data, position)
+        if found is None:
+            raise ValueError("not a record")
+        end = position + int(found[1])
+        records[found[2]] = data[found.end() : end - 1]
+        position = max(end, found.end())
+    return records
+
+
+def _not_canonical(owner: str, position: int) -> CapsuleError:
+    return refused(
+        "CAP-I110",
+        f"{owner} is not in canonical form at byte {position}",
+        "Ask for an unmodified bundle, or build the image from the lock alone.",
+    )

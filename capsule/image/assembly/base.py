@@ -1,0 +1,176 @@
+"""The base layer: locked Debian packages, a recipe's small files, and the links of a merged /usr.
+
+Everything else in an image runs on top of it, so its bytes must be those that the locked packages
+give and nobody else's. That is why a lock holds the layer's digest, and why Capsule ships the
+digests of the layers that its own base list gives (``images/debian-12.lock.json``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import LockedDebianPackage, LockedImage
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.archives.deb import deb_entries
+from capsule.image.archives.layer_reader import read_layer
+from capsule.image.archives.layers import Entry, file_entry, refused, write_tar
+from capsule.image.archives.wheel import SITE
+from capsule.image.assembly.making import (
+    ASSEMBLER_VERSION,
+    SUPPLY_FIX,
+    Layer,
+    Made,
+    Plan,
+    Progress,
+    fetched,
+    layer_key,
+    make_layers,
+)
+from capsule.image.cache import Cache
+from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.resolution.debian import shipped_base, shipped_layers
+from capsule.image.resolution.fetch import fetch_debian
+
+_LINKS = {
+    "bin": "usr/bin",
+    "lib": "usr/lib",
+    "lib64": "usr/lib64",
+    "sbin": "usr/sbin",
+    "usr/bin/python": "python3.11",
+    "usr/bin/python3": "python3.11",
+}
+_FOLDERS = ("out", SITE, "usr/lib64", "usr/sbin")
+
+Packages = Iterable[LockedDebianPackage]
+
+
+def locked_base(
+    packages: Packages, recipe: Recipe, cache: Cache, sources: SourcesSpec, progress: Progress
+) -> str:
+    """Return the SHA-256 of the base layer of Debian packages, for a lock.
+
+    Of Capsule's own list it is known; of any other the layer is made, once.
+
+    Raises:
+        CapsuleError: CAP-I303, CAP-I304 a package is not available; CAP-I103 to CAP-I111 the layer
+            cannot be made (:func:`make_base`).
+    """
+    packages = tuple(packages)
+    if (shipped := shipped_layer(packages, recipe)) is not None:
+        return shipped
+    if missing := [package for package in packages if not cache.has(package.sha256)]:
+        fetch_debian(missing, cache, sources, progress)
+    return make_base(packages, recipe, cache, progress).diff_id.removeprefix("sha256:")
+
+
+def make_base(packages: Packages, recipe: Recipe, cache: Cache, progress: Progress) -> Layer:
+    """Make the base layer of Debian packages that are in the cache.
+
+    Raises:
+        CapsuleError: CAP-I103 a package is missing or damaged, CAP-I104, CAP-I107 to CAP-I109 one
+            is refused, CAP-I111 the layer cannot be written.
+    """
+    ((layer, _),) = make_layers([plan_base(packages, recipe, cache)], cache, progress)
+    return layer
+
+
+def shipped_layer(packages: Packages, recipe: Recipe) -> str | None:
+    """Return the SHA-256 that Capsule ships for the base layer of exactly these packages, if any.
+
+    It holds for the rules by which this Capsule assembles images (``ASSEMBLER_VERSION``).
+    """
+    ours = {package.name: package for package in shipped_base()}
+    if {package.name: package for package in packages} != {
+        name: ours[name] for name in recipe.debian
+    }:
+        return None
+    return shipped_layers()[recipe.name]
+
+
+def is_genuine(image: LockedImage) -> bool:
+    """Tell whether the locked base layer is known to be what its packages make, without making it.
+
+    Raises:
+        CapsuleError: CAP-I113, it is known not to be.
+    """
+    recipe = load_recipe(image.recipe)
+    if (image.assembler, image.recipe_sha256) != (ASSEMBLER_VERSION, recipe.digest()):
+        return False
+    shipped = shipped_layer(image.debian, recipe)
+    if shipped is not None:
+        check_base(image, shipped)
+    return shipped is not None
+
+
+def check_base(image: LockedImage, found: str) -> None:
+    """Check that the base layer that the locked packages make is the locked one.
+
+    Raises:
+        CapsuleError: CAP-I113.
+    """
+    if found != image.base:
+        raise CapsuleError(
+            "CAP-I113",
+            f"the lock's Debian packages make the base layer {found}, but the lock says "
+            f"{image.base}",
+            fix="Do not trust the lock or its bundle. If the lock is your own, delete it and lock "
+            "the spec again.",
+            exit_code=ExitCode.TAMPERED,
+        )
+
+
+def plan_base(packages: Packages, recipe: Recipe, cache: Cache) -> Plan:
+    """Say how the base layer of Debian packages is made."""
+    packages = sorted(packages, key=lambda package: package.name)
+
+    def entries(stack: ExitStack) -> Iterator[Entry]:
+        folder = stack.enter_context(cache.scratch())
+        scratch = stack.enter_context((folder / "unpacked").open("w+b"))
+        for package in packages:
+            yield from deb_entries(fetched(cache, package), package, scratch)
+        for path, text in recipe.files.items():
+            yield file_entry(path.removeprefix("/"), "recipe", text.encode())
+        for path, target in _LINKS.items():
+            yield Entry(path, "recipe", "symlink", 0o777, target=target)
+        for path in _FOLDERS:
+            yield Entry(path, "recipe", "directory")
+
+    inputs = {
+        "debian": [(p.name, p.version, p.architecture, p.sha256) for p in packages],
+        "files": recipe.files,
+    }
+    return Plan("base", layer_key("base", inputs), entries)
+
+
+def supplied_base(path: Path, image: LockedImage) -> Made:
+    """Accept a base layer only in the form that this module writes, and only the locked one.
+
+    Raises:
+        CapsuleError: CAP-I110 it is another; or see :func:`canonical_layer`.
+    """
+    diff_id, facts = canonical_layer(path, "base")
+    if diff_id != f"sha256:{image.base}":
+        raise refused(
+            "CAP-I110", f"the supplied base layer is {diff_id}, not the locked one", SUPPLY_FIX
+        )
+    return Layer("base", diff_id, path, path.stat().st_size), facts
+
+
+def canonical_layer(path: Path, name: str) -> tuple[str, dict[str, str]]:
+    """Return the digest and the facts of a layer archive, if this module could have written it.
+
+    Raises:
+        CapsuleError: CAP-I110, it is in another form; CAP-I104 to CAP-I108, it holds what no layer
+            may hold.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        facts = write_tar(read_layer(stream, f"the supplied {name} layer"), digest.update)
+    if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
+        raise refused("CAP-I110", f"the supplied {name} layer is not in canonical form", SUPPLY_FIX)
+    return f"sha256:{digest.hexdigest()}", facts

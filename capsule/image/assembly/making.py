@@ -1,0 +1,179 @@
+"""Making layers: from packages in the cache to archives, several at a time.
+
+A layer is kept under a key that covers everything its bytes depend on, so it is made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.lock import LockedDebianPackage, LockedWheel
+from capsule.image.archives.layers import Entry, refused, write_tar
+from capsule.image.cache import Cache, file_state
+
+ASSEMBLER_VERSION = 3
+
+SUPPLY_FIX = "Ask for an unmodified bundle, or build the image from the lock alone."
+
+_MAKERS = 4  # layers made at a time, at most
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: an uncompressed tar archive on this machine.
+
+    Attributes:
+        name: ``base``, a large wheel's distribution name, ``wheels``, ``code`` or ``project``.
+        diff_id: ``sha256:`` and the digest of the archive.
+        path: The archive.
+        size: Its size in bytes.
+    """
+
+    name: str
+    diff_id: str
+    path: Path
+    size: int
+
+
+Made = tuple[Layer, dict[str, str]]  # with its facts, as layers.write_tar returns them
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to make one layer; ``key`` covers everything that its bytes depend on."""
+
+    name: str
+    key: str
+    entries: Callable[[ExitStack], Iterable[Entry]]
+
+
+def layer_key(kind: str, inputs: Any) -> str:
+    """Return the key of a layer: the digest of all that its bytes depend on."""
+    document = {"assembler": ASSEMBLER_VERSION, "kind": kind, "inputs": inputs}
+    return sha256_hex(canonical_json(document))
+
+
+def make_layers(plans: list[Plan], cache: Cache, progress: Progress) -> list[Made]:
+    """Return every layer with its facts: from the cache, or made, several at a time.
+
+    Making one is hashing and decompression, during which Python runs other threads.
+    """
+    layers = {plan.key: _cached(plan, cache) for plan in plans}
+    missing = [plan for plan in plans if layers[plan.key] is None]
+    stop = threading.Event()
+    with ThreadPoolExecutor(min(_MAKERS, len(os.sched_getaffinity(0)))) as pool:
+        futures = [pool.submit(_make, plan, cache, stop) for plan in missing]
+        try:
+            for plan, future in zip(missing, futures, strict=True):
+                progress(f"assembling layer {plan.name}")
+                layers[plan.key] = future.result()
+        except BaseException:  # an interrupt too: the pool waits for its threads
+            stop.set()
+            raise
+    return [layer for plan in plans if (layer := layers[plan.key])]
+
+
+def _cached(plan: Plan, cache: Cache) -> Made | None:
+    """Return a layer that was made before. It is hashed again if it was written to since."""
+    blob, record = _places(plan, cache)
+    try:
+        made = json.loads(record.read_bytes())
+        layer, facts = Layer(plan.name, made["diff_id"], blob, made["size"]), made["facts"]
+        if made["state"] != file_state(blob):
+            if layer.diff_id != f"sha256:{sha256_file(blob)}":
+                return None
+            _record(record, layer, facts)
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None
+    return layer, facts
+
+
+def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
+    """Write a layer and, after it, the record that makes it count."""
+    blob, record = _places(plan, cache)
+    digest = hashlib.sha256()
+    try:
+        with ExitStack() as stack:
+            target = stack.enter_context(cache.scratch()) / blob.name
+            stream = stack.enter_context(target.open("wb"))
+
+            def write(data: bytes) -> None:
+                if stop.is_set():
+                    raise InterruptedError("another layer failed")
+                digest.update(data)
+                stream.write(data)
+
+            facts = write_tar(plan.entries(stack), write)
+            size = stream.tell()
+            stream.close()
+            target.replace(blob)
+        layer = Layer(plan.name, f"sha256:{digest.hexdigest()}", blob, size)
+        _record(record, layer, facts)
+    except OSError as error:
+        raise refused(
+            "CAP-I111",
+            f"layer {plan.name} cannot be written to {blob.parent}: {error.strerror or error}",
+            "Free some space there, or set CAPSULE_CACHE to another folder.",
+        ) from error
+    return layer, facts
+
+
+def _record(record: Path, layer: Layer, facts: dict[str, str]) -> None:
+    document = {
+        "diff_id": layer.diff_id,
+        "size": layer.size,
+        "state": file_state(layer.path),
+        "facts": facts,
+    }
+    write_atomic(record, json.dumps(document).encode())
+
+
+def _places(plan: Plan, cache: Cache) -> tuple[Path, Path]:
+    """Return where a layer's archive and its record live."""
+    return cache.derived(f"{plan.key}.layer.tar"), cache.derived(f"{plan.key}.layer.json")
+
+
+def fetched(cache: Cache, package: LockedDebianPackage | LockedWheel) -> Path:
+    """Return a fetched package, whose bytes are the locked ones.
+
+    Raises:
+        CapsuleError: CAP-I103, it is not in the cache or damaged.
+    """
+    path = cache.path(package.sha256)
+    size_in(cache, package)
+    if (found := sha256_file(path)) != package.sha256:
+        raise refused(
+            "CAP-I103",
+            f"{package.name} {package.version} in the cache has SHA-256 {found}, not "
+            f"{package.sha256}",
+            f"Delete {path} and build again.",
+        )
+    return path
+
+
+def size_in(cache: Cache, package: LockedDebianPackage | LockedWheel) -> int:
+    """Return the size of a fetched package in bytes.
+
+    Raises:
+        CapsuleError: CAP-I103, it is not in the cache.
+    """
+    try:
+        return cache.path(package.sha256).stat().st_size
+    except FileNotFoundError as error:
+        raise refused(
+            "CAP-I103",
+            f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
+            "Fetch the lock's packages first: capsule build does.",
+        ) from error

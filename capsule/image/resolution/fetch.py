@@ -1,0 +1,287 @@
+"""Fetching: everything a lock names, into the cache, each file checked against its SHA-256.
+
+Wheels come from a local folder that holds the very file, else through pip, which follows the
+machine's own configuration; uv tells where they are, since it knows PyTorch's own indexes and finds
+twenty wheels ten times as fast. Debian packages come from pool paths below each mirror in turn.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.archives.wheel import check_filename
+from capsule.image.cache import Cache, HashMismatchError
+from capsule.image.resolution.debian import mirrors, run_apt
+from capsule.image.resolution.resolve import PLATFORM_TAGS, PYTHON, compile_wheels
+from capsule.image.resolution.sources import MachineSources, machine_sources
+
+_APT_HELPER = Path("/usr/lib/apt/apt-helper")
+_TIMEOUT_S = 60.0
+
+Progress = Callable[[str], None]
+
+
+def fetch(image: LockedImage, cache: Cache, sources: SourcesSpec, *, progress: Progress) -> None:
+    """Bring every wheel and Debian package of ``image`` into the cache.
+
+    Files already there are not asked for again; what is interrupted goes on where it stopped.
+
+    Args:
+        image: What the lock names.
+        cache: Where files go.
+        sources: The spec's sources, added to the machine's own.
+        progress: Told about each stage and file.
+
+    Raises:
+        CapsuleError: CAP-I302 a wheel cannot be had, CAP-I303 nor a Debian package, CAP-I304 no
+            mirror is known, CAP-I305 the lock contradicts itself, CAP-L101 pip's configuration is
+            broken.
+    """
+    if packages := [package for package in image.debian if not cache.has(package.sha256)]:
+        fetch_debian(packages, cache, sources, progress)
+    if wheels := [wheel for wheel in image.wheels if not cache.has(wheel.sha256)]:
+        fetch_wheels(wheels, cache, machine_sources(sources), progress)
+
+
+def fetch_wheels(
+    wheels: Iterable[LockedWheel], cache: Cache, sources: MachineSources, progress: Progress
+) -> None:
+    """Fetch wheels: from local folders by file name, the rest by one call of pip.
+
+    Raises:
+        CapsuleError: CAP-I302 a wheel is nowhere, or not what its SHA-256 says.
+    """
+    left = [wheel for wheel in wheels if not _from_folder(wheel, cache, sources, progress)]
+    if not left:
+        return
+    progress(f"fetching {len(left)} wheels")
+    places = locate(left, cache, sources, progress)
+    with cache.scratch() as folder:
+        lines = [_requirement(wheel, places.get(wheel.sha256)) for wheel in left]
+        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
+        messages = _run_pip(folder, sources, progress)
+        for wheel in left:
+            if not (folder / wheel.filename).exists():
+                raise _wheel_error(left, messages)
+            cache.add(folder / wheel.filename, wheel.sha256)
+
+
+def locate(
+    wheels: Iterable[LockedWheel], cache: Cache, sources: MachineSources, progress: Progress
+) -> dict[str, str]:
+    """Find where wheels are now: SHA-256 to address, for those that are found.
+
+    Asked are the machine's sources, then the index that PyTorch keeps for builds of its own, such
+    as ``2.13.0+cpu``.
+
+    Raises:
+        CapsuleError: CAP-I302 a build of PyTorch's own is nowhere, CAP-I305 see :func:`_pin`.
+    """
+    pending = {wheel.sha256: wheel for wheel in wheels}
+    backends = sorted({_backend(wheel) for wheel in pending.values()} - {""})
+    places: dict[str, str] = {}
+    messages = "its sources have another file under this version"
+    own = [""] if sources.configured or not backends else []
+    for backend in (*own, *backends):
+        options = ["--no-deps"] + (["--torch-backend", backend] if backend else [])
+        pins = [_pin(wheel) for wheel in pending.values()]
+        try:
+            found = compile_wheels(pins, options, sources, cache, progress)
+        except CapsuleError as error:
+            messages = error.message
+            continue
+        places |= {wheel.sha256: wheel.url for wheel in found if wheel.sha256 in pending}
+        pending = {key: wheel for key, wheel in pending.items() if key not in places}
+        if not any(_backend(wheel) for wheel in pending.values()):
+            return places
+    if special := [wheel for wheel in pending.values() if _backend(wheel)]:
+        raise _wheel_error(special, messages)
+    return places
+
+
+def fetch_debian(
+    packages: Iterable[LockedDebianPackage],
+    cache: Cache,
+    sources: SourcesSpec,
+    progress: Progress,
+) -> None:
+    """Fetch Debian packages, asking each mirror for all that are still missing.
+
+    Raises:
+        CapsuleError: CAP-I303 no mirror has a package, CAP-I304 no mirror is known.
+    """
+    left = list(packages)
+    addresses = mirrors(sources)
+    if not addresses:
+        raise _error(
+            "CAP-I304",
+            "no Debian mirror is known: this machine's apt names none",
+            fix="Name one in image.sources.debian.",
+        )
+    progress(f"fetching {len(left)} Debian packages")
+    problems: list[str] = []
+    download = _download_by_apt if _APT_HELPER.exists() else _download
+    for address in addresses:
+        with cache.scratch() as folder:
+            problems += download(left, address, folder)
+            left = [package for package in left if not _accept(package, folder, cache, problems)]
+        if not left:
+            return
+    raise _error(
+        "CAP-I303",
+        f"no mirror has the locked Debian package {_about(left, problems)}",
+        fix="Run 'capsule lock --refresh-base' to take the current versions.",
+    )
+
+
+def _from_folder(
+    wheel: LockedWheel, cache: Cache, sources: MachineSources, progress: Progress
+) -> bool:
+    for folder in sources.folders():
+        file = folder / wheel.filename
+        if file.is_file():
+            progress(f"copying {wheel.filename}")
+            try:
+                cache.add(file, wheel.sha256)
+            except HashMismatchError:
+                # Another build of the same version; a further source may have the locked one.
+                progress(f"{wheel.filename} in a local folder is not the locked file")
+            else:
+                return True
+    return False
+
+
+def _backend(wheel: LockedWheel) -> str:
+    """Return the index of PyTorch's own that a wheel's version points to, or ''."""
+    local = wheel.version.partition("+")[2]
+    return local if re.fullmatch(r"cpu|cu[0-9]+", local) else ""
+
+
+def _pin(wheel: LockedWheel) -> str:
+    """Return ``name==version``, from the file name: a stranger's lock may say anything beside it.
+
+    Raises:
+        CapsuleError: CAP-I305 the wheel's name or version is not that of its file.
+    """
+    from packaging.utils import parse_wheel_filename
+
+    check_filename(wheel)
+    name, version, _, _ = parse_wheel_filename(wheel.filename)
+    return f"{name}=={version}"
+
+
+def _requirement(wheel: LockedWheel, place: str | None) -> str:
+    """Write the line that makes pip fetch exactly this wheel."""
+    what = f"{wheel.name} @ {place}" if place else _pin(wheel)
+    return f"{what} --hash=sha256:{wheel.sha256}"
+
+
+def _run_pip(folder: Path, sources: MachineSources, progress: Progress) -> str:
+    """Download what ``requirements.txt`` in ``folder`` lists into it; return pip's messages."""
+    platforms = [part for tag in PLATFORM_TAGS for part in ("--platform", tag)]
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
+        "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
+        "--python-version", PYTHON, "--implementation", "cp", "--abi", "cp311", "--abi", "abi3",
+        "--abi", "none", *platforms, "--dest", str(folder),
+        "--requirement", str(folder / "requirements.txt"),
+    ]  # fmt: skip
+    messages: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=sources.pip_environment(),
+    ) as process:
+        for line in process.stdout or ():
+            messages.append(line)
+            if match := re.match(r"\s*(?:Downloading|Using cached) (?:\S*/)?(\S+\.whl)", line):
+                progress(f"fetching {match[1]}")
+    return "".join(messages)
+
+
+def _wheel_error(wheels: Sequence[LockedWheel], messages: str) -> CapsuleError:
+    """Name the wheels that the errors in ``messages`` are about, or all of them."""
+    errors = messages[messages.find("ERROR: ") :] if "ERROR: " in messages else messages
+    about = [wheel for wheel in wheels if wheel.filename in unquote(errors)] or [
+        wheel for wheel in wheels if f"{wheel.name}=={wheel.version}" in errors
+    ]
+    names = ", ".join(wheel.filename for wheel in about or wheels)
+    return _error(
+        "CAP-I302",
+        f"cannot fetch {names} with the locked SHA-256: {' '.join(errors.split())}",
+        fix="Check the network, pip's configuration and image.sources; lock again if the file was "
+        "withdrawn.",
+    )
+
+
+def _download_by_apt(
+    packages: Iterable[LockedDebianPackage], address: str, folder: Path
+) -> list[str]:
+    """Download with apt's own program, which knows the machine's proxies and certificates.
+
+    Returns:
+        What went wrong; the caller looks at what came.
+    """
+    command = [str(_APT_HELPER), "-q", "-o", "APT::Sandbox::User=root", "download-file"]
+    for package in packages:
+        target = folder / package.sha256
+        command += [f"{address}/{quote(package.pool)}", str(target), f"SHA256:{package.sha256}"]
+    return [line for line in run_apt(command).stderr.splitlines() if line.startswith("E:")]
+
+
+def _download(packages: Iterable[LockedDebianPackage], address: str, folder: Path) -> list[str]:
+    """Do the same where there is no apt."""
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    problems = []
+    for package in packages:
+        place, target = f"{address}/{quote(package.pool)}", folder / package.sha256
+        try:
+            with (
+                urlopen(place, timeout=_TIMEOUT_S) as answer,  # noqa: S310 - the user's own mirror
+                target.open("wb") as stream,
+            ):
+                shutil.copyfileobj(answer, stream)
+        except (HTTPException, OSError) as error:
+            target.unlink(missing_ok=True)
+            problems.append(f"{place}: {error}")
+    return problems
+
+
+def _accept(package: LockedDebianPackage, folder: Path, cache: Cache, problems: list[str]) -> bool:
+    """Take a downloaded package into the cache if it is there and is what was locked."""
+    file = folder / package.sha256
+    if not file.is_file():
+        return False
+    try:
+        cache.add(file, package.sha256)
+    except HashMismatchError as error:
+        problems.append(f"{package.pool}: {error.message}")
+        return False
+    return True
+
+
+def _about(packages: Iterable[LockedDebianPackage], problems: Iterable[str]) -> str:
+    """Name packages, each with what went wrong with it."""
+    lines = [unquote(line) for line in problems]
+    return "; ".join(
+        f"{package.name} {package.version} "
+        f"({', '.join(line for line in lines if package.pool in line) or 'no answer'})"
+        for package in packages
+    )
+
+
+def _error(code: str, message: str, *, fix: str) -> CapsuleError:
+    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.BUILD_FAILED)

@@ -1,0 +1,389 @@
+"""The source tree of a user's program: captured when a spec is locked, a layer of its image.
+
+The tree becomes one canonical layer archive (:mod:`capsule.image.archives.layers`), kept in the
+cache under its SHA-256, which is also the identity of the layer. What git says about the tree is
+recorded beside it; the tree is what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import LockedGit, LockedProject
+from capsule.experiment.patterns import chosen
+from capsule.experiment.spec import CodeSpec
+from capsule.image.archives.layer_reader import read_layer
+from capsule.image.archives.layers import CHUNK, Entry, refused, safe_path, write_tar
+from capsule.image.cache import Cache
+from capsule.image.resolution.credentials import find_credential, is_credential_name
+
+FOLDER = contract.PROJECT_FOLDER.removeprefix("/")  # a path of the layer
+MAX_FILES = 10_000
+MAX_BYTES = 256 << 20
+
+_OWNER = "the source tree"
+_DIFF_OPTIONS = (
+    *("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
+    *("--binary", "--full-index", "--submodule=diff", "--relative"),
+    "--irreversible-delete",  # what a deleted file held is no part of the tree
+)
+# What Capsule itself leaves beside a spec must not change the tree's identity.
+_OWN_FILES = ("*.capsule.tar", "*.lock.json", "verify-report.json")
+_LEFT_OUT = ("__pycache__", ".git")
+
+
+def capture_project(
+    code: CodeSpec, base: Path, cache: Cache, *, leave_out: Collection[Path] = ()
+) -> LockedProject:
+    """Take a source tree into the cache and describe it.
+
+    In a git work tree its files are those that git tracks or would not ignore; elsewhere all are.
+    Compiled Python files, git's own folder, run directories, bundles, locks and verification
+    reports never are.
+
+    Args:
+        code: Where the tree is, and which files of it.
+        base: The folder that ``code.path`` is relative to.
+        cache: Keeps the archive, and git's diff.
+        leave_out: Files that are no part of the tree, such as the spec itself.
+
+    Raises:
+        CapsuleError: CAP-L201 the folder cannot be read, CAP-L202 git cannot be asked, CAP-L203
+            the tree is empty, CAP-L204 it is too large, CAP-L205 a file of it cannot be taken,
+            CAP-L206 a file of it, or git's diff, seems to hold a credential.
+    """
+    tree = _Tree(
+        root=(base / code.path).resolve(),
+        patterns=code.files,
+        leave_out=frozenset(path.resolve() for path in leave_out),
+    )
+    if not tree.root.is_dir():
+        raise _refused("CAP-L201", f"code.path {code.path!r}: {tree.root} is not a folder")
+    repository = any((folder / ".git").exists() for folder in (tree.root, *tree.root.parents))
+    listed = _git_files(tree.root) if repository else _all_files(tree.root)
+    names = [name for name in sorted(set(listed)) if tree.takes(name) and tree.holds(name)]
+    if not names:
+        raise _refused("CAP-L203", f"{tree.root} holds no file that code.files chooses")
+    if len(names) > MAX_FILES:
+        raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
+    sha256, size = _archive(tree, names, cache)
+    facts, _ = read_project(cache.trees.path(sha256))
+    git = _git_facts(tree, names, cache) if repository else None
+    return LockedProject(sha256=sha256, size=size, files=facts, git=git)
+
+
+def project_archive(project: LockedProject, cache: Cache) -> Path:
+    """Return the tree's layer archive.
+
+    Raises:
+        CapsuleError: CAP-I112 it is not in the cache, CAP-I110 the lock lists other files.
+    """
+    if not cache.trees.has(project.sha256):
+        raise CapsuleError(
+            "CAP-I112",
+            f"the source tree {project.sha256} of the lock is not in the cache",
+            fix="Build from the spec instead of the lock, with the tree beside it; or verify a "
+            "bundle, which carries it.",
+            exit_code=ExitCode.BUILD_FAILED,
+        )
+    archive = cache.trees.path(project.sha256)
+    check_project(project, archive)
+    return archive
+
+
+def check_project(project: LockedProject, archive: Path) -> None:
+    """Check that an archive is the locked tree.
+
+    Raises:
+        CapsuleError: CAP-I110, it is another; the first file that differs is named.
+    """
+    facts, digest = read_project(archive)
+    paths = sorted({*project.files, *facts})
+    for path in paths:
+        locked, found = project.files.get(path, "missing"), facts.get(path, "missing")
+        if locked != found:
+            raise _supplied(f"{path} is {found}, the lock says {locked}")
+    if digest != project.sha256:
+        raise _supplied(f"its digest is {digest}, the lock says {project.sha256}")
+
+
+def read_project(archive: Path) -> tuple[dict[str, str], str]:
+    """Return the facts of an archive, path to fact as in a lock, and its canonical digest.
+
+    Raises:
+        CapsuleError: CAP-I107 or CAP-I110, it is not one of Capsule's own or holds what it may not.
+    """
+    digest = hashlib.sha256()
+    with archive.open("rb") as stream:
+        facts = write_tar(read_layer(stream, "the archive of the source tree"), digest.update)
+    prefix = f"{FOLDER}/"
+    files = {path.removeprefix(prefix): fact for path, fact in facts.items() if fact != "directory"}
+    return files, digest.hexdigest()
+
+
+def unpack_project(archive: Path, target: Path) -> None:
+    """Write the files of an archive below ``target``, a new folder."""
+    with archive.open("rb") as stream:
+        for entry in read_layer(stream, "the archive of the source tree"):
+            path = target / PurePosixPath(entry.path).relative_to(FOLDER)
+            if entry.kind == "directory":
+                path.mkdir(parents=True, exist_ok=True)
+            elif entry.kind == "symlink":
+                path.symlink_to(entry.target)
+            else:
+                with path.open("xb") as file:
+                    file.writelines(entry.content())
+                path.chmod(entry.mode)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Which files are captured.
+
+    Attributes:
+        root: The tree's folder.
+        patterns: ``code.files``.
+        leave_out: Files that are no part of it.
+    """
+
+    root: Path
+    patterns: tuple[str, ...]
+    leave_out: frozenset[Path]
+
+    def takes(self, name: str) -> bool:
+        """Tell whether a path belongs to the tree, if it is there."""
+        parts = PurePosixPath(name).parts
+        own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
+        return chosen(name, self.patterns) and not own and self.root / name not in self.leave_out
+
+    def accepts_credentials(self, name: str) -> bool:
+        """Tell whether ``code.files`` names a path itself, rather than by a pattern."""
+        return name in self.patterns
+
+    def holds(self, name: str) -> bool:
+        """Tell whether a path is there and not of a run directory."""
+        path = self.root / name
+        inside = takewhile(lambda folder: folder != self.root, path.parents)
+        return os.path.lexists(path) and not any(_is_run(folder) for folder in inside)
+
+
+def _is_run(folder: Path) -> bool:
+    """Tell whether a folder is a run directory: ``capsule run`` writes a lock into it first."""
+    lock = folder / "lock.json"
+    return lock.is_file() and b'"schema":"capsule/lock/v1"' in lock.read_bytes()
+
+
+def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
+    """Write the layer archive into the cache; return its digest and its size."""
+    digest = hashlib.sha256()
+    with cache.scratch() as scratch:
+        path = scratch / "project.tar"
+        with path.open("wb") as stream:
+
+            def write(data: bytes) -> None:
+                digest.update(data)
+                stream.write(data)
+                if stream.tell() > MAX_BYTES:
+                    raise _too_large(tree, f"more than {MAX_BYTES >> 20} MiB")
+
+            write_tar((_entry(tree, name) for name in names), write)
+            size = stream.tell()
+        cache.trees.add(path, digest.hexdigest())
+    return digest.hexdigest(), size
+
+
+def _entry(tree: _Tree, name: str) -> Entry:
+    """Return the entry of one file; what is neither file nor harmless link is refused."""
+    path = tree.root / name
+    place = f"{FOLDER}/{safe_path(name, _OWNER)}"
+    try:
+        facts = path.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            return Entry(place, _OWNER, "symlink", 0o777, target=_safe_target(tree.root, name))
+        if not stat.S_ISREG(facts.st_mode):
+            raise _not_taken(name, "is a pipe, socket or device")
+        if not tree.accepts_credentials(name):
+            _refuse_credentials(name, _chunks(path))
+        mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
+        return Entry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
+    except OSError as error:
+        raise _not_taken(name, f"cannot be read: {error.strerror}") from error
+
+
+def _refuse_credentials(name: str, content: Iterable[bytes]) -> None:
+    if is_credential_name(name):
+        raise _credential(name, "has a name that files of credentials have")
+    if kind := find_credential(content):
+        raise _credential(name, f"holds {kind}")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        while chunk := stream.read(CHUNK):
+            yield chunk
+
+
+def _safe_target(root: Path, name: str) -> str:
+    """Return where a symbolic link points, if that is inside the tree."""
+    target = str((root / name).readlink())
+    lands = Path(os.path.realpath(root / name))
+    if target.startswith("/") or not lands.is_relative_to(root):
+        raise _not_taken(name, f"is a link to {target!r}, outside of the tree")
+    return target
+
+
+def _all_files(root: Path, below: str = "") -> Iterator[str]:
+    """Yield every path below ``root`` that is not a folder."""
+    folder = root / below
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise _refused("CAP-L201", f"{folder} cannot be read: {error.strerror}") from error
+    for entry in found:
+        name = f"{below}/{entry.name}" if below else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _all_files(root, name)
+        else:
+            yield name
+
+
+def _git_files(root: Path) -> list[str]:
+    """Return what git tracks or would not ignore; in nested repositories likewise."""
+    names = []
+    for name in _git_names(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):
+        path = root / name
+        if path.is_dir() and not path.is_symlink():  # a submodule, or a repository of its own
+            nested = _git_files(path) if (path / ".git").exists() else []
+            names += [f"{name.rstrip('/')}/{inner}" for inner in nested]
+        else:
+            names.append(name)
+    return names
+
+
+def _git_facts(tree: _Tree, names: list[str], cache: Cache) -> LockedGit | None:
+    """Describe how the tree differs from its last commit; None before the first one."""
+    if not _git(tree.root, "rev-list", "--all", "--max-count=1"):
+        return None
+    changed = _git_names(tree.root, "diff", "--name-only", "-z", "--relative", "HEAD")
+    diff = _git_diff(tree, [name for name in changed if tree.takes(name)])
+    if diff:
+        with cache.scratch() as scratch:
+            (scratch / "diff").write_bytes(diff)
+            cache.trees.add(scratch / "diff", sha256_hex(diff))
+    tracked = set(_git_names(tree.root, "ls-files", "-z", "--recurse-submodules"))
+    untracked = tuple(name for name in names if name not in tracked)
+    return LockedGit(
+        commit=_last_commit(tree),
+        dirty=bool(diff or untracked),
+        diff=sha256_hex(diff) if diff else None,
+        untracked=untracked,
+    )
+
+
+def _git_diff(tree: _Tree, names: list[str]) -> bytes:
+    """Return how files differ from the last commit; of those that are gone, only that they are."""
+    diffs = []
+    for name in names:
+        diff = _git(tree.root, "diff", *_DIFF_OPTIONS, "HEAD", "--", f":(literal){name}")
+        if not tree.accepts_credentials(name) and (kind := find_credential([diff])):
+            raise _credential(
+                name, f"differs from its last commit, and the difference holds {kind}"
+            )
+        diffs.append(diff)
+    return b"".join(diffs)
+
+
+def _last_commit(tree: _Tree) -> str:
+    """Return the last commit that changed more than what is left out: a lock may follow it."""
+    own = [f":(exclude){pattern}" for pattern in _OWN_FILES]
+    own += [
+        f":(exclude,literal){path.relative_to(tree.root)}"
+        for path in sorted(tree.leave_out)
+        if path.is_relative_to(tree.root)
+    ]
+    found = _git(tree.root, "log", "-1", "--format=%H", "--", ".", *own)
+    return (found or _git(tree.root, "rev-parse", "HEAD")).decode().strip()
+
+
+def _git_names(root: Path, *arguments: str) -> list[str]:
+    return os.fsdecode(_git(root, *arguments)).split("\0")[:-1]
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    """Ask git about ``root``; hooks and variables of a surrounding git do not count."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "-c", "core.quotePath=false", *arguments],
+            env={**variables, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise _refused(
+            "CAP-L202", f"{root} is in a git work tree, and git is not installed"
+        ) from error
+    if done.returncode:
+        said = " ".join(os.fsdecode(done.stderr).split())
+        raise _refused("CAP-L202", f"git {arguments[0]} fails in {root}: {said}")
+    return done.stdout
+
+
+def _refused(code: str, message: str) -> CapsuleError:
+    return CapsuleError(code, message, fix=_FIXES[code], exit_code=ExitCode.USAGE)
+
+
+_FIXES = {
+    "CAP-L201": "Name the folder of the program in code.path, relative to the spec.",
+    "CAP-L202": "Install git and make 'git status' work there, or move the tree out of the "
+    "repository.",
+    "CAP-L203": "Correct code.path or code.files; files that git ignores are not taken.",
+}
+
+
+def _too_large(tree: _Tree, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-L204",
+        f"the source tree {tree.root} is too large: {what}",
+        fix="Leave data and results out with code.files, e.g. ['*', '!data/*'], or have git ignore "
+        "them.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _not_taken(name: str, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-L205",
+        f"{name} of the source tree {reason}",
+        fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _credential(name: str, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-L206",
+        f"{name} of the source tree {reason}, and bundles of the tree would publish it",
+        fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it. If it is no "
+        f"secret, name it: code.files: ['*', '{name}'].",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _supplied(message: str) -> CapsuleError:
+    return refused(
+        "CAP-I110",
+        f"a supplied source tree is not the locked one: {message}",
+        "Ask for an unmodified bundle, or build from the spec.",
+    )

@@ -1,0 +1,428 @@
+"""Resolving Python packages: the requirements of a spec to wheels, each with its hash.
+
+uv resolves the Python packages for the image's platform, wheels only, and its ``pylock.toml``
+(PEP 751) is reduced to names, versions, file names and digests.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock, LockedWheel
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.image.cache import Cache
+from capsule.image.resolution.sources import MachineSources, machine_sources, write_index
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+    from packaging.tags import Tag
+
+PYTHON = "3.11"
+PLATFORM = "x86_64-manylinux_2_36"  # glibc of Debian 12
+PLATFORM_TAGS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(36, 16, -1)),
+    "manylinux2014_x86_64",
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(16, 11, -1)),
+    "manylinux2010_x86_64",
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(11, 4, -1)),
+    "manylinux1_x86_64",
+    "linux_x86_64",
+)
+# Distributions of NVIDIA that carry each library; a suffix '-cu12' or '-cu13' may follow.
+_CUDA_LIBRARIES = {
+    "CUDA": "nvidia-cuda-runtime",
+    "cuDNN": "nvidia-cudnn",
+    "cuBLAS": "nvidia-cublas",
+}
+
+
+@dataclass(frozen=True)
+class ResolvedWheel:
+    """One wheel as the resolver found it: the facts of a lock, and where the file is."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+    url: str
+
+
+def cuda_libraries(lock: Lock) -> dict[str, str]:
+    """Return the versions of CUDA (its runtime), cuDNN and cuBLAS that the locked wheels bring.
+
+    Empty for a CPU lock.
+    """
+    return _cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
+
+
+def resolve_wheels(
+    spec: Spec, own: Iterable[str], cache: Cache, progress: Callable[[str], None]
+) -> tuple[LockedWheel, ...]:
+    """Resolve the Python packages of a spec, and Capsule's ``own``, to one wheel each.
+
+    The machine's own sources are asked first, if it has any, then the index that PyTorch keeps for
+    the accelerator; the first answer that fits the accelerator is taken.
+
+    Returns:
+        Wheels sorted by name.
+    """
+    requested = parse_requirements(spec.image.packages)
+    requirements = [*requested.values(), *own]
+    sources = machine_sources(spec.image.sources)
+    failures: list[CapsuleError] = []
+    for backend in torch_backends(spec.accelerator, sources):
+        progress("resolving Python packages" + (f" with PyTorch's {backend} index" * bool(backend)))
+        try:
+            found = _compile_for(spec.accelerator, requirements, backend, sources, cache, progress)
+            check_accelerator(spec.accelerator, found)
+        except CapsuleError as error:
+            failures.append(error)
+        else:
+            return tuple(
+                LockedWheel(
+                    name=wheel.name,
+                    version=wheel.version,
+                    filename=wheel.filename,
+                    sha256=wheel.sha256,
+                    requested=requested.get(wheel.name),
+                )
+                for wheel in sorted(found, key=lambda wheel: wheel.name)
+            )
+    raise _joined(failures)
+
+
+def parse_requirements(packages: Sequence[str]) -> dict[str, str]:
+    """Check the requirements of a spec: normalised name (PEP 503) to the requirement as written.
+
+    Raises:
+        CapsuleError: CAP-L102 not PEP 508, a direct reference, or a package named twice.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    requested: dict[str, str] = {}
+    for position, text in enumerate(packages):
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise _requirement_error(position, text, f"is not a requirement: {error}") from error
+        name = canonicalize_name(requirement.name)
+        if requirement.url:
+            raise _requirement_error(position, text, "names a location; a lock never holds one")
+        if name in requested:
+            raise _requirement_error(position, text, f"names {name!r} a second time")
+        requested[name] = text
+    return requested
+
+
+def torch_backends(
+    accelerator: CpuAccelerator | CudaAccelerator, sources: MachineSources
+) -> tuple[str | None, ...]:
+    """Return what to ask in turn: None for the machine's own sources, else uv's torch backend.
+
+    The main index carries PyTorch's default CUDA build, so CUDA asks it before a special index; a
+    CPU build is only expected of a machine that names its own sources.
+    """
+    if isinstance(accelerator, CpuAccelerator):
+        return (None, "cpu") if sources.configured else ("cpu",)
+    release = re.match(r"(?:==|~=)?([0-9]+)\.([0-9]+)", accelerator.cuda)
+    return (None, f"cu{release[1]}{release[2]}") if release else (None,)
+
+
+def check_accelerator(
+    accelerator: CpuAccelerator | CudaAccelerator, wheels: Sequence[ResolvedWheel]
+) -> None:
+    """Check that the resolved wheels are built for the accelerator.
+
+    Raises:
+        CapsuleError: CAP-L107 a CUDA build for a CPU spec, CAP-L108 CUDA or cuDNN is missing or of
+            another version than the spec asks for.
+    """
+    found = _cuda_versions((wheel.name, wheel.version) for wheel in wheels)
+    local = _torch_local(wheels)
+    if isinstance(accelerator, CpuAccelerator):
+        if found or local.startswith("cu"):
+            raise _error(
+                "CAP-L107",
+                "image.packages: torch resolves to a CUDA build, but accelerator.kind is 'cpu'",
+                fix="Make PyTorch's CPU index reachable, or put a CPU wheel of torch into a folder "
+                "named by image.sources.find_links.",
+            )
+        return
+    for field, library in (("cuda", "CUDA"), ("cudnn", "cuDNN")):
+        wanted = getattr(accelerator, field)
+        version = found.get(library)
+        if version is None or not version_set(wanted, f"accelerator.{field}").contains(version):
+            raise _error(
+                "CAP-L108",
+                f"accelerator.{field} asks for {library} {wanted}, but the wheels bring "
+                f"{version or 'none'}",
+                fix=f"Set accelerator.{field} to what the wheels bring, or pin a torch in "
+                f"image.packages that is built for {library} {wanted}.",
+            )
+
+
+def version_set(constraint: str, field: str) -> SpecifierSet:
+    """Parse a version constraint; a bare version such as ``13.0`` means ``==13.0.*``.
+
+    Raises:
+        CapsuleError: CAP-L109 it is not one.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    clauses = [clause.strip() for clause in constraint.split(",")]
+    full = [
+        f"=={clause.removesuffix('.*')}.*" if clause[:1].isdigit() else clause for clause in clauses
+    ]
+    try:
+        return SpecifierSet(",".join(full), prereleases=True)
+    except InvalidSpecifier as error:
+        raise CapsuleError(
+            "CAP-L109",
+            f"{field} {constraint!r} is not a version constraint",
+            fix="Write for instance '13.0', '>=9.10' or '>=12.8,<14'.",
+            exit_code=ExitCode.USAGE,
+        ) from error
+
+
+def compile_wheels(
+    requirements: Sequence[str],
+    options: Sequence[str],
+    sources: MachineSources,
+    cache: Cache,
+    progress: Callable[[str], None],
+) -> list[ResolvedWheel]:
+    """Run ``uv pip compile`` for the image's platform and read its answer.
+
+    Args:
+        requirements: PEP 508 requirements.
+        options: Further options of uv.
+        sources: Where packages come from.
+        cache: Holds uv's own cache of indexes and metadata.
+        progress: Told when the network fails and cached indexes are used.
+
+    Raises:
+        CapsuleError: CAP-L103 no solution, CAP-L104 no wheel, CAP-L105 no network, CAP-L106 no
+            SHA-256 or no matching wheel in the answer.
+    """
+    with cache.scratch() as folder:
+        index = folder / "index"
+        index.mkdir()
+        write_index(sources.folders(), index, cache.digest, _fits)
+        (folder / "requirements.in").write_text("".join(f"{line}\n" for line in requirements))
+        answer = folder / "pylock.toml"
+        command = [
+            *_uv(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
+            "--python", sys.executable, "--python-version", PYTHON, "--python-platform", PLATFORM,
+            "--only-binary", ":all:", "--format", "pylock.toml", "--no-header", "--no-annotate",
+            "--output-file", str(answer), *sources.uv_arguments(index), *options,
+            str(folder / "requirements.in"),
+        ]  # fmt: skip
+        messages = _run_uv(command, sources)
+        if messages and "error sending request" in messages:
+            progress("a package index cannot be reached; using the indexes of the last resolution")
+            if _run_uv([*command, "--offline"], sources):
+                raise _unreachable(messages)
+        elif messages:
+            raise _no_solution(messages)
+        return read_pylock(answer.read_text())
+
+
+def read_pylock(text: str) -> list[ResolvedWheel]:
+    """Read a PEP 751 lock file: one wheel for the image's platform of each package.
+
+    Raises:
+        CapsuleError: CAP-L104 a package has no wheel, CAP-L106 no usable wheel or no SHA-256.
+    """
+    found = []
+    for package in tomllib.loads(text).get("packages", []):
+        name, wheels = package["name"], package.get("wheels", [])
+        if not wheels:
+            raise _sdist_only([name])
+        wheel = choose_wheel({_filename(wheel): wheel for wheel in wheels}, name)
+        url = wheel.get("url") or Path(wheel["path"]).absolute().as_uri()
+        sha256 = wheel.get("hashes", {}).get("sha256") or _hash_local(url, name)
+        found.append(ResolvedWheel(name, package["version"], _filename(wheel), sha256, url))
+    return found
+
+
+def choose_wheel(wheels: Mapping[str, dict[str, Any]], package: str) -> dict[str, Any]:
+    """Choose the wheel an installer would: most specific tag, then highest build (PEP 425, 427).
+
+    Args:
+        wheels: File name to wheel.
+        package: Named in the error.
+
+    Raises:
+        CapsuleError: CAP-L106 none fits the image's platform.
+    """
+    from packaging.utils import parse_wheel_filename
+
+    rank = {tag: -position for position, tag in enumerate(supported_tags())}
+    fitting = []
+    for filename, wheel in sorted(wheels.items()):
+        _, _, build, tags = parse_wheel_filename(filename)
+        if ranks := [rank[tag] for tag in tags if tag in rank]:
+            fitting.append((max(ranks), build, filename, wheel))
+    if not fitting:
+        raise _error(
+            "CAP-L106",
+            f"image.packages: no wheel of {package!r} fits CPython {PYTHON} on Debian 12: "
+            f"{', '.join(sorted(wheels))}",
+            fix="Pin another version, or build a wheel for that platform.",
+        )
+    return max(fitting, key=lambda entry: entry[:3])[3]
+
+
+@functools.cache
+def supported_tags() -> tuple[Tag, ...]:
+    """Return the tags of wheels that the image's interpreter takes, best first."""
+    from packaging.tags import compatible_tags, cpython_tags
+
+    version = (3, 11)
+    return (
+        *cpython_tags(version, ["cp311"], PLATFORM_TAGS),
+        *compatible_tags(version, "cp311", PLATFORM_TAGS),
+    )
+
+
+def _compile_for(
+    accelerator: CpuAccelerator | CudaAccelerator,
+    requirements: Sequence[str],
+    backend: str | None,
+    sources: MachineSources,
+    cache: Cache,
+    progress: Callable[[str], None],
+) -> list[ResolvedWheel]:
+    options = ["--torch-backend", backend] if backend else []
+    found = compile_wheels(requirements, options, sources, cache, progress)
+    if isinstance(accelerator, CudaAccelerator) and _torch_local(found) == "cpu":
+        # A CPU build '2.13.0+cpu' in the machine's own sources ranks above the plain '2.13.0'.
+        version = next(wheel.version for wheel in found if wheel.name == "torch")
+        with cache.scratch() as folder:
+            constraints = folder / "constraints.txt"
+            constraints.write_text(f"torch!={version}\n")
+            options += ["--constraints", str(constraints)]
+            found = compile_wheels(requirements, options, sources, cache, progress)
+    return found
+
+
+def _uv() -> list[str]:
+    from uv import find_uv_bin
+
+    return [find_uv_bin()]
+
+
+def _run_uv(command: Sequence[str], sources: MachineSources) -> str | None:
+    """Run uv; return its messages if it failed."""
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=sources.uv_environment()
+    )
+    return process.stderr.strip() or "uv failed silently" if process.returncode else None
+
+
+def _cuda_versions(wheels: Iterable[tuple[str, str]]) -> dict[str, str]:
+    versions = dict(wheels)
+    return {
+        library: version
+        for library, distribution in _CUDA_LIBRARIES.items()
+        for name, version in versions.items()
+        if re.fullmatch(rf"{distribution}(-cu[0-9]+)?", name)
+    }
+
+
+def _torch_local(wheels: Iterable[ResolvedWheel]) -> str:
+    """Return the local part of torch's version (``cpu`` of ``2.13.0+cpu``), or ''."""
+    return next((w.version.partition("+")[2] for w in wheels if w.name == "torch"), "")
+
+
+def _fits(filename: str) -> bool:
+    """Tell whether a file is a wheel that the image's interpreter takes."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    try:
+        return not parse_wheel_filename(filename)[3].isdisjoint(supported_tags())
+    except InvalidWheelFilename:
+        return False
+
+
+def _filename(wheel: Mapping[str, Any]) -> str:
+    location = wheel.get("name") or wheel.get("path") or unquote(urlsplit(wheel["url"]).path)
+    return PurePosixPath(location).name
+
+
+def _hash_local(url: str, package: str) -> str:
+    """Hash a wheel in a local folder, for which an index gave no digest."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return sha256_file(Path(unquote(parts.path)))
+    raise _error(
+        "CAP-L106",
+        f"image.packages: the source of {package!r} gives no SHA-256 for its wheel",
+        fix="Use an index that publishes SHA-256 digests, or a local folder.",
+    )
+
+
+def _no_solution(messages: str) -> CapsuleError:
+    if names := re.findall(r"Wheels are required for `([^`]+)`", messages):
+        return _sdist_only(sorted(set(names)))
+    return _error(
+        "CAP-L103",
+        f"image.packages cannot be resolved: {_one_line(messages)}",
+        fix="Correct or loosen the requirements in image.packages; check image.sources.",
+    )
+
+
+def _sdist_only(names: Sequence[str]) -> CapsuleError:
+    return _error(
+        "CAP-L104",
+        f"image.packages: no wheel of {', '.join(names)} fits CPython {PYTHON} on Debian 12, and "
+        "source distributions are refused",
+        fix="Pin a version that has a wheel, or build one and name its folder in "
+        "image.sources.find_links.",
+    )
+
+
+def _unreachable(messages: str) -> CapsuleError:
+    return _error(
+        "CAP-L105",
+        f"a package index cannot be reached, and its last answer is not cached: "
+        f"{_one_line(messages)}",
+        fix="Check the network, pip's configuration and image.sources, then try again.",
+    )
+
+
+def _joined(failures: Sequence[CapsuleError]) -> CapsuleError:
+    """Join what went wrong with each source: the first one's code and fix, every message."""
+    first = failures[0]
+    message = "; then: ".join(dict.fromkeys(failure.message for failure in failures))
+    return CapsuleError(first.code, message, fix=first.fix, exit_code=first.exit_code)
+
+
+def _requirement_error(position: int, text: str, reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-L102",
+        f"image.packages[{position}] {text!r} {reason}",
+        fix="Write a name and versions, e.g. 'numpy==2.4.6'; say where packages come from in "
+        "image.sources.",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _error(code: str, message: str, *, fix: str) -> CapsuleError:
+    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.BUILD_FAILED)
+
+
+def _one_line(messages: str) -> str:
+    return " ".join(messages.split())

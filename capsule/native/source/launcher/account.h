@@ -1,0 +1,45 @@
+/* What the supervisor did, for each program that a process executed. */
+#ifndef CAPSULE_ACCOUNT_H
+#define CAPSULE_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "../shared/entropy.h"
+
+struct tally {
+    uint64_t calls, bytes;
+};
+
+struct program {
+    struct program *next;
+    char *process;             /* path */
+    char *executable;          /* NULL when it cannot be read */
+    const char *linkage;       /* "glibc", "other" (dynamic), "static", "unknown" */
+    bool forked;               /* it goes on with its creator's program */
+    bool started;              /* its loader, if any, is done */
+    bool preloaded;            /* every preload is mapped */
+    bool start_bytes_derived;  /* AT_RANDOM */
+    struct tally getrandom;    /* answered */
+    struct tally inside_libc;  /* answered: calls that glibc hides from every interposer */
+    struct tally devices;      /* opens of random devices, and what was read from them */
+    uint64_t unanswered;       /* opens of other random files, let through */
+};
+
+/* A new row, in the order in which processes began and programs were executed. A process that was
+ * forked goes on with the program of its creator; otherwise `like` is NULL. */
+struct program *account_program(const char *process, const struct program *like);
+
+/* The row of the run's first program; NULL when it was not executed. */
+const struct program *account_first(void);
+
+/* How many processes there were; and what they executed, as a JSON array. Processes that neither
+ * executed a program nor asked for anything are left out. */
+uint64_t account_processes(void);
+void account_write(FILE *file);
+
+/* A JSON string, quoted. */
+void json_string(FILE *file, const char *text);
+
+#endif

@@ -1,0 +1,94 @@
+/* Derived randomness: what the preloaded interposer and the static launcher must agree on.
+ *
+ * A stream is named by the process, the thread and a label. Its key is
+ *     BLAKE2s-256(key = root key, data = process path || 00 || thread path || 00 || label)
+ * (RFC 7693) and its bytes are the ChaCha20 key stream under that key (RFC 8439 section 2.3, with a
+ * 64-bit block counter from zero and a zero nonce).
+ *
+ * Of a recorded call of more than CAPSULE_KEPT_SIZE bytes only as many are kept, which the kernel
+ * made; the call is given the key stream under BLAKE2s-256(key = kept bytes, data = CAPSULE_EXPANSION).
+ * Nothing here calls anything but memcpy, memset, strlen and strcmp. See docs/random-profiles.md.
+ */
+#ifndef CAPSULE_ENTROPY_H
+#define CAPSULE_ENTROPY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Where the randomness of a run comes from; --entropy and CAPSULE_ENTROPY have the names. */
+enum mode { MODE_SYSTEM, MODE_VIRTUAL, MODE_RECORD, MODE_REPLAY };
+
+#define CAPSULE_KEY_SIZE 32
+#define CAPSULE_BLOCK_SIZE 64
+#define CAPSULE_KEPT_SIZE CAPSULE_KEY_SIZE
+#define CAPSULE_EXPANSION "capsule/entropy/expansion/v1"
+#define CAPSULE_PATH_SIZE 192 /* with the final zero */
+
+#define CAPSULE_ROOT_PATH "0" /* of the first process, and of the main thread of each */
+
+/* Fourth argument (the kernel reads three) of the interposer's own getrandom system calls, by which
+ * a system call filter can tell them from a program's: "CAPSULE", little-endian. */
+#define CAPSULE_OWN_CALL UINT64_C(0x00454c5553504143)
+
+/* Exit status of a run whose random profile did not fit, and the signal that asks the launcher
+ * (whose process id is in CAPSULE_LAUNCHER_PID) to end the run with it. */
+#define CAPSULE_MISMATCH_STATUS 86
+#define CAPSULE_MISMATCH_SIGNAL SIGUSR2
+
+/* Numbers of the run's first process and of the user's program that this one starts, where the
+ * launcher has a process id namespace of its own; and the signal with which the first process asks
+ * for the second number, and gets it back when it is next. capsule/entropy/launch.py has them. */
+#define CAPSULE_FIRST_PROCESS 500
+#define CAPSULE_PROGRAM_PROCESS 1000
+#define CAPSULE_NUMBERS_SIGNAL 40 /* real-time, and not used by any C library */
+
+struct capsule_stream {
+    uint32_t key[8];
+    uint64_t position;                 /* of the next byte */
+    uint8_t block[CAPSULE_BLOCK_SIZE]; /* the block that `position` is in, unless at its start */
+};
+
+struct capsule_blake2s {
+    uint32_t state[8];
+    uint64_t length;
+    size_t filled;
+    uint8_t block[64];
+};
+
+/* BLAKE2s-256 (RFC 7693); `key` may be NULL, otherwise it has CAPSULE_KEY_SIZE bytes. */
+void capsule_blake2s_begin(struct capsule_blake2s *hash, const uint8_t *key);
+void capsule_blake2s_add(struct capsule_blake2s *hash, const void *data, size_t size);
+void capsule_blake2s_end(struct capsule_blake2s *hash, uint8_t digest[CAPSULE_KEY_SIZE]);
+
+void capsule_stream_open(struct capsule_stream *stream, const uint8_t root[CAPSULE_KEY_SIZE],
+                         const char *process, const char *thread, const char *label);
+void capsule_stream_read(struct capsule_stream *stream, void *out, size_t size);
+
+/* How many bytes are kept of a recorded call for `size`. */
+size_t capsule_kept_size(size_t size);
+
+/* What a call is given, made from the capsule_kept_size(size) bytes that were kept of it. */
+void capsule_expand(void *out, size_t size, const uint8_t *kept);
+
+/* Read 64 hexadecimal digits; false when `text` is anything else. */
+bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text);
+
+/* Paths. `out` may be the path it is made from. One that would not fit is replaced by '#' and the
+ * hexadecimal BLAKE2s-256 of what it would have been.
+ *   child:  "<parent>.<n>", or "<parent>.<thread>:<n>" when another thread than the main one forks
+ *   exec:   "<path>x"
+ *   thread: "<parent>-<n>"
+ *   work:   "<parent>~<n>", a piece of work of a thread's that any thread may do (scopes.c)
+ *   unnumbered: "<path>?", of what was started by other means
+ *   stream: "<thread>@<label>", of the supervisor's streams
+ * n counts from one, in the forking, creating or submitting thread. */
+void capsule_path_child(char out[CAPSULE_PATH_SIZE], const char *parent, const char *thread,
+                        uint32_t n);
+void capsule_path_exec(char out[CAPSULE_PATH_SIZE], const char *path);
+void capsule_path_thread(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n);
+void capsule_path_work(char out[CAPSULE_PATH_SIZE], const char *parent, uint32_t n);
+void capsule_path_unnumbered(char out[CAPSULE_PATH_SIZE], const char *path);
+void capsule_path_stream(char out[CAPSULE_PATH_SIZE], const char *thread, const char *label);
+
+#endif

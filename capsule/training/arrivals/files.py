@@ -1,0 +1,170 @@
+"""The arrival log of a finished program, made from what its processes wrote down."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from capsule.experiment import contract
+from capsule.experiment.arrival_log import (
+    ENTRIES_OF_WAIT,
+    LINES,
+    MAX_ENTRIES,
+    NOTHING,
+    ArrivalLog,
+    Completions,
+    Messages,
+    Wait,
+    parse_arrivals,
+)
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.arrivals.standstill import Standstill
+from capsule.training.state.run_directory import write_document, write_file
+
+NOT_REPEATED = "CAP-T381"
+
+
+def begin_arrivals(directory: Path, *, resumed: bool) -> None:
+    """Remove what an interrupted attempt left, as the program starts over.
+
+    Raises:
+        CapsuleError: CAP-T384, the program resumes instead. A run that is repeated is not
+            interrupted, so it does not wait where the program waited after its interruption.
+    """
+    folder = directory / contract.ARRIVALS_FOLDER
+    if resumed and folder.exists():
+        raise CapsuleError(
+            "CAP-T384",
+            "the run records the order of arrival and was interrupted; such a run cannot be "
+            "resumed",
+            fix="Start it anew, or set trainer.resumable: false.",
+            exit_code=ExitCode.USAGE,
+        )
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+class ArrivalWatch:
+    """Tells while a program runs whether its arrivals keep it from its end."""
+
+    def __init__(self, directory: Path) -> None:
+        """Watch the program of a run directory."""
+        self._directory = directory
+        repeats = (directory / contract.ARRIVALS_REPLAY).exists()
+        self._standstill = Standstill() if repeats else None
+
+    def failed(self) -> bool:
+        """Tell whether a process left an error, or all of them wait for what never comes."""
+        if not _failure(self._directory).exists():
+            if self._standstill is None or not self._standstill.reached():
+                return False
+            waits = ", ".join(_unfinished(self._directory))
+            leave_error(self._directory, not_repeated(f"all of it waits, and {waits}"))
+        return True
+
+
+def check_arrivals(directory: Path) -> None:
+    """Check that no process of the program left an error.
+
+    Raises:
+        CapsuleError: That error: CAP-T381 to CAP-T383.
+    """
+    path = _failure(directory)
+    if not path.exists():
+        return
+    failure = contract.Failure.parse(path.read_bytes())
+    status = ExitCode.DIFFERS if failure.code == NOT_REPEATED else ExitCode.TRAINING_FAILED
+    raise CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=status)
+
+
+def not_repeated(how: str) -> CapsuleError:
+    """Return the error of a program that does something else than when it was recorded."""
+    return CapsuleError(
+        NOT_REPEATED,
+        f"the program does not repeat the recorded run: {how}",
+        fix="Let what the program does depend only on its inputs, its randomness and the order of "
+        "arrivals; 'capsule diagnose' looks for other causes.",
+        exit_code=ExitCode.DIFFERS,
+    )
+
+
+def leave_error(directory: Path, error: CapsuleError) -> None:
+    """Leave an error for Capsule's own process, unless there is one: the first one counts."""
+    path = _failure(directory)
+    if not path.exists():
+        failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
+        write_document(path, failure)
+
+
+def _failure(directory: Path) -> Path:
+    return directory / contract.ARRIVALS_FOLDER / contract.FAILURE
+
+
+def _unfinished(directory: Path) -> Iterator[str]:
+    """Name the waits that have begun and have not been given all that was recorded."""
+    recorded = parse_arrivals((directory / contract.ARRIVALS_REPLAY).read_bytes()).waits
+    begun, taken = _read_back(directory)
+    for name in sorted(begun):
+        given, wanted = len(taken.get(name, [])), len(recorded[name].order)
+        if given < wanted:
+            yield f"{name!r} is given nothing after {given:,} of {wanted:,} arrivals"
+
+
+def too_many() -> CapsuleError:
+    """Return the error of a program with more arrivals than a log holds."""
+    return CapsuleError(
+        "CAP-T383",
+        f"the program has more arrivals than a log holds: {MAX_ENTRIES:,}, where a wait counts as "
+        f"{ENTRIES_OF_WAIT} more",
+        fix="Let each result or message carry more work.",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+
+
+def collect_arrivals(directory: Path) -> None:
+    """Write the arrival log of a program that has ended; none if it did not wait for anything.
+
+    Raises:
+        CapsuleError: CAP-T383, there are more arrivals than a log holds.
+    """
+    begun, taken = _read_back(directory)
+    if ENTRIES_OF_WAIT * len(begun) + sum(map(len, taken.values())) > MAX_ENTRIES:
+        raise too_many()
+    if begun:
+        waits = {name: _wait(*facts, taken.get(name, [])) for name, facts in begun.items()}
+        write_file(directory / contract.ARRIVALS, ArrivalLog(waits=waits).document())
+
+
+def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict[str, list[Any]]]:
+    """Return by name the waits that were begun, and what each was given."""
+    begun: dict[str, tuple[str, int | None]] = {}
+    taken: dict[str, list[Any]] = {}
+    for name, *facts in _lines(sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))):
+        if len(facts) == 1:
+            taken.setdefault(name, []).extend(facts)
+        else:
+            begun[name] = (facts[0], facts[1])
+    return begun, taken
+
+
+def _lines(files: Iterable[Path]) -> Iterator[list[Any]]:
+    """Yield every whole line; a process that is killed may leave one unfinished."""
+    for path in files:
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            yield json.loads(line)
+
+
+def _wait(kind: str, tasks: int | None, taken: list[Any]) -> Wait:
+    if kind == "completions":
+        return Completions(tasks=tasks, order=tuple(taken))
+    sources = {source: place for place, source in enumerate(_senders(taken))}
+    order = (NOTHING if source is None else sources[source] for source in taken)
+    return Messages(sources=tuple(sources), order=tuple(order))
+
+
+def _senders(taken: list[str | None]) -> list[str]:
+    """Return the sources of messages, by their first arrival."""
+    return [source for source in dict.fromkeys(taken) if source is not None]

@@ -1,0 +1,147 @@
+"""Queues whose one reader gets messages in the order of arrival, recorded or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import queue as queues
+from typing import Any, Generic, Protocol, TypeVar
+
+from capsule.experiment.arrival_log import MAX_NAME
+from capsule.training.arrivals.waits import NothingCameError, Wait, run_directory, wait_name
+
+Item = TypeVar("Item")
+
+
+class Queue(Protocol):
+    """What :class:`Inbox` needs of a queue."""
+
+    def put(self, item: Any) -> Any:
+        """Append an item."""
+
+    def get(self, block: bool = ..., timeout: float | None = ...) -> Any:
+        """Remove and return the first item."""
+
+
+class _Messages(Generic[Item]):
+    """Numbers messages at one end of a queue, and takes them in order at the other."""
+
+    def __init__(self, name: str | None) -> None:
+        self._directory = directory = run_directory()
+        self._name = None if directory is None else wait_name(directory, name)
+        self._wait: Wait[Item] | None = None
+        self._sent: dict[str, int] = {}
+        self._received: dict[str, int] = {}
+
+    def numbered(self, item: Item, source: str) -> Any:
+        """Return what goes through the queue for an item."""
+        if not 0 < len(source) <= MAX_NAME:
+            raise ValueError(f"a source has a name of 1 to {MAX_NAME} characters, not {source!r}")
+        if self._directory is None:
+            return item
+        number = self._sent.get(source, 0)
+        self._sent[source] = number + 1
+        return source, number, item
+
+    def wait(self) -> Wait[Item] | None:
+        """Return the wait, which begins where it is read first; None without Capsule."""
+        if self._wait is None and self._directory is not None and self._name is not None:
+            self._wait = Wait(self._directory, "messages", self._name)
+        return self._wait
+
+    def offer(self, wait: Wait[Item], message: tuple[str, int, Item]) -> None:
+        """Hand in a message.
+
+        Raises:
+            CapsuleError: CAP-T382, two threads or processes send as one source.
+        """
+        source, number, item = message
+        if number != self._received.get(source, 0):
+            wait.misused(f"gets messages that two threads or processes sent as {source!r}")
+        self._received[source] = number + 1
+        wait.offer((source, number), item)
+
+
+class Inbox(Generic[Item]):
+    """A queue of threads or processes, whose one reader gets messages in the order of arrival.
+
+    It can be given to other processes like the queue that it wraps.
+    """
+
+    def __init__(self, queue: Queue, *, name: str | None = None) -> None:
+        """Wrap a queue that nothing else puts into or gets from.
+
+        Args:
+            queue: A ``queue.Queue``, ``queue.SimpleQueue``, ``multiprocessing.Queue`` or the like.
+            name: Of the wait; by default the calling thread's path and a number.
+
+        Raises:
+            CapsuleError: CAP-T382, the name cannot be used, or one is needed.
+        """
+        self._queue = queue
+        self._messages: _Messages[Item] = _Messages(name)
+
+    def put(self, item: Item, *, source: str) -> None:
+        """Put an item.
+
+        Args:
+            item: Any object; queues of processes pickle it.
+            source: Who sends. Only one thread of one process sends as one source.
+        """
+        self._queue.put(self._messages.numbered(item, source))
+
+    def get(self, timeout: float | None = None) -> Item:
+        """Remove and return the next item.
+
+        Args:
+            timeout: Seconds to wait; None waits until there is one. That there was none in time
+                is recorded and repeated, too.
+
+        Raises:
+            queue.Empty: There was none in time.
+            CapsuleError: CAP-T381 to CAP-T383, as of :func:`as_completed`; CAP-T382 also if the
+                inbox has two readers, or two senders use one source.
+        """
+        wait = self._messages.wait()
+        if wait is None:
+            item: Item = self._arrived(timeout)
+            return item
+        try:
+            while not wait.due():
+                self._messages.offer(wait, self._arrived(None if wait.replays else timeout))
+        except queues.Empty:
+            wait.nothing()
+            raise
+        try:
+            return wait.take()
+        except NothingCameError:
+            raise queues.Empty from None
+
+    def _arrived(self, timeout: float | None) -> Any:
+        return self._queue.get() if timeout is None else self._queue.get(True, timeout)
+
+
+class AsyncInbox(Generic[Item]):
+    """An ``asyncio.Queue`` whose one reader gets messages in the order of arrival."""
+
+    def __init__(self, queue: asyncio.Queue[Any], *, name: str | None = None) -> None:
+        """Wrap a queue that nothing else puts into or gets from; see :class:`Inbox`."""
+        self._queue = queue
+        self._messages: _Messages[Item] = _Messages(name)
+
+    async def put(self, item: Item, *, source: str) -> None:
+        """Put an item; ``source`` is who sends, which only one task does as one source."""
+        await self._queue.put(self._messages.numbered(item, source))
+
+    async def get(self) -> Item:
+        """Remove and return the next item.
+
+        Raises:
+            CapsuleError: CAP-T381 to CAP-T383, as of :meth:`Inbox.get`.
+        """
+        wait = self._messages.wait()
+        if wait is None:
+            item: Item = await self._queue.get()
+            return item
+        while not wait.due():
+            self._messages.offer(wait, await self._queue.get())
+        return wait.take()

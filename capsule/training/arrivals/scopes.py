@@ -1,0 +1,115 @@
+"""Pieces of work whose randomness does not depend on the thread or process that does them.
+
+Capsule derives and records the randomness of the operating system for each thread of each process
+(``docs/random-profiles.md``). Which worker of a pool does a task depends on the speed of all of
+them. So a task is given a *place*, the path of the thread that submits it and a number, and is done
+in a :class:`Scope`, in which the worker has the path of that place instead of its own.
+
+The functions behind this are in ``capsule/native/source/interposer/scopes.c``. They are there when
+the library of random profiles is loaded; without it a scope has no effect.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+
+_PATH_SIZE = 192  # CAPSULE_PATH_SIZE of capsule/native/source/shared/entropy.h
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A piece of work: the ``number``-th that a thread submitted.
+
+    Attributes:
+        process: Path of the process that submitted it.
+        thread: Path of the thread, or of the work that the thread was doing.
+        number: From 1.
+        clock: What that thread's calendar clock had gone on by, in nanoseconds.
+    """
+
+    process: str
+    thread: str
+    number: int
+    clock: int
+
+    def __str__(self) -> str:
+        return f"{self.process}/{self.thread}~{self.number}"
+
+
+def next_place() -> Place | None:
+    """Number a piece of work of the calling thread; None without the library."""
+    library = _library()
+    if library is None:
+        return None
+    process, thread = (ctypes.create_string_buffer(_PATH_SIZE) for _ in range(2))
+    clock = ctypes.c_int64()
+    number = library.capsule_scope_next(process, thread, ctypes.byref(clock))
+    return Place(process.value.decode(), thread.value.decode(), number, clock.value)
+
+
+class Scope:
+    """A context in which the calling thread draws randomness as the work of a place.
+
+    It can be entered again, by any thread, and goes on where it was left; but not by two at a time.
+    """
+
+    def __init__(self, place: Place | None, item: int | None = None) -> None:
+        """Make the scope of a place, or of one item of it (from 0).
+
+        Raises:
+            MemoryError: There is no memory for it.
+        """
+        library = None if place is None else _library()
+        self._library, self._state = library, None
+        if library is None or place is None:
+            return
+        self._state = library.capsule_scope_open(
+            place.process.encode(),
+            place.thread.encode(),
+            place.number,
+            0 if item is None else item + 1,
+            place.clock,
+        )
+        if self._state is None:
+            raise MemoryError
+
+    def __enter__(self) -> None:
+        self._switch()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._switch()
+
+    def _switch(self) -> None:
+        if self._library is not None:
+            self._library.capsule_scope_switch(self._state)
+
+    def __del__(self) -> None:
+        if self._library is not None and self._state is not None:
+            self._library.capsule_scope_close(self._state)
+
+
+@cache
+def _library() -> ctypes.PyDLL | None:
+    """Return the library of random profiles, if it was loaded into this process."""
+    library = ctypes.PyDLL(None)
+    if not hasattr(library, "capsule_scope_next"):
+        return None
+    text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
+    time = ctypes.c_int64
+    for name, result, arguments in (
+        ("next", number, (text, text, ctypes.POINTER(time))),
+        ("open", pointer, (text, text, number, number, time)),
+        ("switch", None, (pointer,)),
+        ("close", None, (pointer,)),
+    ):
+        function = getattr(library, f"capsule_scope_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,315 @@
+"""Waits of a program whose order of arrival is recorded, or repeated.
+
+A :class:`Wait` is a place where a program takes what comes first: a loop over the results of tasks,
+or the reading end of a queue. Each arrival is appended to a file of the process in the run
+directory. When a run is repeated, what arrives early is kept until its turn comes, in the recorded
+order. The same lines are written again, so a run that was repeated has an equal arrival log.
+
+Programs use ``capsule.training.arrivals``. ``capsule.training.arrivals.files`` makes the log of the
+lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Hashable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+from weakref import WeakValueDictionary
+
+from capsule.experiment import contract
+from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.arrivals.files import leave_error, not_repeated, too_many
+from capsule.training.arrivals.scopes import Place, next_place
+
+NAMES = "names"  # folder with an empty file for each name that a process took
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
+_END = object()  # after the last recorded arrival
+
+Item = TypeVar("Item")
+
+
+class NothingCameError(Exception):
+    """The program goes on without an arrival, as it did when the run was recorded."""
+
+
+def run_directory() -> Path | None:
+    """Return the run directory; None without Capsule."""
+    path = os.environ.get(contract.RUN_VARIABLE)
+    return None if path is None else Path(path)
+
+
+class Wait(Generic[Item]):
+    """What arrives at one place of a program, in the order in which the program is given it.
+
+    The caller offers what comes until the next arrival is due, and then takes it.
+
+    Attributes:
+        replays: Whether a recorded order is followed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        kind: Literal["completions", "messages"],
+        name: str,
+        tasks: int | None = None,
+    ) -> None:
+        """Begin a wait.
+
+        Args:
+            directory: The run directory.
+            kind: What arrives.
+            name: Unique in the run, and the same whenever it is repeated: of :func:`wait_name`.
+            tasks: How many tasks are waited for, if that is known.
+
+        Raises:
+            CapsuleError: CAP-T381, the recorded run did not wait like that under this name;
+                CAP-T382, another process does.
+        """
+        self._directory = directory
+        self._name = name
+        self._taken = 0
+        self._early: dict[Hashable, Item] = {}
+        self._reader: object = None
+        recorded = _recorded(directory)
+        self.replays = recorded is not None
+        self._expected: list[Hashable] = []
+        if recorded is not None:
+            self._follow(recorded.get(name), kind, tasks)
+        _claim(directory, name)
+        _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
+
+    def due(self) -> bool:
+        """Tell whether the next arrival can be taken."""
+        if not self.replays:
+            return bool(self._early)
+        wanted = self._wanted()
+        return wanted is None or wanted in self._early
+
+    def offer(self, label: Hashable, item: Item) -> None:
+        """Hand in what has come.
+
+        Raises:
+            CapsuleError: CAP-T381, the recorded run took nothing more here.
+        """
+        if self.replays and self._wanted() is _END:
+            self.differs(f"takes {_shown(label)}, but the recorded run took nothing more")
+        self._early[label] = item
+
+    def take(self) -> Item:
+        """Return the next arrival, which is due.
+
+        Raises:
+            NothingCameError: The recorded run stopped waiting here.
+            CapsuleError: CAP-T382, two threads, processes or asyncio tasks take from this wait;
+                CAP-T383, there are more arrivals than a log holds.
+        """
+        reader = os.getpid(), threading.get_ident(), _current_task()
+        self._reader = self._reader or reader
+        if reader != self._reader:
+            self.misused("is read by two threads, processes or asyncio tasks")
+        label = self._wanted() if self.replays else next(iter(self._early))
+        self._write(label)
+        if label is None:
+            raise NothingCameError
+        return self._early.pop(label)
+
+    def nothing(self) -> None:
+        """Record that the program goes on although nothing has come."""
+        self._write(None)
+
+    def finish(self) -> None:
+        """Check that everything has been taken, when nothing more can come.
+
+        Raises:
+            CapsuleError: CAP-T381, the recorded run took more here.
+        """
+        if self.replays and (wanted := self._wanted()) is not _END:
+            self.differs(f"never gets {_shown(wanted)}, which the recorded run took next")
+
+    def differs(self, how: str) -> NoReturn:
+        """Refuse to repeat a run that does something else than the recorded one."""
+        _refuse(self._directory, not_repeated(f"its wait {self._name!r} {how}"))
+
+    def misused(self, how: str) -> NoReturn:
+        """Refuse a use whose order of arrival would not be well defined."""
+        _misnamed(self._directory, f"the wait {self._name!r} {how}")
+
+    def _follow(self, recorded: Any, kind: str, tasks: int | None) -> None:
+        if recorded is None:
+            self.differs("does not occur in the recorded run")
+        found = recorded["kind"], recorded.get("tasks")
+        if found != (kind, tasks):
+            self.differs(f"is for {tasks} {kind}, but for {found[1]} {found[0]} when recorded")
+        messages = kind == "messages"
+        self._expected = [*_messages(recorded)] if messages else recorded["order"]
+
+    def _wanted(self) -> Hashable:
+        return self._expected[self._taken] if self._taken < len(self._expected) else _END
+
+    def _write(self, label: Hashable) -> None:
+        self._taken += 1
+        label = label[0] if isinstance(label, tuple) else label
+        _lines(self._directory).append([self._name, label], 1)
+
+
+def wait_name(directory: Path, name: str | None, place: Place | None = None) -> str:
+    """Return the name of a new wait.
+
+    Args:
+        directory: The run directory.
+        name: What the program calls it. A number is added, so that a loop can use one name.
+        place: Its place, if the caller has it; that names a wait for which the program has no name.
+
+    Raises:
+        CapsuleError: CAP-T382, the name is malformed or another thread's, or there is neither a
+            name nor a place.
+    """
+    if name is None:
+        place = place or submitted(directory)
+        if place is None:
+            _misnamed(directory, "a wait has no name, and entropy.mode: system gives it none")
+        return str(place)
+    if not _NAME.fullmatch(name):
+        _misnamed(directory, f"a wait cannot be called {name!r}")
+    thread = threading.get_ident()
+    if _threads.setdefault((os.getpid(), name), thread) != thread or not _is_owner((name,)):
+        _misnamed(directory, f"two threads or asyncio tasks have a wait called {name!r}")
+    return f"{name}~{next(_numbers(name))}"
+
+
+def submitted(directory: Path) -> Place | None:
+    """Number a piece of work, or a wait, of the calling thread or asyncio task.
+
+    Raises:
+        CapsuleError: CAP-T382, several asyncio tasks share the numbers of one thread, so that
+            the speed of the tasks would decide who gets which.
+    """
+    place = next_place()
+    if place is not None and not _is_owner((place.process, place.thread)):
+        _misnamed(directory, "two asyncio tasks that are not scoped wait or submit work")
+    return place
+
+
+def _refuse(directory: Path, error: CapsuleError) -> NoReturn:
+    """Raise an error, for which Capsule's own process ends the program."""
+    leave_error(directory, error)
+    raise error
+
+
+def _misnamed(directory: Path, what: str) -> NoReturn:
+    error = CapsuleError(
+        "CAP-T382",
+        what,
+        fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
+        "'-'; let one thread or asyncio task read it; start coroutines with arrivals.scoped().",
+        exit_code=ExitCode.TRAINING_FAILED,
+    )
+    _refuse(directory, error)
+
+
+class _Lines:
+    """The file to which a process appends its arrivals, one JSON document a line."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._entries = 0
+        folder = directory / contract.ARRIVALS_FOLDER
+        folder.mkdir(exist_ok=True)
+        paths = (folder / LINES.replace("*", f"{os.getpid()}-{number}") for number in count())
+        path = next(path for path in paths if _created(path))
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, line: list[Any], entries: int) -> None:
+        """Write a line at once: the process can be killed at any moment."""
+        self._entries += entries
+        if self._entries > MAX_ENTRIES:
+            _refuse(self._directory, too_many())
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+_owners: WeakValueDictionary[tuple[str, ...], asyncio.Task[Any]] = WeakValueDictionary()
+_threads: dict[tuple[int, str], int] = {}
+
+
+def _is_owner(key: tuple[str, ...]) -> bool:
+    """Tell whether no other asyncio task that still exists used a key before."""
+    task = _current_task()
+    return task is None or _owners.setdefault(key, task) is task
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
+
+
+@cache
+def _numbers(_name: str) -> Iterator[int]:
+    return count(1)
+
+
+def _lines(directory: Path) -> _Lines:
+    return _lines_of(directory, os.getpid())
+
+
+@cache
+def _lines_of(directory: Path, _process: int) -> _Lines:
+    return _Lines(directory)
+
+
+def _claim(directory: Path, name: str) -> None:
+    """Take a name for this process; the names of places are unique as they are."""
+    given = name.rpartition("~")[0]
+    if _NAME.fullmatch(given) and not _claimed(directory, given, os.getpid()):
+        _misnamed(directory, f"two processes have a wait called {given!r}")
+
+
+@cache
+def _claimed(directory: Path, name: str, _process: int) -> bool:
+    folder = directory / contract.ARRIVALS_FOLDER / NAMES
+    folder.mkdir(parents=True, exist_ok=True)
+    return _created(folder / hashlib.sha256(name.encode()).hexdigest())
+
+
+def _created(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+@cache
+def _recorded(directory: Path) -> dict[str, Any] | None:
+    """Return the waits of the arrival log to be followed, which the host has checked."""
+    path = directory / contract.ARRIVALS_REPLAY
+    if not path.exists():
+        return None
+    waits: dict[str, Any] = json.loads(path.read_bytes())["waits"]
+    return waits
+
+
+def _messages(recorded: Any) -> Iterator[Hashable]:
+    """Yield the label of each message: source and number, from 0; None where nothing had come."""
+    numbers = {source: count() for source in recorded["sources"]}
+    for place in recorded["order"]:
+        source = None if place == NOTHING else recorded["sources"][place]
+        yield None if source is None else (source, next(numbers[source]))
+
+
+def _shown(label: Hashable) -> str:
+    if isinstance(label, tuple):
+        return f"message {label[1]} of {label[0]!r}"
+    return "nothing" if label is None else f"the result of task {label}"

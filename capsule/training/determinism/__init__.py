@@ -1,0 +1,1 @@
+"""Determinism flags, set and read back, in every Python process of a run."""

@@ -1,0 +1,220 @@
+"""Determinism in every Python process of a run, whoever started it.
+
+A run's settings travel in the environment variable ``CAPSULE_DETERMINISM``, made by
+:func:`capsule.experiment.variables.environment_variables`: JSON with the spec's ``determinism``
+section, its ``numerics`` profile and the ``environment`` that goes with them. Beside this package,
+in the same site-packages, lies ``capsule-determinism.pth``. The interpreter reads it at every
+start, under ``-I``, ``-E`` and ``-P``, too, and so calls :func:`install`, which leaves a hook
+behind: when torch is imported, the start of the interpreter is checked, torch's flags are set, and
+read back.
+
+A child started with a cleaned environment has lost the variable, and others with it. It finds them
+in its nearest ancestor that has them, and restarts itself once with what was missing: hash seed,
+thread counts, instruction-set pins and preloaded libraries take effect at a start only. What a
+program sets otherwise for a child is not overruled, but refused once that child imports torch.
+
+Not reached: ``python -S`` and virtual environments of the program's own, which do not see these
+site-packages, and so not the image's torch.
+
+All of this runs at every start of an interpreter, and imports nothing that is not there already.
+"""
+
+# ruff: noqa: PTH115, PTH119, PTH123
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # known to type checkers by its name; importing typing would take too long
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+VARIABLE = "CAPSULE_DETERMINISM"
+RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
+INTERPRETERS = "interpreters.jsonl"  # likewise
+
+
+def install() -> None:
+    """Take over the settings of the run that this interpreter belongs to, if there is one.
+
+    Once is enough: a virtual environment's interpreter reads each ``.pth`` file twice.
+    """
+    global _installed  # noqa: PLW0603
+    if _installed:
+        return
+    _installed = True
+    if VARIABLE in os.environ:
+        sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
+    elif (inherited := _environment_of_ancestors()) is not None:
+        program = os.readlink("/proc/self/exe")
+        if os.path.basename(program).startswith("python"):
+            _restart(program, inherited)
+        # Embedded in another program, which has begun and must not begin again.
+        sys.meta_path.insert(0, _TorchFinder(inherited[VARIABLE], dict(os.environ)))
+    note_start()
+
+
+_installed = False
+
+
+def note_start() -> None:
+    """Write down the hash seed of this process, and whether torch's flags will be set in it."""
+    heeded = not sys.flags.ignore_environment
+    seed = (heeded and os.environ.get("PYTHONHASHSEED")) or "random"
+    if not sys.flags.hash_randomization:
+        seed = "0"
+    watched = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
+    _note(f'{{"hash_seed":"{seed}","watched":{str(watched).lower()}}}', os.environ)
+
+
+def note_torch(flags: Mapping[str, str]) -> None:
+    """Write down the flags of torch that were read back in this process."""
+    import json
+
+    _note(json.dumps({"torch": dict(flags)}), os.environ)
+
+
+def _note(line: str, environment: Mapping[str, str]) -> None:
+    """Append a line to the account of the run's Python processes.
+
+    A process that cannot do so is missing there, and counts as one that told nothing.
+    """
+    if RUN_VARIABLE not in environment:
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(f"{environment[RUN_VARIABLE]}/{INTERPRETERS}", flags, 0o644)
+    except OSError:
+        return
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Check how this interpreter was started.
+
+    Args:
+        environment: The variables that it was started with.
+        expected: Variables and the values they must have.
+
+    Raises:
+        CapsuleError: CAP-T101, a variable is missing or differs; CAP-T102, the interpreter ignores
+            its environment.
+    """
+    from capsule.experiment.errors import CapsuleError, ExitCode
+
+    for name, wanted in expected.items():
+        if environment.get(name) != wanted:
+            raise CapsuleError(
+                "CAP-T101",
+                f"environment variable {name} is {environment.get(name)!r}; the spec needs "
+                f"{wanted!r} before the interpreter starts",
+                fix="Start the run with 'capsule run', which sets it; set it for no child.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+    seed = expected["PYTHONHASHSEED"]
+    if sys.flags.ignore_environment or sys.flags.hash_randomization != (seed != "0"):
+        raise CapsuleError(
+            "CAP-T102",
+            f"the interpreter ignores PYTHONHASHSEED={seed}",
+            fix="Start it without -E, -I or -R.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+
+
+def environment_of(process: int | str) -> dict[str, str]:
+    """Return the environment that a process ("self", too) was started with.
+
+    Raises:
+        OSError: It has ended, or belongs to another user.
+    """
+    with open(f"/proc/{process}/environ", "rb") as file:
+        entries = os.fsdecode(file.read()).split("\0")
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+class _TorchFinder:
+    """A finder that finds torch as the others do, and sets its flags when it is imported."""
+
+    def __init__(self, settings: str, environment: dict[str, str]) -> None:
+        self._settings = settings
+        self._environment = environment
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module; None for all but torch (:class:`importlib.abc.MetaPathFinder`)."""
+        if name != "torch":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None:
+            self._attend(spec.loader)
+        return spec
+
+    def _attend(self, loader: Any) -> None:
+        """Be there when ``loader`` executes its module."""
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            import json
+
+            del loader.exec_module  # uncovers the method of its class again
+            settings = json.loads(self._settings)
+            check_start(self._environment, settings["environment"])
+            execute(module)
+            _set_flags(settings)
+
+        loader.exec_module = exec_module
+
+
+def _set_flags(settings: Mapping[str, Any]) -> None:
+    """Set what torch itself has switches for, and read it back."""
+    from capsule.training.determinism import torch_flags
+
+    note_torch(torch_flags.apply(torch_flags.TorchFlags.of(settings["determinism"])))
+    if settings["numerics"] is not None:
+        from capsule.training.determinism import cpu
+
+        cpu.require(settings["numerics"])
+        cpu.settle(settings["numerics"])
+
+
+def _environment_of_ancestors() -> dict[str, str] | None:
+    """Return the environment of the nearest ancestor that has the variable."""
+    parent = process = os.getppid()
+    while process:
+        try:
+            environment = environment_of(process)
+            process = _parent(process)
+        except OSError:  # it belongs to another user, outside the run; or it has just ended
+            if os.getppid() == parent:
+                return None
+            environment, parent, process = {}, os.getppid(), os.getppid()
+        if VARIABLE in environment:
+            return environment
+    return None
+
+
+def _parent(process: int) -> int:
+    with open(f"/proc/{process}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def _restart(program: str, inherited: Mapping[str, str]) -> None:
+    """Become the same program, with the same arguments and all that the environment lacks."""
+    import json
+
+    with open("/proc/self/cmdline", "rb") as file:
+        arguments = file.read().split(b"\0")[:-1]
+    names = (VARIABLE, RUN_VARIABLE, "LD_PRELOAD", *json.loads(inherited[VARIABLE])["environment"])
+    lost = {name: inherited[name] for name in names if name in inherited}
+    _note('{"restarted":true}', {**lost, **os.environ})
+    os.execve(program, arguments, {**lost, **os.environ})  # noqa: S606

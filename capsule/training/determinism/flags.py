@@ -1,0 +1,251 @@
+"""TrainerContext every determinism flag, and reading back what took effect.
+
+:func:`prepare` runs before torch is imported and checks what only the parent process can set.
+:func:`apply` imports torch, sets the rest, and asks each library what it will really do: a flag
+that is accepted and ignored stops the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capsule.experiment.contract import Runtime
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.experiment.variables import environment_variables
+from capsule.training.determinism import cpu, self_test, torch_flags
+from capsule.training.determinism.child_processes import check_start, environment_of
+
+if TYPE_CHECKING:
+    import torch
+
+_SUITE_PACKAGES = {"atari": "ale_py", "gymnasium": "gymnasium", "minatar": "minatar"}
+_STATUS = Path("/proc/thread-self/status")
+_CUBLAS_VERSION_PARTS = (0, 1, 2)  # libraryPropertyType: MAJOR, MINOR, PATCH
+
+
+def prepare(spec: Spec) -> None:
+    """Check what must have been settled before this interpreter started.
+
+    Raises:
+        CapsuleError: CAP-T101, an environment variable is missing or differs; CAP-T102, torch is
+            imported already or the interpreter ignores its environment; CAP-T103, this CPU lacks
+            what the numerics profile needs; CAP-T108, the maths shim is not preloaded.
+    """
+    expected = environment_variables(spec)
+    for environment in (environment_of("self"), os.environ):  # neither missing nor changed since
+        check_start(environment, expected)
+    if "torch" in sys.modules:
+        _fail(
+            "CAP-T102",
+            "torch was imported before its determinism flags were checked",
+            "Start the run as 'python -m capsule.training RUN_DIRECTORY'.",
+        )
+    if isinstance(spec.accelerator, CpuAccelerator):
+        cpu.require(spec.accelerator.numerics)
+
+
+def apply(spec: Spec) -> Runtime:
+    """Import torch, set every flag of ``spec``, and return what was read back.
+
+    Raises:
+        CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
+            bits than the numerics profile promises; CAP-T105, the GPU asked for is not here
+            (exit status 4); CAP-T106, a CUDA library has another version than the spec asks for.
+    """
+    flags = {
+        f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
+    }
+    if importlib.util.find_spec("torch") is None and spec.accelerator.kind == "cpu":
+        # A program of the user's own may do without; _libraries() misses it for any other run.
+        return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
+    flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
+    accelerator = spec.accelerator
+    profile = accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
+    cpu.settle(profile)
+    flags |= torch_flags.expect(cpu.read_back(profile, spec.determinism.threads), "library")
+    flags["numerics.self_test"] = self_test.start_up_test(profile)
+    device = _cuda_device(spec.accelerator) if spec.accelerator.kind == "cuda" else _cpu_device()
+    return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
+
+
+def is_portable(spec: Spec) -> bool:
+    """Tell whether a run promises the same bits on other processors."""
+    accelerator = spec.accelerator
+    return isinstance(accelerator, CpuAccelerator) and cpu.is_portable(accelerator.numerics)
+
+
+def device_of(spec: Spec) -> torch.device:
+    """Return the device that ``spec`` trains on."""
+    import torch
+
+    return torch.device("cuda", 0) if spec.accelerator.kind == "cuda" else torch.device("cpu")
+
+
+def usable_cores(status: Path = _STATUS) -> int:
+    """Return how many processors this process may use, whatever number libraries are told."""
+    (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", status.read_text(), re.MULTILINE)
+    return int(allowed.replace(",", ""), 16).bit_count()
+
+
+def _cpu_device() -> dict[str, Any]:
+    cores = usable_cores()
+    name = cpu.cpu_facts().get("model name", "unknown")
+    return {"kind": "cpu", "name": name, "cores": cores}
+
+
+def _libraries(spec: Spec) -> dict[str, str]:
+    """Return the versions of what is loaded, each as the library itself tells it."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    if spec.environment is None:
+        versions |= _requested_versions(spec.image.packages)
+        names: tuple[str, ...] = ()
+    else:
+        names = ("torch", "numpy", "safetensors", _SUITE_PACKAGES[spec.environment.suite])
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+            versions[name.replace("_", "-")] = module.__version__
+        except AttributeError:
+            versions[name] = importlib.metadata.version(name)
+        except ModuleNotFoundError as error:
+            _fail(
+                "CAP-T107",
+                f"package {name!r} is not in the image: {error}",
+                "Add it to image.packages and lock again.",
+            )
+    if spec.accelerator.kind == "cuda":
+        import torch
+
+        versions["cuda"] = str(torch.version.cuda)
+        versions["cudnn"] = _cudnn_version()
+        versions["cublas"] = _cublas_version() or "unknown"
+    return versions
+
+
+def _requested_versions(requirements: Iterable[str]) -> dict[str, str]:
+    """Return the installed version of each package that a spec asks for."""
+    found = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) for text in requirements)
+    names = sorted(match[0] for match in found if match)
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
+    """Check the GPU against the spec and describe it; there is no fall-back to the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        _no_gpu("no CUDA device is available to torch", "Make the GPU visible to the container.")
+    facts = torch.cuda.get_device_properties(0)
+    capability = f"{facts.major}.{facts.minor}"
+    driver = _driver_version()
+    if wanted.gpu not in (None, facts.name):
+        _no_gpu(f"accelerator.gpu is {wanted.gpu!r}, here is {facts.name!r}", "Use that GPU.")
+    if wanted.compute_capability not in (None, capability):
+        _no_gpu(
+            f"accelerator.compute_capability is {wanted.compute_capability}, here is {capability}",
+            "Use a GPU of that compute capability.",
+        )
+    if driver is None or not _satisfies(driver, wanted.driver):
+        _no_gpu(f"accelerator.driver is {wanted.driver}, here is {driver}", "Install that driver.")
+    for name, found, constraint in (
+        ("cuda", str(torch.version.cuda), wanted.cuda),
+        ("cudnn", _cudnn_version(), wanted.cudnn),
+    ):
+        if not _satisfies(found, constraint):
+            _fail(
+                "CAP-T106",
+                f"accelerator.{name} is {constraint}, the image brings {found}",
+                "Pin packages that bring that version, and lock again.",
+            )
+    return {
+        "kind": "cuda",
+        "name": facts.name,
+        "compute_capability": capability,
+        "multiprocessors": facts.multi_processor_count,
+        "memory_bytes": facts.total_memory,
+        "driver": driver,
+    }
+
+
+def _cudnn_version() -> str:
+    number = torch_flags.backends().cudnn.version() or 0  # 9.10.2 is 91002
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _cublas_version() -> str | None:
+    """Ask the cuBLAS that torch loaded; it loads on the first matrix product."""
+    import torch
+
+    torch.ones(1, 1, device="cuda") @ torch.ones(1, 1, device="cuda")
+    path = cpu.loaded_library("libcublas.so")
+    if path is None:
+        return None
+    library = ctypes.CDLL(path)
+    numbers = []
+    for part in _CUBLAS_VERSION_PARTS:
+        number = ctypes.c_int()
+        if library.cublasGetProperty(part, ctypes.byref(number)) != 0:
+            return None
+        numbers.append(str(number.value))
+    return ".".join(numbers)
+
+
+def _driver_version() -> str | None:
+    """Ask NVML, which the driver itself brings."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    text = ctypes.create_string_buffer(96)
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        status = nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+    finally:
+        nvml.nvmlShutdown()
+    return text.value.decode() if status == 0 else None
+
+
+def _satisfies(version: str, constraint: str) -> bool:
+    """Say whether ``version`` meets every clause of ``constraint``.
+
+    A clause is an operator of PEP 440 and a version; without an operator, or with trailing ``.*``,
+    it is a prefix: '13.0' and '==13.0.*' admit 13.0.2.
+    """
+    return all(_meets(version, clause.strip()) for clause in constraint.split(","))
+
+
+def _meets(version: str, clause: str) -> bool:
+    found = re.fullmatch(r"(==|>=|<=|~=|>|<)?\s*([0-9]+(?:\.[0-9]+)*)(\.\*)?", clause)
+    if found is None:
+        return False
+    operator, bound = found[1] or "prefix", [int(part) for part in found[2].split(".")]
+    have = [int(part) for part in re.findall(r"[0-9]+", version)]
+    size = max(len(have), len(bound))
+    left, right = (parts + [0] * (size - len(parts)) for parts in (have, bound))
+    if operator == "prefix" or found[3]:
+        return have[: len(bound)] == bound
+    if operator == "~=":
+        return left >= right and have[: len(bound) - 1] == bound[:-1]
+    checks = {"==": left == right, ">=": left >= right, "<=": left <= right}
+    return (checks | {">": left > right, "<": left < right})[operator]
+
+
+def _no_gpu(message: str, fix: str) -> None:
+    _fail("CAP-T105", message, fix, ExitCode.INCONCLUSIVE)
+
+
+def _fail(
+    code: str, message: str, fix: str, exit_code: ExitCode = ExitCode.TRAINING_FAILED
+) -> None:
+    raise CapsuleError(code, message, fix=fix, exit_code=exit_code)

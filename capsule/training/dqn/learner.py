@@ -1,0 +1,504 @@
+"""Deep Q-learning (Mnih et al. 2015, Algorithm 1), deterministic as in Nagarajan et al. 2019.
+
+The run advances in *intervals* of ``update_interval`` steps, each ended by one update (or several:
+``updates``). All that is random comes from named streams, all that is summed is summed in a fixed
+order, and the number of threads changes nothing but the time it takes.
+
+Schedule. With ``concurrent`` the minibatch is drawn first, from the memory as it is before the
+interval's steps. Then the two halves of the work depend only on theta_k, and can overlap::
+
+    thread 1:  act, act, act, act with theta_k  |  gradient of shard 2
+    thread 2:  gradient of shard 1 at theta_k       ...                 |  theta_{k+1}
+
+Without it, the textbook's order: act, then draw, then update.
+
+Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own code (C) and the code
+of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
+compares every value:
+
+* Minibatch: with ``concurrent`` it misses the newest ``update_interval`` transitions.
+* Target network update frequency: M counts 10,000 parameter updates; C, N and we count agent steps.
+* Final exploration frame: M and the paper of N speak of the first million frames. Here, in C and in
+  N exploration falls over 1,000,000 agent steps (4,000,000 emulator frames at a frame skip of 4)
+  from the end of the random play on.
+* Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open, N
+  takes the mean.
+* Greedy action: ties go to the lowest index, as in N; C breaks them at random.
+* Optimizer: centred RMSProp as in M. ``optimizer: adam`` (Kingma and Ba 2015) is ours; it descends
+  the mean over the minibatch, not the sum.
+* Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
+  centred and adds the minimum squared gradient after the root.
+* No-ops: 1 to 30 emulator frames at the start of a game, as in C; N has them after a lost life,
+  too.
+* Evaluation: N ends the running episode for it; here it comes after training, and training is the
+  same with and without it. Unless the spec pins a start set, a run ranks its start sequences with
+  its own final network; the paper ranks once for all runs.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.spec import StreamName, TrainingSpec
+from capsule.experiment.trainers import DqnTrainer
+from capsule.training.dqn.gradient import ShardedGradient
+from capsule.training.dqn.replay import ReplayMemory
+from capsule.training.environments import Environment, make_environment
+from capsule.training.episode_statistics import EpisodeStatistics
+from capsule.training.evaluation.protocol import Policy, Reactive
+from capsule.training.layers.backends import backend_for
+from capsule.training.losses.q_learning import (
+    bootstrap_targets,
+    clipped_error_loss,
+    exploration_rate,
+)
+from capsule.training.networks.feedforward import (
+    WIDE,
+    Network,
+    Parameters,
+    initialize,
+    make_network,
+)
+from capsule.training.optimizers.adam import Adam
+from capsule.training.optimizers.centred_rmsprop import CentredRmsProp
+from capsule.training.state.streams import Stream
+from capsule.training.state.trace import Trace
+from capsule.training.train_state import TrainState
+from capsule.training.trainer import TrainerContext, state_interval
+
+WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
+
+
+class DeepQLearning(EpisodeStatistics):
+    """The learning agent and everything its next step depends on.
+
+    Attributes:
+        step: Agent steps taken.
+        actions: Number of actions.
+        loss: Mean loss of the last minibatch, None before the first.
+        network: Architecture.
+        online: Parameters theta.
+        target: Parameters theta^-.
+        optimizer: Centred RMSProp or Adam, with its running means.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        trainer: DqnTrainer,
+        streams: Mapping[StreamName, Stream],
+        environment: Environment,
+        replay: ReplayMemory,
+        trace: Trace,
+        *,
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        """Draw theta, copy it into theta^-, and begin the first episode.
+
+        Args:
+            spec: The experiment.
+            trainer: Its section ``trainer``.
+            streams: Every stream.
+            environment: The training environment.
+            replay: An empty memory.
+            trace: Where every interval is recorded.
+            device: Where the networks live.
+            workers: Threads to use, 1 or 2; changes no result. A GPU has one.
+        """
+        super().__init__()
+        self._spec = spec
+        self._trainer = trainer
+        self._streams = streams
+        self._environment = environment
+        self._replay = replay
+        self._trace = trace
+        self._device = device
+        self.actions = environment.actions
+        self.network: Network = make_network(
+            trainer.network,
+            frame_stack=environment.frame_stack,
+            frame_shape=environment.frame_shape,
+            actions=environment.actions,
+            hidden_units=trainer.hidden_units,
+            products=backend_for(spec.accelerator),
+        )
+        self.online = Parameters(self.network.shapes, device)
+        initialize(self.online, streams["initialization"])
+        self.target = self.online.zeros_like()
+        self.target.copy_from(self.online)
+        self.optimizer = _make_optimizer(trainer, self.online)
+        self._learned = TrainState(
+            self.online,
+            {"mean": self.optimizer.mean, "square": self.optimizer.square},
+            target=self.target,
+        )
+        overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
+        self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
+        self._leaves = {
+            name: view.detach().requires_grad_()
+            for name, view in self.online.views.items()
+            if name != WIDE
+        }
+        self._shards = _Shards(trainer.micro_batches, environment, device)
+        self._gradient = ShardedGradient(
+            len(self._shards.sizes), self.online, self.network.products
+        )
+        self._warm_up()
+        self._return = 0.0
+        self._frame = environment.reset()
+
+    # The algorithm
+
+    def train_step(self) -> None:
+        """Take ``update_interval`` steps and, once learning has started, make the updates."""
+        learns = self.step >= self._trainer.replay_start
+        if learns and self._trainer.concurrent:
+            self._draw_minibatch()
+            self._share(self._act)
+            self._update()
+        else:
+            self._act()
+            for _ in range(self._trainer.updates if learns else 0):
+                self._draw_minibatch()
+                self._share(None)
+                self._update()
+        if self.step % self._trainer.target_interval == 0:
+            self.target.copy_from(self.online)
+        if self.step % self._spec.recording.trace_interval == 0:
+            self.record()
+
+    def exploration(self) -> float:
+        """Return epsilon at the current step; random play before learning starts."""
+        if self.step < self._trainer.replay_start:
+            return 1.0
+        return exploration_rate(
+            self.step - self._trainer.replay_start,
+            initial=self._trainer.exploration_initial,
+            final=self._trainer.exploration_final,
+            steps=self._trainer.exploration_steps,
+        )
+
+    def q_values(
+        self, observations: NDArray[Any], parameters: Parameters | None = None
+    ) -> NDArray[np.float32]:
+        """Return Q-values of observations ``[batch, frame_stack, *frame_shape]``.
+
+        Args:
+            observations: uint8 or float32.
+            parameters: Other parameters than theta.
+
+        Returns:
+            float32 ``[batch, actions]``.
+        """
+        with torch.inference_mode():
+            inputs = self.network.inputs(torch.from_numpy(observations).to(self._device))
+            values: NDArray[np.float32] = (
+                self.network.values((parameters or self.online).views, inputs).cpu().numpy()
+            )
+        return values
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the policy of ``parameters``, for evaluations."""
+        return Reactive(lambda observations: self.q_values(observations, parameters))
+
+    def _act(self) -> None:
+        for _ in range(self._trainer.update_interval):
+            self._act_once()
+
+    def _act_once(self) -> None:
+        frame, action = self._frame, self._choose_action()
+        transition = self._environment.step(action)
+        self._replay.append(frame, action, transition.reward, transition.terminal)
+        self._trace.add("observations", frame)
+        self._trace.add("actions", struct.pack("<i", action))
+        self._trace.add("rewards", struct.pack("<dd", transition.reward, transition.game_reward))
+        self._trace.add("terminals", struct.pack("<??", transition.terminal, transition.ended))
+        self.step += 1
+        self._return += transition.game_reward
+        self._frame = transition.frame
+        if transition.ended:
+            if not transition.terminal:
+                self._replay.end_episode(transition.frame)
+            self._finish_episode()
+
+    def _choose_action(self) -> int:
+        """Act epsilon-greedily; both draws are made whichever is used."""
+        stream = self._streams["exploration"]
+        uniform, random_action = stream.uniform(), stream.integer(self._environment.actions)
+        if uniform < self.exploration():
+            return random_action
+        return int(self.q_values(self._replay.stack(self._frame)[None]).argmax())
+
+    def _finish_episode(self) -> None:
+        self._count([self._return])
+        self._return = 0.0
+        self._frame = self._environment.reset()
+
+    def _draw_minibatch(self) -> None:
+        indices = self._replay.sample_indices(self._streams["minibatch"], self._trainer.batch_size)
+        self._trace.add("indices", indices)
+        self._shards.assign(indices)
+
+    def _differentiate(self, shard: int) -> None:
+        """Compute loss and gradient of one shard of the minibatch at theta_k."""
+        windows, actions, rewards, terminals = self._shards.gather(shard, self._replay)
+        with torch.no_grad():
+            next_values = self.network.values(
+                self.target.views, self.network.inputs(windows[:, 1:])
+            )
+            targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
+        views = {**self.online.views, **self._leaves}
+        features = self.network.features(views, self.network.inputs(windows[:, :-1]))
+        outputs = self.network.wide(views, features)
+        values = self.network.head(views, outputs)
+        loss = clipped_error_loss(values, actions, targets)
+        *small, returned = torch.autograd.grad(loss, [*self._leaves.values(), outputs])
+        gradients = dict(zip(self._leaves, small, strict=True))
+        self._gradient.put(shard, gradients, features.detach(), returned)
+        self._shards.losses[shard] = loss.detach()
+
+    def _update(self) -> None:
+        """Descend the summed gradient, theta_k to theta_{k+1}."""
+        self._take_loss(
+            [float(loss) for loss in self._shards.losses],
+            self._trace,
+            share=self._trainer.batch_size,
+            fix="Lower trainer.learning_rate.",
+        )
+        optimizer = self.optimizer
+        if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
+            gradient = torch.cat(self._gradient.whole()) / self._trainer.batch_size
+            optimizer.update(gradient, self._trainer.max_gradient_norm or math.inf)
+        else:
+            self._both(lambda: self._descend(optimizer, 0), lambda: self._descend(optimizer, 1))
+
+    def _descend(self, optimizer: CentredRmsProp, half: int) -> None:
+        for piece in self._gradient.pieces(half, 2):
+            optimizer.update(piece)
+
+    # Threads
+
+    def _share(self, act: Callable[[], None] | None) -> None:
+        """Act and differentiate every shard; whoever is free takes the next shard."""
+        waiting = deque(range(len(self._shards.sizes)))
+
+        def differentiate() -> None:
+            while waiting:
+                try:
+                    shard = waiting.popleft()
+                except IndexError:  # the other thread took it
+                    return
+                self._differentiate(shard)
+
+        def act_and_help() -> None:
+            if act is not None:
+                act()
+            differentiate()
+
+        self._both(differentiate, act_and_help)
+
+    def _both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        """Run two functions that do not depend on each other."""
+        if self._helper is None:
+            first()
+            second()
+            return
+        helping = self._helper.submit(first)
+        try:
+            second()
+        finally:
+            helping.result()
+
+    def _warm_up(self) -> None:
+        """Use every code path once, alone.
+
+        MKL chooses the kernels of its vector functions at their first call, and that choice is not
+        thread-safe in the version torch brings (pytorch issue 188792).
+        """
+        blank = np.zeros((1, *self._shards.windows[0].shape[1:]), self._environment.frame_dtype)
+        self.q_values(blank[:, 1:])
+        self._shards.clear()
+        for shard in range(len(self._shards.sizes)):
+            self._differentiate(shard)
+
+    # Recording
+
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        first = self._trace.records == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
+        gradient = self._gradient.whole() if complete and self.loss is not None else None
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            minibatch=self._shards.digest() if complete and self.loss is not None else None,
+            tensors=self._learned.digests(gradient) if complete else None,
+        )
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state: ``parameters/``, ``target/`` and ``optimizer/``."""
+        return self._learned.tensors()
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        return {
+            **self._tallied(),
+            "return": self._return,
+            "updates": self.optimizer.updates if isinstance(self.optimizer, Adam) else None,
+            "environment": self._environment.state(),
+            "replay": self._replay.state(),
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already.
+
+        Args:
+            step: Agent steps taken.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: The environment or the replay memory does not return to it.
+        """
+        frame = self._environment.restore(state["environment"])
+        if frame is None:
+            raise AssertionError("a saved environment always has an episode")
+        self._frame = frame
+        self._replay.restore(state["replay"])
+        self._resume_tally(step, state)
+        self._return = state["return"]
+        if isinstance(self.optimizer, Adam):
+            self.optimizer.updates = state["updates"]
+        self._learned.load(tensors)
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return nothing: every stream is the run's."""
+        return []
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, and that its one actor took turns with the learner."""
+        return TrainerUse(device=str(self.online.flat.device), actors=1, schedule="serial")
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return nothing: there are no other files."""
+        return {}
+
+    def close(self) -> None:
+        """End the helper thread."""
+        if self._helper is not None:
+            self._helper.shutdown()
+
+
+def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:
+    if trainer.optimizer == "adam":
+        return Adam(parameters, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon)
+    return CentredRmsProp(
+        parameters,
+        learning_rate=trainer.learning_rate,
+        gradient_momentum=trainer.gradient_momentum,
+        squared_gradient_momentum=trainer.squared_gradient_momentum,
+        min_squared_gradient=trainer.min_squared_gradient,
+    )
+
+
+def make_dqn(context: TrainerContext, trainer: DqnTrainer) -> DeepQLearning:
+    """Make the trainer with its environment and its replay memory."""
+    spec = context.spec
+    environment = make_environment(spec.environment, context.streams, training=True)
+    # A step adds one entry, and a second one where it truncates an episode. The interval in
+    # progress is added because the minibatch is gathered beside the steps that overwrite.
+    replay = ReplayMemory(
+        context.directory / "replay",
+        capacity=trainer.replay_capacity,
+        slack=2 * (state_interval(spec) + trainer.update_interval),
+        frame_shape=environment.frame_shape,
+        frame_dtype=environment.frame_dtype,
+        frame_stack=environment.frame_stack,
+    )
+    return DeepQLearning(
+        spec,
+        trainer,
+        context.streams,
+        environment,
+        replay,
+        context.trace,
+        device=context.device,
+        workers=context.workers,
+    )
+
+
+class _Shards:
+    """The minibatch in its fixed parts, each with its own buffers.
+
+    Attributes:
+        sizes: Rows of each shard.
+        windows: Per shard the frames of s and s', ``[rows, frame_stack + 1, *frame_shape]``; pinned
+            where a GPU reads them.
+        losses: Per shard its loss, a scalar.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, ...], environment: Environment, device: torch.device
+    ) -> None:
+        self.sizes = sizes
+        self._device = device
+        shape = (environment.frame_stack + 1, *environment.frame_shape)
+        blank = torch.from_numpy(np.zeros((max(sizes), *shape), environment.frame_dtype))
+        pinned = device.type == "cuda"
+        self.windows = [
+            blank[:size].clone().pin_memory() if pinned else blank[:size].clone() for size in sizes
+        ]
+        self.losses = [torch.zeros(()) for _ in sizes]
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold blank transitions instead of remembered ones."""
+        self._indices: list[NDArray[np.int64] | None] = [None for _ in self.sizes]
+        self._rest: list[tuple[NDArray[Any], ...]] = [
+            (np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.bool_))
+            for n in self.sizes
+        ]
+
+    def assign(self, indices: NDArray[np.int64]) -> None:
+        """Hand out a minibatch's replay indices in order."""
+        self._indices = list(np.split(indices, np.cumsum(self.sizes)[:-1]))
+
+    def gather(
+        self, shard: int, replay: ReplayMemory
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return windows, actions, rewards and terminals of one shard, on the device."""
+        indices = self._indices[shard]
+        if indices is not None:
+            batch = replay.gather(indices, out=self.windows[shard].numpy())
+            self._rest[shard] = (batch.actions, batch.rewards, batch.terminals)
+        actions, rewards, terminals = (torch.from_numpy(array) for array in self._rest[shard])
+        return (
+            self.windows[shard].to(self._device, non_blocking=True),
+            actions.to(self._device),
+            rewards.to(self._device),
+            terminals.to(self._device),
+        )
+
+    def digest(self) -> str:
+        """Return the XXH3-128 of the minibatch as it was gathered."""
+        state = xxhash.xxh3_128()
+        for windows, rest in zip(self.windows, self._rest, strict=True):
+            for array in (windows.numpy(), *rest):
+                state.update(np.ascontiguousarray(array).data)
+        return state.hexdigest()

@@ -1,0 +1,357 @@
+"""Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
+
+A greedy policy in a deterministic game plays the same episode each time. So every evaluation plays
+one episode from each of a fixed list of starts, random action sequences that a network judged
+promising, and networks differ only by what they do from there.
+
+As in the authors' code (``eval.py`` of github.com/prabhatnagarajan/repro_dqn):
+
+* An action of a start is held for one emulator frame, so that 95 actions end before the ball is
+  lost in Breakout. Outside Atari a frame is a step.
+* During the start the agent sees what it would see at play: a frame after every ``frame_skip``
+  actions. Up to ``frame_skip - 1`` last actions lead to no observation of their own. A policy with
+  memory is shown these observations, too, each with the last action before it as the previous
+  action and what the game gave since the last observation as the previous reward.
+* The longest play counts from the end of the start.
+* With ``action_sweep`` every action is taken for one frame after a lost life, and what that leads
+  to is one more frame that the agent sees.
+
+Unlike in their code, the first observation holds the frame before the first action (theirs are
+zeros until ``frame_skip`` actions were taken), and their published starts have two no-ops in front.
+
+Start ``k`` is played in environment ``k``: its own instance, with its own random stream (sticky
+actions, reset seeds), at every evaluation alike. A suite whose resets are random needs no actions
+to make starts differ: ``min_actions`` and ``max_actions`` may be 0, as in the paper's protocol for
+sticky actions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import EvaluationPoint
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.evaluation import EvaluationSpec, Starts
+from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName, tasks_of
+from capsule.training.environments import Environment, Frame, Transition, make_environment
+from capsule.training.evaluation.action_choice import Choose, greedy
+from capsule.training.state.streams import Stream
+
+FRAMES_PER_MINUTE = 60 * 60
+
+MakeEnvironment = Callable[[int], Environment]
+QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
+
+
+class Seen(NamedTuple):
+    """What the agents of a batch see, a row each; rows that are not active are zero.
+
+    Attributes:
+        observations: ``[rows, frame_stack, *frame_shape]``.
+        previous_actions: int64 ``[rows]``; -1 at the beginning of an episode.
+        previous_rewards: float32 ``[rows]``, as the game gave them; 0 there.
+        instructions: ``rows`` texts; empty where nothing is said.
+        begins: bool ``[rows]``: the first step of an episode.
+        active: bool ``[rows]``: the others wait, and what a policy remembers of them with them.
+    """
+
+    observations: NDArray[Any]
+    previous_actions: NDArray[np.int64]
+    previous_rewards: NDArray[np.float32]
+    instructions: list[str]
+    begins: NDArray[np.bool_]
+    active: NDArray[np.bool_]
+
+
+class Policy(Protocol):
+    """Gives Q-values or logits, float32 ``[rows, actions]``, for what it sees.
+
+    Attributes:
+        recurrent: It remembers what it saw, and so has to see the starts, too.
+    """
+
+    recurrent: bool
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the values of each row; those of rows that are not active do not matter."""
+
+
+class Reactive:
+    """The policy of a network without memory."""
+
+    recurrent = False
+
+    def __init__(self, q_values: QValues) -> None:
+        self._q_values = q_values
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the Q-values of the observations."""
+        return self._q_values(seen.observations)
+
+
+def evaluation_environments(
+    spec: EnvironmentSpec, seeds: SeedsSpec, instances: int
+) -> MakeEnvironment:
+    """Return a function that gives evaluation environment number ``index``, not begun.
+
+    Its only stream is ``evaluation-environment`` with that index, from the seed of the stream
+    ``evaluation``; what training draws never matters. As loading a game takes long, environments
+    whose indices agree modulo ``instances`` (at least ``evaluation.starts``) share one instance:
+    asking for one ends the other. Of several tasks, environment ``index`` is of that number modulo
+    theirs, and ``instances`` a multiple of it.
+    """
+    seed = seeds.streams.get("evaluation", seeds.root)
+    tasks = tasks_of(spec)
+    made: dict[int, Environment] = {}
+
+    def make(index: int) -> Environment:
+        stream = Stream("evaluation-environment", seed, index)
+        streams: Mapping[StreamName, Stream] = {"environment": stream}
+        slot = index % instances
+        if slot in made:
+            made[slot].rewire(streams)
+        else:
+            made[slot] = make_environment(tasks[index % len(tasks)], streams, training=False)
+        return made[slot]
+
+    return make
+
+
+def choose_starts(
+    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
+) -> Starts:
+    """Return the pinned start sequences of a spec, or else generate some.
+
+    Args:
+        make_env: See :func:`generate_starts`, as for the others.
+        actions: Number of actions.
+        spec: The spec's ``evaluation`` section.
+        stream: The ``evaluation`` stream; pinned starts draw nothing.
+        policy: Whose values rank.
+
+    Raises:
+        CapsuleError: CAP-T231, see there; CAP-T232, a pinned start has an unknown action.
+    """
+    if spec.start_set is None:
+        return generate_starts(make_env, actions, spec, stream, policy)
+    for number, start in enumerate(spec.start_set.starts):
+        if max(start, default=0) >= actions:
+            raise CapsuleError(
+                "CAP-T232",
+                f"evaluation.start_set: start {number} has action {max(start)}, but the "
+                f"environment's actions are 0 to {actions - 1}",
+                fix="make the start set with a run of this environment",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+    return spec.start_set.starts
+
+
+def generate_starts(
+    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
+) -> Starts:
+    """Choose the start sequences of a run.
+
+    With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015). Otherwise all candidates are
+    drawn first, each a length in ``[min_actions, max_actions]`` and then its actions. Candidate
+    ``c`` is played in environment ``c``; those whose game ends are dropped, the others are ranked
+    by the largest value of what the agent sees last (ties: earlier candidate first). ``starts`` are
+    drawn from the best ``shortlist`` without replacement. In a stochastic environment a start meets
+    other chances in the evaluation than when it was ranked.
+
+    Args:
+        make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.
+        actions: Number of actions.
+        spec: The spec's ``evaluation`` section.
+        stream: The ``evaluation`` stream.
+        policy: Whose values rank; always called with ``starts`` rows.
+
+    Raises:
+        CapsuleError: CAP-T231, fewer than ``starts`` candidates reach a state.
+    """
+    if spec.noop_max:
+        return tuple((0,) * (1 + stream.integer(spec.noop_max)) for _ in range(spec.starts))
+    candidates = [_draw_sequence(actions, spec, stream) for _ in range(spec.candidates)]
+    reached: list[tuple[float, Sequence[int]]] = []
+    for first in range(0, len(candidates), spec.starts):
+        chunk = candidates[first : first + spec.starts]
+        players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
+        _rehearse(players, policy, spec.starts)
+        alive = [row for row, player in enumerate(players) if not player.ended]
+        values = policy(_seen(players, alive, spec.starts)).max(axis=1)
+        reached += [(float(values[row]), chunk[row]) for row in alive]
+    if len(reached) < spec.starts:
+        raise CapsuleError(
+            "CAP-T231",
+            f"only {len(reached)} of evaluation.candidates {spec.candidates} random starts survive "
+            f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
+            "are needed",
+            fix="lower evaluation.min_actions and max_actions, or raise evaluation.candidates",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+    ranking = np.argsort([-value for value, _ in reached], kind="stable")
+    shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
+    return tuple(shortlist.pop(stream.integer(len(shortlist))) for _ in range(spec.starts))
+
+
+def evaluate(
+    make_env: MakeEnvironment,
+    starts: Starts,
+    spec: EvaluationSpec,
+    policy: Policy,
+    step: int,
+    choose: Choose = greedy,
+) -> EvaluationPoint:
+    """Play one episode per start and return the scores.
+
+    A score is the sum of the game's own rewards for the agent's own actions: what the start earns
+    is not counted, as no network chose it, nor what an action sweep earns. An episode lasts until
+    the game ends (a lost life does not end it) or until the agent has played ``max_minutes`` at 60
+    emulator frames per second, to which neither the start nor action sweeps count. A start that
+    itself ends the game, possible where the environment is stochastic, scores 0 in 0 steps.
+
+    Args:
+        make_env: Makes the environment of an index; all ``len(starts)`` are used at once.
+        starts: Start sequences, as ``generate_starts`` chose them.
+        spec: The spec's ``evaluation`` section.
+        policy: Who plays: row ``k`` is start ``k``, inactive once its episode is over.
+        step: Training step of the network, for the record.
+        choose: What makes actions of the policy's values; begun anew for every evaluation.
+
+    Returns:
+        Per start, in order, the score as an exact hexadecimal float and the agent's steps.
+    """
+    rows = len(starts)
+    players = [_Player(make_env(index), start) for index, start in enumerate(starts)]
+    most = [int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip for player in players]
+    scores, lengths = [0.0] * rows, [0] * rows
+    _rehearse(players, policy, rows)
+    playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
+    while playing:
+        actions = choose(policy(_seen(players, playing, rows)), playing)
+        for row, action in zip(playing, actions, strict=True):
+            scores[row] += players[row].play(action)
+            lengths[row] += 1
+            if spec.action_sweep and players[row].lost_life and not players[row].ended:
+                players[row].sweep()
+        playing = [row for row in playing if not players[row].ended and lengths[row] < most[row]]
+    return EvaluationPoint(
+        step=step, returns=tuple(score.hex() for score in scores), lengths=tuple(lengths)
+    )
+
+
+class _Player:
+    """An environment, with what an agent sees of it next.
+
+    Attributes:
+        script: Actions of the start that are still to be taken.
+        lost_life: The last step lost a life.
+    """
+
+    def __init__(self, environment: Environment, start: Sequence[int]) -> None:
+        self._environment = environment
+        self.frame_skip = environment.frame_skip
+        self.script = deque(start)
+        self.ended = self.lost_life = False
+        self.begins = True
+        self.previous_action = -1
+        self.previous_reward = 0.0
+        first = environment.reset()
+        self.observation = np.zeros((environment.frame_stack, *first.shape), first.dtype)
+        self._see(first)
+
+    @property
+    def instruction(self) -> str:
+        """What the agent is told to do now."""
+        return self._environment.instruction
+
+    def play(self, action: int) -> float:
+        """Take one step and return the game's reward."""
+        before = self._environment.lives
+        transition = self._environment.step(action)
+        self.lost_life = self._environment.lives < before
+        self._note(transition, action)
+        return transition.game_reward
+
+    @property
+    def sees_more(self) -> bool:
+        """Whether the start leads to a further observation."""
+        return len(self.script) >= self.frame_skip
+
+    def rehearse(self) -> None:
+        """Take the next actions of the start, as many as a step has emulator frames.
+
+        Where fewer are left, what they lead to is not seen: the agent's own first step answers what
+        it saw before them.
+        """
+        sees = self.sees_more
+        actions = [self.script.popleft() for _ in range(min(self.frame_skip, len(self.script)))]
+        transition = self._take_frames(actions)
+        if sees:
+            self._note(transition, actions[-1])
+        if self.ended:
+            self.script.clear()
+
+    def sweep(self) -> None:
+        """Take every action for one emulator frame: in many games one of them serves the ball."""
+        actions = range(self._environment.actions)
+        self._note(self._take_frames(actions), actions[-1])
+
+    def _take_frames(self, actions: Sequence[int]) -> Transition:
+        """Take actions for one emulator frame each until the game ends; rewards are added up."""
+        reward = 0.0
+        for action in actions:
+            transition = self._environment.step_frame(action)
+            reward += transition.game_reward
+            self.ended = transition.ended
+            if self.ended:
+                break
+        return transition._replace(game_reward=reward)
+
+    def _note(self, transition: Transition, action: int) -> None:
+        self.ended, self.begins = transition.ended, False
+        self.previous_action, self.previous_reward = action, transition.game_reward
+        self._see(transition.frame)
+
+    def _see(self, frame: Frame) -> None:
+        self.observation = np.concatenate([self.observation[1:], frame[None]])
+
+
+def _rehearse(players: Sequence[_Player], policy: Policy, rows: int) -> None:
+    """Play every start to its end, or to that of the game."""
+    while acting := [row for row, player in enumerate(players) if player.script]:
+        seeing = [row for row in acting if players[row].sees_more]
+        if policy.recurrent and seeing:
+            policy(_seen(players, seeing, rows))
+        for row in acting:
+            players[row].rehearse()
+
+
+def _seen(players: Sequence[_Player], active: Sequence[int], rows: int) -> Seen:
+    """Return what the active players see, in ``rows`` rows."""
+    observation = players[0].observation
+    seen = Seen(
+        observations=np.zeros((rows, *observation.shape), observation.dtype),
+        previous_actions=np.full(rows, -1),
+        previous_rewards=np.zeros(rows, np.float32),
+        instructions=[""] * rows,
+        begins=np.zeros(rows, np.bool_),
+        active=np.zeros(rows, np.bool_),
+    )
+    for row in active:
+        seen.observations[row] = players[row].observation
+        seen.previous_actions[row] = players[row].previous_action
+        seen.previous_rewards[row] = players[row].previous_reward
+        seen.instructions[row] = players[row].instruction
+        seen.begins[row] = players[row].begins
+        seen.active[row] = True
+    return seen
+
+
+def _draw_sequence(actions: int, spec: EvaluationSpec, stream: Stream) -> tuple[int, ...]:
+    length = spec.min_actions + stream.integer(spec.max_actions - spec.min_actions + 1)
+    return tuple(stream.integers(actions, length).tolist())

@@ -1,0 +1,79 @@
+"""The policy of a network with memory, for evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.spec import EnvironmentSpec
+from capsule.training.acting.batched_actors import Inputs
+from capsule.training.evaluation.protocol import Seen
+from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
+from capsule.training.networks.recurrent import Architecture
+
+Evaluate = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
+"""Returns what is greatest for the best action, ``[rows, actions]``, and the states after."""
+
+
+class RecurrentPolicy:
+    """The policy of a network, with what it remembers of each row."""
+
+    recurrent = True
+
+    def __init__(
+        self,
+        network: Architecture,
+        environment: EnvironmentSpec,
+        device: torch.device,
+        evaluate: Evaluate,
+        vocabulary: Vocabulary = NO_INSTRUCTIONS,
+    ) -> None:
+        """Begin with nothing remembered.
+
+        Args:
+            network: What ``evaluate`` evaluates.
+            environment: The spec's section: says whether the network was trained with the signs of
+                rewards, and so is shown them.
+            device: Where it is evaluated.
+            evaluate: The network with its parameters.
+            vocabulary: What instructions are made of.
+        """
+        self._state_shape, self._device, self._evaluate = network.state_shape, device, evaluate
+        self._vocabulary = vocabulary
+        self._clips_rewards = getattr(environment, "clip_rewards", False)
+        self._states: torch.Tensor | None = None
+
+    def __call__(self, seen: Seen) -> NDArray[np.float32]:
+        """Return the values of each row, and remember what the active ones saw.
+
+        Raises:
+            CapsuleError: CAP-T242, the vocabulary has no numbers for an instruction.
+        """
+        told = np.stack([self._vocabulary.encode(text) for text in seen.instructions])
+        earned = np.sign(seen.previous_rewards) if self._clips_rewards else seen.previous_rewards
+        observations, actions, rewards, instructions, begins, active = (
+            torch.from_numpy(array).to(self._device)
+            for array in (
+                seen.observations,
+                seen.previous_actions,
+                earned,
+                told,
+                seen.begins,
+                seen.active,
+            )
+        )
+        shape = (len(begins), *self._state_shape)
+        if self._states is None:
+            self._states = torch.zeros(shape, device=self._device)
+        wide = (-1, *[1] * (len(shape) - 1))
+        with torch.inference_mode():
+            before = self._states.masked_fill(begins.view(wide), 0.0)
+            values, after = self._evaluate(
+                Inputs(observations, actions, rewards, before, instructions)
+            )
+            self._states = torch.where(active.view(wide), after, before)
+        found: NDArray[np.float32] = values.cpu().numpy()
+        return found

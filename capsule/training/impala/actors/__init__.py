@@ -1,0 +1,1 @@
+"""IMPALA's actors: their unrolls, and the processes that play them."""

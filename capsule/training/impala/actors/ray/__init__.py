@@ -1,0 +1,1 @@
+"""IMPALA's actors on the nodes of a Ray cluster."""

@@ -1,0 +1,201 @@
+"""This process's connection to a Ray cluster: made, watched, and given up."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+HEAD_SECONDS = 10.0  # that the head may take to accept a connection
+
+_CHECK_SECONDS = 1.0  # between two looks at whether the head is there
+_CLIENT = "ray://"  # begins the address of a head that is reached from outside its cluster
+
+
+class Cluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+        ray: The package.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect.
+
+        Args:
+            address: Of the head: ``HOST:PORT``, where this machine is one of its nodes, or
+                ``ray://HOST:PORT``.
+
+        Raises:
+            CapsuleError: CAP-T107, the package is not there; CAP-T352, no such cluster.
+        """
+        self.ray = _package()
+        self._address = address
+        self._lost = self._left = False
+        self._seen = time.monotonic()
+        host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+        if not host or not port.isdecimal():
+            self._refuse("it is not HOST:PORT or ray://HOST:PORT")
+        self._head = host.strip("[]"), int(port)
+        try:
+            socket.create_connection(self._head, HEAD_SECONDS).close()
+            with _own_signals():
+                if address.startswith(_CLIENT):
+                    _name_clients_apart()
+                self.ray.init(address, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # noqa: BLE001 - Ray raises anything here
+            self._refuse(first_line(error))
+
+    def free_processors(self) -> int:
+        """Return how many processors nobody has claimed, 1 at least."""
+        return max(1, int(self.ray.available_resources().get("CPU", 0)))
+
+    def node_name(self, node: str) -> str:
+        """Return a node's name and the beginning of its id."""
+        nodes = {each["NodeID"]: each["NodeName"] for each in self.ray.nodes()}
+        return f"node {nodes.get(node, 'of unknown name')} ({node[:8]})"
+
+    def wait(self, calls: Sequence[Any], seconds: float | None = None) -> list[Any]:
+        """Wait until calls have been answered, and return all that have.
+
+        Args:
+            calls: At least one.
+            seconds: To wait; None for as long as the head is there.
+
+        Returns:
+            At least one, or none where time is up.
+
+        Raises:
+            CapsuleError: CAP-T353, the head is lost.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while deadline is None or time.monotonic() < deadline:
+            self._look_at_head()
+            if self.ray.wait(calls, timeout=_CHECK_SECONDS)[0]:
+                answered: list[Any] = self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]
+                return answered
+        return []
+
+    def kill(self, handle: Any) -> None:
+        """End an actor, if it lives."""
+        self.ray.kill(handle)
+
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[None]:
+        """Tell the loss of the cluster from whatever else goes wrong in a block.
+
+        Raises:
+            CapsuleError: CAP-T353, the cluster is gone.
+        """
+        try:
+            yield
+        except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
+            self._give_up(first_line(error))
+
+    def leave(self, handles: Sequence[Any]) -> None:
+        """End actors and disconnect; once is enough."""
+        if self._left:
+            return
+        self._left = True
+        if self._lost:
+            atexit.unregister(self.ray.shutdown)  # it would wait for the head
+            return
+        for handle in handles:
+            self.kill(handle)
+        with _own_signals():
+            self.ray.shutdown()
+
+    def _look_at_head(self) -> None:
+        """Find out that the head is gone before Ray does, which ends this process a minute later.
+
+        Raises:
+            CapsuleError: CAP-T353, it is.
+        """
+        now = time.monotonic()
+        if now - self._seen < _CHECK_SECONDS:
+            return
+        self._seen = now
+        try:
+            socket.create_connection(self._head, HEAD_SECONDS).close()
+        except OSError as error:
+            self._give_up(first_line(error))
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise CapsuleError(
+            "CAP-T352",
+            f"no connection to a Ray cluster at {self._address}: {reason}",
+            fix="Check that its head runs, with the same versions of Python and Ray, and that "
+            "RAY_AUTH_TOKEN_PATH names a file with its token.",
+            exit_code=ExitCode.NO_ENGINE,
+        )
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self._lost = True
+        raise CapsuleError(
+            "CAP-T353",
+            f"the Ray cluster at {self._address} has lost its head: {reason}",
+            fix="Start a cluster and run again, with or without it: the run resumes from its "
+            "last saved state.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        )
+
+
+def first_line(error: Exception) -> str:
+    """Return what kind of error it is and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _package() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError as error:
+        raise CapsuleError(
+            "CAP-T107",
+            f"package 'ray' is not in the image: {error}",
+            fix="Add it to image.packages and lock again.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+    return ray
+
+
+def _name_clients_apart() -> None:
+    """Give Ray Client another source of names than the run's randomness.
+
+    Its head refuses two clients of one name. Ray draws names from the operating system, which under
+    derived entropy gives each start of a run the same.
+    """
+    from ray.util.client import worker
+
+    worker.make_client_id = _client_name
+
+
+def _client_name() -> str:
+    """Return a name that no other process has, and no other call."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return sha256_hex(f"{boot} {os.getpid()} {time.monotonic_ns()}".encode())[:32]
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what signals do to this process; Ray would end it on SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,107 @@
+"""A container as a node of a Ray cluster: ``python -m capsule.training.impala.actors.ray.node``.
+
+``head STORE_MIB COMMAND ...`` starts the head, which plays no actors, and becomes the command, to
+which it leaves the head's address in ``CAPSULE_CLUSTER``. ``worker STORE_MIB HEAD:PORT NAME``
+becomes a node with one processor, as soon as there is that head.
+
+Ray's own processes are started before the command: they are no part of what it is watched for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from capsule.experiment import contract
+
+PORT = 6379
+JOIN_SECONDS = 180.0  # that the head may take to be there
+ATTEMPTS = 5  # a node whose agents have not started within 15 s ends, as on a busy machine
+
+# Nobody else is in the container. Ports that Ray chose itself it would wait for.
+_PORTS = {
+    "dashboard-agent-grpc-port": 6380,
+    "dashboard-agent-listen-port": 6381,
+    "runtime-env-agent-port": 6382,
+    "metrics-export-port": 6383,
+}
+_RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts", "start")
+# An image has no compiled modules. What Ray's own processes import is compiled once, beforehand.
+_COMPILED = "/tmp/ray-modules"  # noqa: S108 - the container's own
+_AGENTS = "import ray.dashboard.agent, ray._private.runtime_env.agent.main, ray.scripts.scripts"
+
+
+def start_head(store: int, command: Sequence[str]) -> None:
+    """Start a head in this container, then become ``command``.
+
+    Args:
+        store: Size of Ray's object store in MiB.
+        command: Program and arguments.
+
+    Raises:
+        subprocess.CalledProcessError: The head does not start.
+    """
+    head = ["--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false"]
+    _compile()
+    _start([*head, *_options("head", store)])
+    address = socket.gethostbyname(socket.gethostname())
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what follows would
+    variables = {contract.CLUSTER_VARIABLE: f"{address}:{PORT}"}
+    os.execvpe(command[0], list(command), {**os.environ, **variables})  # noqa: S606
+
+
+def join(store: int, head: str, name: str) -> None:
+    """Be a node of the cluster whose head has the address ``head``, from when it is there.
+
+    Raises:
+        subprocess.CalledProcessError: The node does not start, or has ended with its head.
+    """
+    host, _, port = head.rpartition(":")
+    _compile()
+    deadline = time.monotonic() + JOIN_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), 5).close()
+            break
+        time.sleep(0.2)
+    _start([f"--address={head}", "--num-cpus=1", "--block", *_options(name, store)])
+
+
+def _options(name: str, store: int) -> list[str]:
+    return [
+        f"--node-name={name}",
+        f"--object-store-memory={store << 20}",
+        "--disable-usage-stats",
+        *(f"--{option}={port}" for option, port in _PORTS.items()),
+    ]
+
+
+def _start(options: Sequence[str]) -> None:
+    """Start a node, in as many attempts as it may have."""
+    for attempt in range(1, ATTEMPTS + 1):
+        ended = subprocess.run([*_RAY, *options], env=_variables(), check=attempt == ATTEMPTS)
+        if ended.returncode == 0:
+            return
+
+
+def _compile() -> None:
+    subprocess.run([sys.executable, "-P", "-c", _AGENTS], env=_variables(), check=True)
+
+
+def _variables() -> dict[str, str]:
+    """Return the environment of Ray's own processes; hosts have that of the run."""
+    kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": _COMPILED}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "head":
+        start_head(int(sys.argv[2]), sys.argv[3:])
+    else:
+        join(int(sys.argv[2]), *sys.argv[3:])

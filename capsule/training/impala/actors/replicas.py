@@ -1,0 +1,297 @@
+"""Replicas: processes that answer the actors of all others (Espeholt et al. 2018, section 3.1).
+
+Hosts ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
+batches*: what arrives while one batch is computed makes the next. It waits for nobody, so there is
+no time-out to choose.
+
+Which requests share a batch is a matter of timing, and reaches no result: nothing of an answer
+depends on the batch, the replica, or the order of arrival
+(:mod:`capsule.training.acting.inference`). Each replica tests as it starts that rows of its batches
+are independent (CAP-T321). The policy version that answers is the request's, which the schedule
+fixed. So nothing of the replicas needs to be recorded, their number is no part of a run's identity,
+and a host that answers its own actors gets the same bits: that is what a run does in one process,
+and on the nodes of a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import Numerics
+from capsule.training.acting.batched_actors import Inputs
+from capsule.training.acting.batching import Tensors, require_independent_rows
+from capsule.training.acting.inference import Answers, Asked, Replica, replica_of
+from capsule.training.acting.worker_process import Role, WorkerProcess, stop
+from capsule.training.impala.actors.actor_worker import act
+from capsule.training.impala.actors.probes import probe
+from capsule.training.impala.actors.unrolls import UnrollSettings
+from capsule.training.networks.feedforward import Parameters
+
+REPLICA = Role("inference", "inference for actor", "CAP-T362")
+
+
+class _News(NamedTuple):
+    """Policy versions: those that are new, and the numbers of all that may be asked for."""
+
+    parameters: dict[int, NDArray[np.float32]]
+    kept: frozenset[int]
+
+
+class Client:
+    """A host's way to the replicas, as :class:`~capsule.training.acting.inference.Service`."""
+
+    def __init__(self, pipes: Sequence[Connection[Any, Any]], arrivals: Any | None) -> None:
+        """Take the host's ends of pipes.
+
+        Args:
+            pipes: One to each replica, by rank.
+            arrivals: Counts the requests of all hosts, to deal them out as they arrive: a
+                :class:`multiprocessing.Value`; None where they are routed by actor.
+        """
+        self.replicas = len(pipes)
+        self._pipes, self._arrivals = pipes, arrivals
+
+    def answer(self, asked: Asked) -> Answers:
+        """Ask for one step of some actors, and wait; see :class:`Service`."""
+        ranks = self._route(asked.actors)
+        shares = {rank: np.flatnonzero(ranks == rank) for rank in np.unique(ranks).tolist()}
+        try:
+            answers = self._exchange({rank: _part(asked, rows) for rank, rows in shares.items()})
+        except (EOFError, OSError):
+            raise CapsuleError(
+                REPLICA.death,
+                "an inference replica does not answer",
+                fix="See the end of output.log. Then run again: the run resumes from its last "
+                "saved state.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            ) from None
+        columns = zip(*(answers[rank] for rank in shares), strict=True)
+        order = np.argsort(np.concatenate(list(shares.values())))
+        return Answers(*map(np.concatenate, columns)).rows(order)
+
+    def close(self) -> None:
+        """Close this host's ends."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _route(self, actors: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rank of the replica that is to answer each request."""
+        if self._arrivals is None:
+            return np.array([replica_of(actor, self.replicas) for actor in actors.tolist()])
+        with self._arrivals.get_lock():
+            first: int = self._arrivals.value
+            self._arrivals.value += len(actors)
+        return (first + np.arange(len(actors))) % self.replicas
+
+    def _exchange(self, shares: Mapping[int, Asked]) -> dict[int, Answers]:
+        """Ask replicas and return what each answers.
+
+        Hosts ask in the order of ranks, and take answers as they come. Otherwise two hosts and two
+        replicas could wait for each other, all with a full pipe.
+        """
+        for rank, share in sorted(shares.items()):
+            self._pipes[rank].send(share)
+        waiting: dict[Any, int] = {self._pipes[rank]: rank for rank in shares}
+        answers: dict[int, Answers] = {}
+        while waiting:
+            ready: list[Any] = wait(list(waiting))
+            answers |= {waiting.pop(pipe): pipe.recv() for pipe in ready}
+        return answers
+
+
+class Server:
+    """A replica in a process of its own."""
+
+    def __init__(
+        self,
+        settings: UnrollSettings,
+        rank: int,
+        news: Connection[Any, Any],
+        hosts: Sequence[Connection[Any, Any]],
+    ) -> None:
+        """Begin without a policy.
+
+        Args:
+            settings: What makes the actors.
+            rank: The replica's number.
+            news: Gives policy versions; its end is the end.
+            hosts: A pipe to each.
+        """
+        self._settings, self._news, self._hosts = settings, news, list(hosts)
+        self._versions: dict[int, Parameters] = {}
+        self._replica = Replica(
+            rank, self._policy, settings.batching, settings.determinism, settings.seeds
+        )
+
+    def test(self) -> int:
+        """See :func:`require_batch_invariance`."""
+        return require_batch_invariance(self._settings)
+
+    def serve(self) -> None:
+        """Answer until there is no run any more."""
+        while True:
+            ready = wait([self._news, *self._hosts])
+            # A version is sent before anybody asks for it, but may be seen after that.
+            if not self._take_news():
+                return
+            self._answer(
+                [each for host in ready if host in self._hosts for each in self._hear(host)]
+            )
+
+    def _take_news(self) -> bool:
+        """Take what versions there are; return whether there may be more."""
+        while self._news.poll():
+            try:
+                news: _News = self._news.recv()
+            except (EOFError, OSError):
+                return False
+            for version, flat in news.parameters.items():
+                shapes = self._settings.network.shapes
+                self._versions[version] = Parameters(shapes, torch.device("cpu"))
+                self._versions[version].flat.copy_(torch.from_numpy(flat))
+            self._versions = {v: each for v, each in self._versions.items() if v in news.kept}
+        return True
+
+    def _hear(self, host: Any) -> Iterator[tuple[Connection[Any, Any], Asked]]:
+        """Yield what a host asks, unless it has ended, which is for others to notice."""
+        try:
+            yield host, host.recv()
+        except (EOFError, OSError):
+            self._hosts.remove(host)
+
+    def _answer(self, heard: Sequence[tuple[Connection[Any, Any], Asked]]) -> None:
+        if not heard:
+            return
+        hosts, asked = zip(*heard, strict=True)
+        for host, answers in zip(hosts, self._replica.answer_all(asked), strict=True):
+            with contextlib.suppress(OSError):  # its host has ended
+                host.send(answers)
+
+    def _policy(self, version: int, inputs: Tensors) -> Tensors:
+        return act(self._settings.network, self._versions[version], Inputs(*inputs))
+
+
+class Replicas:
+    """The replicas as the run has them.
+
+    Attributes:
+        count: How many there are.
+        clients: One for each host, to be handed over to it and closed here.
+    """
+
+    def __init__(
+        self, settings: UnrollSettings, actors: int, hosts: int, replicas: int, numerics: Numerics
+    ) -> None:
+        """Start them; :meth:`begin` must follow.
+
+        Args:
+            settings: What makes the actors.
+            actors: How many there are.
+            hosts: How many processes play them.
+            replicas: How many processes answer them, at most one for each actor.
+            numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+        """
+        self.count = min(actors, replicas)
+        self._processes: list[WorkerProcess] = []
+        self._news: list[Connection[Any, Any]] = []
+        self._known: set[int] = set()
+        by_actor = settings.determinism.deterministic_routing
+        ends = []
+        for rank in range(self.count):
+            served = range(rank, actors, self.count) if by_actor else range(actors)
+            ends.append(self._start(settings, rank, served, hosts, numerics))
+        arrivals = None if by_actor else get_context("spawn").Value("Q")
+        self.clients = [Client(pipes, arrivals) for pipes in zip(*ends, strict=True)]
+
+    def begin(self) -> None:
+        """Wait until all have tested themselves, and have them answer.
+
+        Raises:
+            CapsuleError: CAP-T321, rows of a batch depend on each other there; CAP-T362, one died.
+        """
+        for process in self._processes:
+            process.answer()
+            process.ask(Server.serve)
+
+    def publish(self, versions: Mapping[int, NDArray[np.float32]]) -> None:
+        """Give them the policy versions that may be asked for from now on."""
+        new = {version: flat for version, flat in versions.items() if version not in self._known}
+        self._known = set(versions)
+        for news in self._news:
+            with contextlib.suppress(OSError):  # it has died, as hosts will tell
+                news.send(_News(new, frozenset(versions)))
+
+    def explain(self) -> None:
+        """Say why one of them does not answer any more.
+
+        Raises:
+            CapsuleError: CAP-T362, it died; or what it raised.
+        """
+        ready: list[Any] = wait(list[Any](self._processes))
+        for process in ready:
+            process.answer()
+
+    def close(self) -> None:
+        """End them, after everybody who asks."""
+        for news in self._news:
+            news.close()
+        stop(self._processes)
+
+    def _start(
+        self,
+        settings: UnrollSettings,
+        rank: int,
+        served: Sequence[int],
+        hosts: int,
+        numerics: Numerics,
+    ) -> list[Connection[Any, Any]]:
+        """Start a replica and return the hosts' ends of its pipes."""
+        context = get_context("spawn")
+        pairs = [context.Pipe() for _ in range(hosts)]
+        theirs, news = context.Pipe(duplex=False)
+        ends = [server for _, server in pairs]
+        make = partial(Server, settings, rank, theirs, ends)
+        process = WorkerProcess(rank, make, served, settings.determinism, numerics, role=REPLICA)
+        process.ask(Server.test)
+        for end in (theirs, *ends):  # so that the end of the process is the end of its pipes
+            end.close()
+        self._processes.append(process)
+        self._news.append(news)
+        return [host for host, _ in pairs]
+
+
+def require_batch_invariance(settings: UnrollSettings) -> int:
+    """Check that the policy's batches have independent rows on this machine, if they must.
+
+    Weights and inputs are fixed; there is one maths thread wherever actors play.
+
+    Returns:
+        How many rows were compared; 0 where ``determinism.batch_invariance`` is off.
+
+    Raises:
+        CapsuleError: CAP-T321, they have not; CAP-T212 to CAP-T216, the environment cannot be had.
+    """
+    if not settings.determinism.batch_invariance:
+        return 0
+    parameters, inputs, _ = probe(settings, (settings.rows,))
+
+    def policy(inputs: Tensors) -> Tensors:
+        return act(settings.network, parameters, Inputs(*inputs))
+
+    return require_independent_rows(policy, inputs, settings.batching)
+
+
+def _part(asked: Asked, rows: NDArray[np.int64]) -> Asked:
+    """Return some of the requests."""
+    inputs = tuple(each[rows] for each in asked.inputs)
+    return Asked(asked.version, asked.actors[rows], asked.numbers[rows], inputs)

@@ -1,0 +1,200 @@
+"""IMPALA with its network, its actors and their schedule, made as a spec says."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.inference import Inference
+from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec, tasks_of
+from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.acting.batching import ROWS, independent
+from capsule.training.environments import Environment, make_environment
+from capsule.training.impala.actors.replicas import require_batch_invariance
+from capsule.training.impala.actors.transports import Processes, Serial, Transport
+from capsule.training.impala.actors.unrolls import UnrollSettings
+from capsule.training.impala.gradient import ImpalaGradient
+from capsule.training.impala.learner import Impala
+from capsule.training.impala.learner_ranks import Learners, Ranks, Threads
+from capsule.training.impala.replay import UnrollReplay
+from capsule.training.impala.schedule.executor import Executor
+from capsule.training.impala.schedule.recorder import Recorder
+from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded, Schedule
+from capsule.training.layers.backends import backend_for
+from capsule.training.networks.actor_critic import ActorCriticNetwork, make_actor_critic_network
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.networks.language import make_vocabulary
+from capsule.training.state.streams import make_streams
+from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
+
+_RECORDING = "schedule"
+
+
+def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
+    """Make the trainer with its actors.
+
+    Raises:
+        CapsuleError: CAP-T321, this machine's bits of a row depend on its batch; CAP-T341,
+            CAP-T344, there is a schedule to follow which is none, or another's.
+    """
+    spec = context.spec
+    example = make_environment(spec.environment, make_streams(context.seeds), training=True)
+    schedule = make_schedule(context, trainer)
+    settings = make_settings(context, trainer, example)
+    tested = require_batch_invariance(settings)
+    transport = make_transport(context, trainer, settings, schedule.lag)
+    executor = Executor(schedule, transport, trainer.actors)
+    inference = Inference(
+        rows=settings.rows,
+        independent=independent(settings.network.products),
+        tested_rows=tested,
+        replicas=executor.replicas,
+    )
+    recorder = None
+    if trainer.schedule.mode == "recorded":
+        path = context.directory / _RECORDING
+        recorder = Recorder(path, spec.digest(), trainer.actors, trainer.fresh)
+    network = make_network(trainer, example, spec.accelerator)
+    learners = partial(make_learners, context, network, example.frame_stack)
+    replay = make_replay(context, trainer)
+    return Impala(context, trainer, network, learners, executor, recorder, replay, inference)
+
+
+def make_replay(context: TrainerContext, trainer: ImpalaTrainer) -> UnrollReplay | None:
+    """Return the replay memory that the spec asks for, empty."""
+    if trainer.replay is None:
+        return None
+    updates = state_interval(context.spec) // trainer.interval_steps
+    return UnrollReplay(
+        context.directory / "replay",
+        capacity=trainer.replay.capacity,
+        slack=updates * trainer.fresh,
+    )
+
+
+def make_learners(
+    context: TrainerContext,
+    network: ActorCriticNetwork,
+    frame_stack: int,
+    trainer: ImpalaTrainer,
+    parameters: Parameters,
+) -> Learners:
+    """Return who computes gradients: threads here, or other processes as well."""
+    make = partial(ImpalaGradient, trainer, network, frame_stack)
+    shards = trainer.micro_batches
+    if context.learners == 1:
+        threads = context.workers if context.device.type == "cpu" else 1
+        return Threads(make(parameters), shards, threads)
+    return Ranks(
+        parameters,
+        make,
+        shards,
+        ranks=context.learners,
+        shapes=network.shapes,
+        determinism=context.spec.determinism,
+        numerics=cpu_numerics(context.spec),
+    )
+
+
+def make_schedule(context: TrainerContext, trainer: ImpalaTrainer) -> Schedule:
+    """Return the schedule: the spec's rule, the log to follow, or who is ready first."""
+    if trainer.schedule.mode == "lockstep":
+        updates = trainer.total_steps // trainer.interval_steps
+        return Lockstep(trainer.actors, trainer.fresh, trainer.schedule.policy_lag, updates)
+    replay = context.directory.parent / contract.SCHEDULE_REPLAY
+    if replay.exists():
+        return Recorded(_log_to_follow(replay, context.spec, trainer), trainer.schedule.policy_lag)
+    return Live(trainer.actors, trainer.fresh, trainer.schedule.policy_lag)
+
+
+def make_settings(
+    context: TrainerContext, trainer: ImpalaTrainer, example: Environment
+) -> UnrollSettings:
+    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    return UnrollSettings(
+        tasks=tasks_of(context.spec.environment),
+        seeds=context.seeds,
+        network=make_network(trainer, example, CpuAccelerator(numerics=cpu_numerics(context.spec))),
+        length=trainer.unroll_length,
+        vocabulary=make_vocabulary(trainer.language),
+        rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
+        determinism=context.spec.determinism,
+        truncation=trainer.truncation,
+    )
+
+
+def make_transport(
+    context: TrainerContext, trainer: ImpalaTrainer, settings: UnrollSettings, lag: int
+) -> Transport:
+    """Start what plays the actors.
+
+    Raises:
+        CapsuleError: CAP-T321, the bits of a row depend on its batch in a replica.
+    """
+    numerics = cpu_numerics(context.spec)
+    if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
+        from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
+
+        hosts = os.environ.get(contract.CLUSTER_HOSTS_VARIABLE)
+        return RayTransport(
+            settings,
+            trainer.actors,
+            cluster=cluster,
+            hosts=int(hosts) if hosts else None,
+            lag=lag,
+            pins=pins_of(context.spec, numerics),
+        )
+    replicas = context.replicas if trainer.inference.mode == "server" else 0
+    if context.hosts == 0 and replicas <= 1:  # this process gets the bits of a replica by itself
+        return Serial(settings, trainer.actors, lag=lag)
+    return Processes(
+        settings,
+        trainer.actors,
+        processes=max(1, context.hosts),
+        lag=lag,
+        numerics=numerics,
+        replicas=replicas,
+    )
+
+
+def make_network(
+    trainer: ImpalaTrainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> ActorCriticNetwork:
+    """Describe the network for an environment, computed as an accelerator computes.
+
+    Raises:
+        CapsuleError: CAP-T241, the vocabulary is none.
+    """
+    vocabulary = make_vocabulary(trainer.language)
+    return make_actor_critic_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=backend_for(accelerator),
+        vocabulary=len(vocabulary.words),
+        words=vocabulary.longest,
+    )
+
+
+def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> ScheduleLog:
+    log = parse_schedule(path.read_bytes())
+    bound = max(log.lags, default=0)
+    found = log.spec, log.actors, log.batch, max(bound, trainer.schedule.policy_lag)
+    wanted = spec.digest(), trainer.actors, trainer.fresh, trainer.schedule.policy_lag
+    if found != wanted:
+        raise CapsuleError(
+            "CAP-T344",
+            f"the schedule log is of the spec {log.spec}: {log.actors} actors in batches of "
+            f"{log.batch} with a lag up to {bound}; this is {wanted[0]}: {wanted[1]} in batches of "
+            f"{wanted[2]}, up to {wanted[3]}",
+            fix="Follow a log with the spec that it was recorded with.",
+            exit_code=ExitCode.USAGE,
+        )
+    return log

@@ -1,0 +1,134 @@
+"""What IMPALA's learner descends: the loss of some unrolls, and its gradient (section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.impala.actors.unrolls import Unroll, stacked
+from capsule.training.losses.impala import clipped_rewards, impala_losses, softmax_policy
+from capsule.training.losses.v_trace import Correction
+from capsule.training.networks.actor_critic import ActorCriticNetwork
+from capsule.training.networks.feedforward import Parameters, flatten
+
+
+class ImpalaGradient:
+    """Differentiates the loss of unrolls at the current values of some parameters."""
+
+    def __init__(
+        self,
+        trainer: ImpalaTrainer,
+        network: ActorCriticNetwork,
+        frame_stack: int,
+        parameters: Parameters,
+    ) -> None:
+        """Begin.
+
+        Args:
+            trainer: The spec's section ``trainer``.
+            network: Architecture.
+            frame_stack: Frames of one observation.
+            parameters: Theta; where they are, it is computed.
+        """
+        self._trainer, self._network, self._frame_stack = trainer, network, frame_stack
+        self._device = parameters.flat.device
+        self._correction = Correction(
+            trainer.correction,
+            trainer.rho_bar,
+            trainer.c_bar,
+            trainer.trace_decay,
+            trainer.correction_epsilon,
+            trainer.action_values,
+        )
+        self._leaves = {
+            name: view.detach().requires_grad_() for name, view in parameters.views.items()
+        }
+
+    def __call__(self, shard: Sequence[Unroll]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of some unrolls, a scalar, and its gradient, float32 ``[size]``."""
+        batch = self._batch(shard)
+        logits, baselines, _ = self._network.unroll(
+            self._leaves,
+            batch.observations,
+            batch.previous_actions,
+            batch.previous_rewards,
+            batch.states,
+            batch.resets,
+            batch.instructions,
+        )
+        policy = softmax_policy(logits[:-1])
+        log_target, values = policy.of(batch.actions), baselines.detach()
+        # Where nobody acts, a reward of the state's own value and a discount of 0 make that value
+        # its target: what comes before bootstraps from it, and nothing is learned about it.
+        rewards = torch.where(batch.acted, batch.rewards, values[:-1])
+        targets = self._correction.targets(
+            log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values
+        )
+        loss = impala_losses(
+            log_target,
+            policy.entropies * batch.acted,
+            baselines[:-1],
+            targets,
+            baseline_cost=self._trainer.baseline_cost,
+            entropy_cost=self._trainer.entropy_cost,
+        ).total
+        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
+        return loss.detach(), torch.cat([flatten(gradient) for gradient in gradients])
+
+    def _batch(self, unrolls: Sequence[Unroll]) -> _Batch:
+        """Put unrolls beside each other."""
+
+        def columns(name: str) -> NDArray[Any]:
+            return np.stack([getattr(unroll, name) for unroll in unrolls], 1)
+
+        rewards = clipped_rewards(columns("rewards"), self._trainer.reward_clipping)
+        discounts = np.float32(self._trainer.discount) * ~columns("terminals")
+        arrays = (
+            stacked(unrolls, self._frame_stack),
+            columns("previous_actions"),
+            columns("previous_rewards"),
+            columns("ages") == 0,
+            np.stack([unroll.state for unroll in unrolls]),
+            columns("instructions"),
+            columns("acted"),
+            columns("actions"),
+            columns("log_behaviour"),
+            rewards,
+            discounts.astype(np.float32),
+        )
+        return _Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
+
+
+class _Batch(NamedTuple):
+    """Unrolls beside each other, ``rows`` one more than ``steps``.
+
+    Attributes:
+        observations: ``[rows, unrolls, frame_stack, *frame_shape]``.
+        previous_actions: int64 ``[rows, unrolls]``.
+        previous_rewards: float32 ``[rows, unrolls]``.
+        resets: bool ``[rows, unrolls]``: an episode begins.
+        states: Recurrent, before row 0: float32 ``[unrolls, *state_shape]``.
+        instructions: int64 ``[rows, unrolls, words]``.
+        acted: bool ``[steps, unrolls]``; False: the last frame of a truncated episode.
+        actions: int64 ``[steps, unrolls]``.
+        log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps, unrolls]``.
+        rewards: float32 ``[steps, unrolls]``.
+        discounts: float32 ``[steps, unrolls]``: 0 where the return ends.
+    """
+
+    observations: torch.Tensor
+    previous_actions: torch.Tensor
+    previous_rewards: torch.Tensor
+    resets: torch.Tensor
+    states: torch.Tensor
+    instructions: torch.Tensor
+    acted: torch.Tensor
+    actions: torch.Tensor
+    log_behaviour: torch.Tensor
+    rewards: torch.Tensor
+    discounts: torch.Tensor

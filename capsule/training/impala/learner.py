@@ -1,0 +1,363 @@
+"""IMPALA, the importance-weighted actor-learner (Espeholt et al. 2018), under a schedule.
+
+Each *interval* is one parameter update. The learner takes the unrolls that the schedule names, lets
+their actors go on, and descends the gradient of the loss at theta_k, to theta_{k+1}, which is
+version ``k + 1`` of the policy. Which unrolls, in which order, and which versions they were played
+with is the schedule's (:mod:`capsule.training.impala.schedule`), and nothing else of the asynchrony
+reaches a result.
+
+Deviations from the paper (docs/papers/espeholt2018.md compares every value):
+
+* The lag between the policy that acts and the one that learns is bounded; in lockstep it is
+  constant.
+* ``network: nature`` has the sizes of Mnih et al. 2015. Section 5.3.2 only says of the shallow
+  network of Atari that it has three convolutions and is the one of Mnih et al. 2016, which has two.
+* The first step of an episode has no previous action and a previous reward of 0; the LSTM of the
+  authors' code reads those of the episode before. Rewards that it reads are clipped as the
+  environment clips them, not always to [-1, 1].
+* The recurrent state outlasts a lost life that ends the return. (The paper has no LSTM on Atari.)
+* Where a time limit ends an episode, the value of its last frame continues the return by default,
+  and this frame takes one step of the unroll. The authors' code ends the return there, as
+  ``truncation: terminal`` does.
+* Evaluations are greedy by default; the authors' code draws actions from the policy, as
+  ``evaluation.actions: sampled`` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment import contract
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.inference import Inference
+from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.acting.batched_actors import Inputs
+from capsule.training.acting.inference import counted
+from capsule.training.episode_statistics import EpisodeStatistics
+from capsule.training.evaluation.protocol import Policy
+from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
+from capsule.training.impala.actors.actor_worker import logits_of
+from capsule.training.impala.actors.unrolls import Snapshot, Unroll, stream_profiles
+from capsule.training.impala.learner_ranks import Learners, Summed
+from capsule.training.impala.replay import UnrollReplay
+from capsule.training.impala.schedule.executor import Executor, Item
+from capsule.training.impala.schedule.recorder import Recorder
+from capsule.training.networks.actor_critic import ActorCriticNetwork
+from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.networks.language import make_vocabulary
+from capsule.training.optimizers.rmsprop import RmsProp, annealed
+from capsule.training.state.checkpoint import array_document, document_array
+from capsule.training.train_state import TrainState
+from capsule.training.trainer import TrainerContext
+
+_VERSION = "versions/{}"
+
+MakeLearners = Callable[[ImpalaTrainer, Parameters], Learners]
+"""Gives the gradients at parameters, with the costs of a spec's section ``trainer``."""
+
+
+class Impala(EpisodeStatistics):
+    """The learner, the schedule of its actors, and everything their next step depends on.
+
+    Attributes:
+        step: Agent steps learned.
+        updates: Parameter updates made.
+        loss: Loss of the last batch, summed over it, None before the first.
+        actions: Number of actions.
+        network: Architecture.
+        online: Parameters theta.
+        optimizer: Its running means.
+    """
+
+    def __init__(
+        self,
+        context: TrainerContext,
+        trainer: ImpalaTrainer,
+        network: ActorCriticNetwork,
+        make_learners: MakeLearners,
+        executor: Executor,
+        recorder: Recorder | None,
+        replay: UnrollReplay | None,
+        inference: Inference,
+    ) -> None:
+        """Draw theta.
+
+        Args:
+            context: The run.
+            trainer: The spec's section ``trainer``.
+            network: Architecture.
+            make_learners: Gives the gradients at parameters.
+            executor: Gives the unrolls to learn.
+            recorder: Keeps the schedule, where the spec has it recorded.
+            replay: Keeps unrolls, where the spec has them replayed.
+            inference: What answers the actors, without counts.
+        """
+        super().__init__()
+        self._setting, self._spec, self._trainer = context, context.spec, trainer
+        self._streams, self._trace, self._device = context.streams, context.trace, context.device
+        self._executor, self._recorder, self._replay = executor, recorder, replay
+        self._inference = inference
+        self.network, self.actions = network, network.actions
+        self.online = Parameters(network.shapes, self._device)
+        initialize(self.online, context.streams["initialization"])
+        self.optimizer = RmsProp(
+            self.online,
+            epsilon=trainer.rmsprop_epsilon,
+            decay=trainer.rmsprop_decay,
+            momentum=trainer.rmsprop_momentum,
+        )
+        self._learned = TrainState(
+            self.online, {"square": self.optimizer.square, "step": self.optimizer.step}
+        )
+        self._make_learners = make_learners
+        self._learners = make_learners(trainer, self.online)
+        self._gradient = self.online.flat[:0]
+        self._unrolls: dict[str, str] = {}  # those of the trace record to come, by digest
+        self._published = False
+        self.updates = 0
+
+    # The algorithm
+
+    def train_step(self) -> None:
+        """Learn one batch of unrolls."""
+        self.publish()
+        self.learn()
+        self.publish()
+        if self.step % self._spec.recording.trace_interval == 0:
+            self.record()
+
+    def publish(self) -> None:
+        """Let actors have theta_k, unless they have it."""
+        if self._published:
+            return
+        flat = self.online.flat.detach().cpu().numpy().copy()
+        self._executor.publish(self.updates, flat)
+        self._published = True
+
+    def learn(self) -> list[tuple[int, float]]:
+        """Learn one batch of unrolls, to theta_{k+1}, which is not published.
+
+        Returns:
+            Actor and game return of each episode that ended, in order.
+        """
+        items = self._executor.collect(self.updates)
+        self._note(items)
+        fresh = [item.unroll for item in items]
+        self._update(self._learners.learn([*fresh, *self._replayed(fresh)]))
+        self._published = False
+        self.step += self._trainer.interval_steps
+        return [(item.actor, each) for item in items for each in item.unroll.returns]
+
+    def adopt(
+        self, values: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Go on with other hyper-parameters, and with what another learner has learned.
+
+        Args:
+            values: Some or all of ``entropy_cost``, ``learning_rate``, ``rmsprop_epsilon`` and
+                ``max_gradient_norm``, by name.
+            tensors: The other's :meth:`tensors`; None: go on with its own.
+        """
+        self._trainer = self._trainer.model_copy(update=dict(values))
+        self.optimizer.epsilon = self._trainer.rmsprop_epsilon
+        self._learners.close()
+        self._learners = self._make_learners(self._trainer, self.online)
+        if tensors is not None:
+            self._learned.load(tensors)
+            self._published = False
+
+    def exploration(self) -> None:
+        """Return None: the policy is random by itself."""
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the greedy policy of ``parameters``, for evaluations."""
+
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return logits_of(self.network, parameters, inputs)
+
+        vocabulary = make_vocabulary(self._trainer.language)
+        return RecurrentPolicy(
+            self.network, self._spec.environment, self._device, evaluate, vocabulary
+        )
+
+    def _note(self, items: Sequence[Item]) -> None:
+        """Trace and record what is learned now."""
+        slots = np.array([(item.actor, item.version) for item in items], np.int64)
+        self._trace.add("schedule", slots)
+        if self._recorder is not None:
+            self._recorder.append(self.updates, slots)
+        for actor, number, _, unroll in items:
+            self._unrolls[_name(self.updates, actor, number)] = unroll.digest()
+            self._trace.add("observations", unroll.frames)
+            self._trace.add("actions", unroll.actions)
+            self._trace.add("rewards", unroll.rewards)
+            self._trace.add("terminals", unroll.terminals)
+            self._count(unroll.returns)
+
+    # Learning
+
+    def _replayed(self, fresh: Sequence[Unroll]) -> list[Unroll]:
+        """Keep what is new, and draw the rest of the batch from all that is kept."""
+        if self._replay is None:
+            return []
+        self._replay.append(fresh)
+        count = self._trainer.batch_size - len(fresh)
+        indices, drawn = self._replay.sample(self._streams["minibatch"], count)
+        self._trace.add("indices", indices)
+        return drawn
+
+    def _update(self, result: Summed) -> None:
+        """Descend the gradient of a batch at theta_k, to theta_{k+1}."""
+        parts, self._gradient = result
+        fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
+        self._take_loss(parts, self._trace, fix=fix)
+        trainer = self._trainer
+        rate = trainer.learning_rate
+        if trainer.anneals:
+            rate = annealed(rate, self.step, trainer.total_steps)
+        self.optimizer.update(self._gradient, rate, trainer.max_gradient_norm or math.inf)
+        self.updates += 1
+
+    # Recording
+
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        first = self._trace.records == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            unrolls=self.take_unrolls(),
+            tensors=self.digests() if complete else None,
+        )
+
+    def take_unrolls(self) -> dict[str, str]:
+        """Return name to digest of the unrolls that were learned since the last time."""
+        unrolls, self._unrolls = self._unrolls, {}
+        return unrolls
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Return the components of a trace record that are tensors: name to digest."""
+        sizes = [len(segment) for segment in self.online.segments]
+        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
+        return self._learned.digests(gradient)
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state, by group and name, and older policy versions."""
+        versions = self._executor.versions
+        older = {_VERSION.format(version): versions[version] for version in self._older()}
+        return self._learned.tensors() | older
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        if self._recorder is not None:
+            self._recorder.flush()
+        return {
+            **self._tallied(),
+            "updates": self.updates,
+            "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
+            "learned": list(self._executor.learned),
+            "replay": None if self._replay is None else self._replay.state(),
+            "actors": [
+                None if each is None else _document(each) for each in self._executor.snapshots
+            ],
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already.
+
+        Args:
+            step: Agent steps learned.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: An environment does not return to it, or the schedule as recorded so far
+                is gone.
+        """
+        self._resume_tally(step, state)
+        self.updates = state["updates"]
+        self._unrolls = dict(state["unrolls"])
+        self._learned.load(tensors)
+        self._executor.restore(
+            [None if each is None else _snapshot(each) for each in state["actors"]],
+            state["learned"],
+            {version: tensors[_VERSION.format(version)] for version in self._older()},
+        )
+        if self._recorder is not None:
+            self._recorder.cut(self.updates)
+        if self._replay is not None:
+            self._replay.restore(state["replay"])
+        self._published = False
+
+    def _answered(self) -> Inference:
+        """Return how the actors' requests were answered, for what was learned."""
+        snapshots = (each for each in self._executor.snapshots if each is not None)
+        counts = counted([each.document["requests"] for each in snapshots])
+        return self._inference.model_copy(update=counts)
+
+    def _older(self) -> range:
+        """Return the policy versions before theta_k that unrolls to come are played with."""
+        return range(max(0, self.updates - self._executor.lag), self.updates)
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return what the actors' streams gave out for what was learned, as ``stream/actor``."""
+        played = [
+            stream_profiles(self._setting.seeds, actor, snapshot)
+            for actor, snapshot in enumerate(self._executor.snapshots)
+            if snapshot is not None
+        ]
+        return list(chain.from_iterable(played))
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, what decided the order of unrolls, and who answered actors."""
+        source = self._executor.schedule
+        kept = source == "live" and self._recorder is not None
+        return TrainerUse(
+            device=str(self.online.flat.device),
+            actors=len(self._executor.snapshots),
+            schedule="recorded" if kept else source,
+            inference=self._answered(),
+        )
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return the schedule log, where there is one."""
+        if self._recorder is None:
+            return {}
+        return {contract.SCHEDULE: self._recorder.log().document()}
+
+    def close(self) -> None:
+        """End every thread and process."""
+        self._learners.close()
+        self._executor.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+def _name(update: int, actor: int, number: int) -> str:
+    return f"update {update}, actor {actor}, unroll {number}"
+
+
+def _document(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "document": snapshot.document,
+        "stack": array_document(snapshot.stack),
+        "state": array_document(snapshot.state),
+    }
+
+
+def _snapshot(document: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
+        document["document"], document_array(document["stack"]), document_array(document["state"])
+    )

@@ -1,0 +1,354 @@
+"""Population-based training as IMPALA has it (Espeholt et al. 2018, appendix F).
+
+Several members train apart, each with hyper-parameters of its own. Time and again one of them asks
+whether another does better (Jaderberg et al. 2017: *exploit*) and changes its own a little
+(*explore*)::
+
+    after 20 million frames without, and 5,000 returns each time:                         ready
+    fitness: mean over the tasks of min(1, (return - random) / (human - random))    table G.1
+    a random other member; if its fitness is more than 0.05 higher: its weights and parameters
+    each parameter, copied or not, by a chance of 33 %: times 1.2 or 1/1.2            unbiased
+
+The constants are sentences of appendix F: 'a "burn-in" period of 20 million frames where no
+evolution is done'; "after collecting 5,000 episode rewards in total"; "if the score of the selected
+instance is more than an absolute 5% higher"; "no matter if a copy happened or not, each parameter
+[...] is permuted with 33% probability by multiplying with either 1.2 or 1/1.2". Initial values are
+those of table D.1.
+
+Left open there, and here so: frames and returns are a member's own, the returns those of all its
+tasks together. Returns of the burn-in do not count, and a fitness is of those since the last one.
+It needs a return of every task. It belongs to the weights: with them a member takes it over. A
+member that has none yet is copied by nobody. Frames are never copied, and no value has bounds.
+
+All draws are of one stream: the initial values, by member and by name; then for each question one
+word for the other member and one for each parameter, by name. A population is therefore a pure
+function of its seed and of the order in which returns arrive and questions are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from capsule.training.state.streams import Stream
+
+Hyperparameters = dict[str, float]
+
+# --- initial values -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """Of a uniform logarithm, between two positive bounds."""
+
+    low: float
+    high: float
+
+    def draw(self, stream: Stream) -> float:
+        """Draw one, of one word, rounded to float32: libraries' powers differ in the last bits."""
+        return float(np.float32(self.low * (self.high / self.low) ** stream.uniform()))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values, each as likely."""
+
+    values: tuple[float, ...]
+
+    def draw(self, stream: Stream) -> float:
+        """Draw one, of one word."""
+        return self.values[stream.integer(len(self.values))]
+
+
+Prior = LogUniform | Choice
+DMLAB_PRIORS: Mapping[str, Prior] = {  # table D.1
+    "entropy_cost": LogUniform(5e-5, 1e-2),
+    "learning_rate": LogUniform(5e-6, 5e-3),
+    "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
+}
+
+# --- what a population is made of -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """How a population evolves; the defaults are the paper's.
+
+    Attributes:
+        members: At least 2.
+        burn_in: Frames of a member before which it does not change.
+        episodes: Returns of a member from one fitness to the next, at least 1.
+        margin: A fitness higher by no more than this is not copied.
+        probability: Of each parameter to change.
+        factor: What a change multiplies by or divides by, each as likely.
+        priors: Name of a hyper-parameter to how its initial values are drawn.
+    """
+
+    members: int = 24
+    burn_in: int = 20_000_000
+    episodes: int = 5_000
+    margin: float = 0.05
+    probability: float = 0.33
+    factor: float = 1.2
+    priors: Mapping[str, Prior] = field(default_factory=lambda: DMLAB_PRIORS)
+
+
+class Reference(NamedTuple):
+    """Scores of a task by which returns are normalised.
+
+    Attributes:
+        random: Of a random policy; it counts 0.
+        human: Of a human; it counts 1.
+    """
+
+    random: float
+    human: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One stretch of a member's training, with the same hyper-parameters all along.
+
+    Attributes:
+        number: Its place among all generations of the population.
+        member: Whose it is.
+        parent: The generation whose weights it began with; None for new ones.
+        frames: The member's frames at its beginning.
+        parent_frames: Frames of the parent's member at that moment; None without a parent.
+        hyperparameters: Name to value.
+        score: The fitness that the member had reached itself by then; None in the beginning.
+        rival: The member it was compared with; None in the beginning.
+        rival_score: That one's fitness; None if there was none yet.
+        copied: Whether weights and hyper-parameters were the rival's.
+    """
+
+    number: int
+    member: int
+    parent: int | None
+    frames: int
+    parent_frames: int | None
+    hyperparameters: Hyperparameters
+    score: float | None = None
+    rival: int | None = None
+    rival_score: float | None = None
+    copied: bool = False
+
+    @property
+    def fitness(self) -> float | None:
+        """Of the weights it began with; None for new ones."""
+        return self.rival_score if self.copied else self.score
+
+
+class Segment(NamedTuple):
+    """Part of a learning curve.
+
+    Attributes:
+        generation: Whose member's curve it is.
+        first: That member's frames where it begins.
+        last: And where it ends; None for what is going on.
+    """
+
+    generation: Generation
+    first: int
+    last: int | None
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def mean_capped_score(means: Mapping[str, float], references: Mapping[str, Reference]) -> float:
+    """Return ``sum_l min(1, (s_l - r_l) / (h_l - r_l)) / N`` (table G.1).
+
+    Args:
+        means: Task to its mean return ``s``.
+        references: Task to ``r`` and ``h``, for the same tasks.
+    """
+    capped = [
+        min(1.0, (means[task] - random) / (human - random))
+        for task, (random, human) in sorted(references.items())
+    ]
+    return sum(capped) / len(capped)
+
+
+def is_fitter(other: float | None, own: float, margin: float) -> bool:
+    """Tell whether fitness ``own`` gives way to ``other``, None for one not known yet."""
+    return other is not None and other > own + margin
+
+
+def explore(values: Hyperparameters, evolution: Evolution, stream: Stream) -> Hyperparameters:
+    """Return ``values``, each changed by a chance; one word each, in the order of the names."""
+    return {
+        name: _changed(value, evolution, stream.uniform()) for name, value in sorted(values.items())
+    }
+
+
+def _changed(value: float, evolution: Evolution, uniform: float) -> float:
+    if uniform >= evolution.probability:
+        return value
+    grows = uniform < evolution.probability / 2
+    return value * evolution.factor if grows else value / evolution.factor
+
+
+def lineage(generations: Sequence[Generation], number: int) -> list[Segment]:
+    """Return what the weights of a generation went through, from new ones on.
+
+    That is how the paper draws learning curves: "by backtracking through the ancestry".
+
+    Args:
+        generations: All of a population.
+        number: Of the generation.
+    """
+    generation = generations[number]
+    segments = [Segment(generation, generation.frames, None)]
+    while generation.parent is not None:
+        parent = generations[generation.parent]
+        segments.append(Segment(parent, parent.frames, generation.parent_frames))
+        generation = parent
+    return segments[::-1]
+
+
+# --- the population -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Progress:
+    """What a member did so far.
+
+    Attributes:
+        frames: Of its training.
+        current: Number of its generation.
+        counts: Task to how many returns there are since the last fitness.
+        sums: Task to their sum, added up as they arrived.
+    """
+
+    frames: int
+    current: int
+    counts: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+class Population:
+    """Members, their hyper-parameters and where these come from; training is the caller's.
+
+    Attributes:
+        generations: All so far, the first of every member at the beginning. With what
+            :meth:`state` adds, that is the state; alone, it is the ancestry.
+    """
+
+    def __init__(
+        self, evolution: Evolution, references: Mapping[str, Reference], stream: Stream
+    ) -> None:
+        """Draw the initial hyper-parameters.
+
+        Args:
+            evolution: How it evolves.
+            references: Task to the scores that returns are normalised by; ``human`` is higher.
+            stream: ``population``, from its beginning.
+        """
+        self._evolution, self._references, self._stream = evolution, references, stream
+        priors = sorted(evolution.priors.items())
+        self.generations = [
+            Generation(
+                number=member,
+                member=member,
+                parent=None,
+                frames=0,
+                parent_frames=None,
+                hyperparameters={name: prior.draw(stream) for name, prior in priors},
+            )
+            for member in range(evolution.members)
+        ]
+        self._progress = [_Progress(0, member) for member in range(evolution.members)]
+
+    def current(self, member: int) -> Generation:
+        """Return the generation that ``member`` is in."""
+        return self.generations[self._progress[member].current]
+
+    def collect(self, member: int, frames: int, returns: Iterable[tuple[str, float]]) -> None:
+        """Note what a member did since the last time.
+
+        Args:
+            member: Which.
+            frames: Of its training so far, in all.
+            returns: Task and return of each episode that ended, in order.
+
+        Raises:
+            KeyError: A task that has no reference.
+        """
+        progress = self._progress[member]
+        progress.frames = frames
+        if frames < self._evolution.burn_in:
+            return
+        for task, value in returns:
+            if task not in self._references:
+                raise KeyError(task)
+            progress.counts[task] = progress.counts.get(task, 0) + 1
+            progress.sums[task] = progress.sums.get(task, 0.0) + value
+
+    def ready(self, member: int) -> bool:
+        """Tell whether enough returns of ``member`` are there for a fitness."""
+        counts = self._progress[member].counts
+        enough = sum(counts.values()) >= self._evolution.episodes
+        return enough and counts.keys() == self._references.keys()
+
+    def evolve(self, member: int) -> Generation:
+        """Compare ``member`` with another one and begin its next generation.
+
+        If it is ``copied``, the caller gives ``member`` what its ``rival`` has learned by now.
+
+        Raises:
+            ValueError: The member is not ready.
+        """
+        if not self.ready(member):
+            raise ValueError(f"member {member} has too few returns for a fitness")
+        progress = self._progress[member]
+        score = self._score(progress)
+        rival = self._stream.integer(self._evolution.members - 1)
+        rival += rival >= member
+        rival_score = self.current(rival).fitness
+        copied = is_fitter(rival_score, score, self._evolution.margin)
+        parent = self.current(rival if copied else member)
+        generation = Generation(
+            number=len(self.generations),
+            member=member,
+            parent=parent.number,
+            frames=progress.frames,
+            parent_frames=self._progress[parent.member].frames,
+            hyperparameters=explore(parent.hyperparameters, self._evolution, self._stream),
+            score=score,
+            rival=rival,
+            rival_score=rival_score,
+            copied=copied,
+        )
+        self.generations.append(generation)
+        self._progress[member] = _Progress(progress.frames, generation.number)
+        return generation
+
+    def ancestry(self) -> list[dict[str, Any]]:
+        """Return all generations as a JSON-safe document."""
+        return [asdict(generation) for generation in self.generations]
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot from which :meth:`restore` continues."""
+        return {
+            "stream": self._stream.state(),
+            "generations": self.ancestry(),
+            "members": [asdict(progress) for progress in self._progress],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of a population of the same kind.
+
+        Raises:
+            CapsuleError: CAP-T201, the snapshot is of another seed.
+        """
+        self._stream.restore(state["stream"])
+        self.generations = [Generation(**generation) for generation in state["generations"]]
+        self._progress = [_Progress(**progress) for progress in state["members"]]
+
+    def _score(self, progress: _Progress) -> float:
+        means = {task: progress.sums[task] / count for task, count in progress.counts.items()}
+        return mean_capped_score(means, self._references)

@@ -1,0 +1,376 @@
+"""A population of IMPALA trainers (Espeholt et al. 2018, appendix F).
+
+The rules are those of :mod:`capsule.training.impala.population`, whose frames are agent steps here.
+Its members are whole trainers, with actors, seeds, a schedule and a replay memory of their own,
+which take turns in one process. An *interval* of the population is one of each::
+
+    whoever has returns enough evolves                          member 0, 1, …
+    every member gives its actors the parameters
+    every member learns a batch                                 member 0, 1, …
+
+So an evolution follows the returns that it is decided by, and comes before the first batch that is
+learned with it: in the trace, too. Steps are those of one member, as all have made the same.
+
+Member ``i`` has the root seed that stream ``population`` of index ``1 + i`` draws first, below
+2^53, from the run's; so has each stream that the spec seeds alone. Until a member first evolves it
+therefore is, bit for bit, the plain trainer of its seed and hyper-parameters. The population's own
+draws are stream ``population`` of index 0.
+
+Left open by the paper, and here so:
+
+* A copy is of the parameters and of RMSProp's running means. Environments, recurrent states and the
+  replay memory stay the member's own. So do unrolls that were begun before, with its old policy,
+  which the correction treats like any other lag.
+* ``max_gradient_norm``, which tables D.1 and G.1 give a value and no range, begins with the spec's.
+* Learning rates do not fall but by evolution: figure F.1 shows the schedule that a population
+  discovers beside a linear one. With ``annealing: true`` the member's present rate is multiplied by
+  what is left of the training.
+* The run's network, which is evaluated, is the fittest member's; of equals, and while there is no
+  fitness, the first one's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsule.experiment import contract
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.inference import added
+from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.spec import SeedsSpec, references_of
+from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
+from capsule.training.evaluation.protocol import Policy
+from capsule.training.impala.factory import make_impala
+from capsule.training.impala.learner import Impala
+from capsule.training.impala.population import (
+    DMLAB_PRIORS,
+    Choice,
+    Evolution,
+    Generation,
+    Population,
+    Prior,
+    Reference,
+)
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.state.streams import Stream, make_streams
+from capsule.training.trainer import TrainerContext
+
+_STREAM = "population"
+_SEEDS = 2**53
+
+
+def make_population(
+    context: TrainerContext, trainer: ImpalaTrainer, population: PopulationSpec
+) -> ImpalaPopulation:
+    """Make the trainer with all its members.
+
+    Raises:
+        CapsuleError: CAP-T371, actors are to play on a cluster.
+    """
+    if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
+        raise CapsuleError(
+            "CAP-T371",
+            f"the members of a population cannot share the Ray cluster at {cluster}",
+            fix="Run it without a cluster, or leave out trainer.population.",
+            exit_code=ExitCode.USAGE,
+        )
+    references = {
+        task: Reference(each.random, each.human)
+        for task, each in references_of(context.spec.environment, population).items()
+    }
+    stream = Stream(_STREAM, context.seeds.root)
+    rules = Population(make_evolution(trainer, population), references, stream)
+    count = population.members
+    settings = [member_setting(context, number, count) for number in range(count)]
+    members = []
+    for number, each in enumerate(settings):
+        with _named(number):
+            values = rules.current(number).hyperparameters
+            members.append(make_impala(each, trainer.model_copy(update=values)))
+    streams = [each.streams for each in settings]
+    return ImpalaPopulation(context, members, rules, stream, streams, list(references))
+
+
+def make_evolution(trainer: ImpalaTrainer, population: PopulationSpec) -> Evolution:
+    """Return how the spec has a population evolve; hyper-parameters are named as in the spec."""
+    norm = trainer.max_gradient_norm
+    priors: dict[str, Prior] = {} if norm is None else {"max_gradient_norm": Choice((norm,))}
+    return Evolution(
+        members=population.members,
+        burn_in=population.burn_in,
+        episodes=population.episodes,
+        margin=population.margin,
+        probability=population.probability,
+        factor=population.factor,
+        priors={**DMLAB_PRIORS, **priors},
+    )
+
+
+def member_setting(context: TrainerContext, number: int, members: int) -> TrainerContext:
+    """Return what a member is given: a folder, seeds and streams of its own."""
+    directory = context.directory / f"member-{number}"
+    directory.mkdir(exist_ok=True)
+    seeds = member_seeds(context.seeds, number)
+    return replace(
+        context, directory=directory, seeds=seeds, streams=make_streams(seeds), members=members
+    )
+
+
+def member_seeds(seeds: SeedsSpec, number: int) -> SeedsSpec:
+    """Return the seeds of a member, each derived from the run's."""
+
+    def derived(seed: int) -> int:
+        return Stream(_STREAM, seed, 1 + number).integer(_SEEDS)
+
+    streams = {name: derived(seed) for name, seed in seeds.streams.items()}
+    return seeds.model_copy(update={"root": derived(seeds.root), "streams": streams})
+
+
+class ImpalaPopulation:
+    """Members that train in turn, of which the fitter replace others.
+
+    Attributes:
+        step: Agent steps of each member.
+        episodes: Episodes finished, of all members.
+        loss: Of the fittest member's last batch, None before the first.
+        actions: Number of actions.
+        online: Parameters theta of the fittest member.
+    """
+
+    def __init__(
+        self,
+        context: TrainerContext,
+        members: Sequence[Impala],
+        population: Population,
+        stream: Stream,
+        streams: Sequence[Mapping[Any, Stream]],
+        tasks: Sequence[str],
+    ) -> None:
+        """Begin.
+
+        Args:
+            context: The run.
+            members: Each with the hyper-parameters that it begins with.
+            population: The rules.
+            stream: What they draw from.
+            streams: Those of each member, by name.
+            tasks: Names; actor ``i`` of each member plays number ``i`` modulo how many there are.
+        """
+        self._recording, self._trace = context.spec.recording, context.trace
+        self._members, self._population, self._tasks = members, population, tasks
+        self._shared = context.streams
+        self._own = {_STREAM: stream} | _named_by_member([_by_name(each) for each in streams])
+        self._recorded = 0  # generations that the trace has
+        self.actions = members[0].actions
+        self._sum_up()
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean game return of the fittest member's last 100 episodes, None before the first."""
+        return self._fittest().mean_return
+
+    # The algorithm
+
+    def train_step(self) -> None:
+        """Let whoever is ready evolve; then have every member learn one batch."""
+        self._evolve()
+        for member in self._members:
+            member.publish()
+        for number, member in enumerate(self._members):
+            with _named(number):
+                ended = member.learn()
+            returns = [(self._tasks[actor % len(self._tasks)], each) for actor, each in ended]
+            self._population.collect(number, member.step, returns)
+        self._sum_up()
+        if self.step % self._recording.trace_interval == 0:
+            self.record()
+
+    def exploration(self) -> None:
+        """Return None: policies are random by themselves."""
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the greedy policy of ``parameters``, for evaluations."""
+        return self._members[0].policy(parameters)
+
+    def _evolve(self) -> None:
+        for number, member in enumerate(self._members):
+            if self._population.ready(number):
+                generation = self._population.evolve(number)
+                member.adopt(generation.hyperparameters, self._copied(generation))
+
+    def _copied(self, generation: Generation) -> dict[str, NDArray[np.float32]] | None:
+        """Return what a generation begins with, if that is its rival's."""
+        if generation.rival is None or not generation.copied:
+            return None
+        return self._members[generation.rival].tensors()
+
+    def _fittest(self) -> Impala:
+        def fitness(number: int) -> float:
+            found = self._population.current(number).fitness
+            return -np.inf if found is None else found
+
+        return self._members[max(range(len(self._members)), key=fitness)]  # the first of equals
+
+    def _sum_up(self) -> None:
+        fittest = self._fittest()
+        self.step, self.loss, self.online = fittest.step, fittest.loss, fittest.online
+        self.episodes = sum(member.episodes for member in self._members)
+
+    # Recording
+
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record for all members, whose data were folded in their turns."""
+        first = self._trace.records == 0
+        complete = complete or first or self.step % self._recording.tensor_interval == 0
+        begun = self._generations()[self._recorded :]
+        unrolls = [member.take_unrolls() for member in self._members]
+        self._trace.record(
+            self.step,
+            {**self._shared, **self._own},
+            loss=self.loss,
+            generations={each.name: each.facts() for each in begun} or None,
+            unrolls=_named_by_member(unrolls, "member {}, {}"),
+            tensors=self._digests() if complete else None,
+        )
+        self._recorded += len(begun)
+
+    def _digests(self) -> dict[str, dict[str, str]]:
+        digests = [member.digests() for member in self._members]
+        return {
+            component: _named_by_member([each[component] for each in digests])
+            for component in digests[0]
+        }
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state, as ``member N/group/name``."""
+        return _named_by_member([member.tensors() for member in self._members])
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, run's streams and trace."""
+        return {
+            "population": self._population.state(),
+            "recorded": self._recorded,
+            "streams": {name: stream.state() for name, stream in self._own.items()},
+            "members": [member.state() for member in self._members],
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; the run's streams and trace are restored already.
+
+        Args:
+            step: Agent steps of each member.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: An environment does not return to it; CAP-T201, it is of another seed.
+        """
+        self._population.restore(state["population"])
+        self._recorded = state["recorded"]
+        for name, stream in self._own.items():
+            stream.restore(state["streams"][name])
+        for number, member in enumerate(self._members):
+            prefix = _name(number, "")
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            with _named(number):
+                member.restore(step, state["members"][number], own)
+            member.adopt(self._population.current(number).hyperparameters)
+        self._sum_up()
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return the population's stream, and those of members as ``member N/stream``."""
+        profiles = [
+            stream.profile().model_copy(update={"name": name}) for name, stream in self._own.items()
+        ]
+        for number, member in enumerate(self._members):
+            profiles += [
+                each.model_copy(update={"name": _name(number, each.name)})
+                for each in member.stream_profiles()
+            ]
+        return profiles
+
+    def use(self) -> TrainerUse:
+        """Say what the members used, who all have the same schedule."""
+        uses = [member.use() for member in self._members]
+        inference = added([use.inference for use in uses if use.inference is not None])
+        actors = sum(use.actors for use in uses)
+        return uses[0].model_copy(update={"actors": actors, "inference": inference})
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return the ancestry."""
+        ancestry = contract.Ancestry(generations=tuple(self._generations()))
+        return {
+            contract.POPULATION: ancestry.document(),
+        }
+
+    def close(self) -> None:
+        """End every thread and process."""
+        for member in self._members:
+            member.close()
+
+    def _generations(self) -> list[contract.Generation]:
+        return [_document(generation) for generation in self._population.generations]
+
+
+def _document(generation: Generation) -> contract.Generation:
+    """Return a generation as the run contract has it."""
+    values = sorted(generation.hyperparameters.items())
+    return contract.Generation(
+        number=generation.number,
+        member=generation.member,
+        parent=generation.parent,
+        step=generation.frames,
+        parent_step=generation.parent_frames,
+        hyperparameters={name: float(value).hex() for name, value in values},
+        score=_hex(generation.score),
+        rival=generation.rival,
+        rival_score=_hex(generation.rival_score),
+        copied=generation.copied,
+    )
+
+
+def _hex(value: float | None) -> str | None:
+    return None if value is None else float(value).hex()
+
+
+def _by_name(streams: Mapping[Any, Stream]) -> dict[str, Stream]:
+    return {name: streams[name] for name in sorted(streams)}
+
+
+def _name(number: int, what: str, form: str = "member {}/{}") -> str:
+    return form.format(number, what)
+
+
+def _named_by_member(
+    parts: Sequence[Mapping[str, Any]], form: str = "member {}/{}"
+) -> dict[str, Any]:
+    """Put what members have under one another, named by whose it is."""
+    return {
+        _name(number, name, form): value
+        for number, part in enumerate(parts)
+        for name, value in part.items()
+    }
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Name the member in errors."""
+    try:
+        yield
+    except CapsuleError as error:
+        raise CapsuleError(
+            error.code,
+            f"member {number}: {error.message}",
+            fix=error.fix,
+            exit_code=error.exit_code,
+        ) from error

@@ -1,0 +1,1 @@
+"""The instruments of ``capsule diagnose``, and dense records."""

@@ -1,0 +1,330 @@
+"""Dense records: every tensor after every parameter update, and every operator on the way.
+
+They are asked for by ``Job.dense`` when two runs are bisected; :mod:`capsule.experiment.dense` has
+the format. The claimed trace stays what it would have been. A run with a dense record has one
+thread, so that the operators come in one order. What is watched are torch's operators, below
+autograd, and our own loops (:mod:`capsule.training.layers.kernels`).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from capsule.experiment import contract
+from capsule.experiment.dense import (
+    MAX_DATA_BYTES,
+    MAX_RESULT_BYTES,
+    DenseHeader,
+    OperatorCall,
+    OperatorResult,
+)
+from capsule.experiment.spec import TrainingSpec
+from capsule.training.instruments.operator_reexecution import Call, element_bytes
+from capsule.training.instruments.report import own_line, user_stack
+from capsule.training.layers import kernels
+from capsule.training.state.streams import Stream
+from capsule.training.state.trace import Trace
+from capsule.training.trainer import Trainer
+
+# Keyword arguments that a loop fills, whatever was in them.
+_FILLED = frozenset({"out", "gates", "cell", "squashed", "hidden", "gate_gradients"})
+# Functions of the module that compute nothing.
+_NO_LOOPS = frozenset({"limit_instruction_set", "instruction_set", "has_products", "convolved"})
+Write = Callable[[str], None]
+
+
+class DenseRecorder:
+    """Writes the dense record of a run.
+
+    Attributes:
+        trace: The trace for the trainer to write to.
+    """
+
+    def __init__(self, directory: Path, spec: TrainingSpec, window: contract.DenseWindow) -> None:
+        """Begin the file, and the trace beside it.
+
+        Args:
+            directory: The run directory.
+            spec: The experiment.
+            window: The updates to write down.
+        """
+        path = directory / contract.DENSE
+        path.unlink(missing_ok=True)
+        self.trace = DenseTrace(directory / contract.TRACE, path)
+        self._window, self._unit = window, spec.trainer.interval_steps
+        self._log = OperatorLog(self.trace.write)
+        header = DenseHeader(spec=spec.digest(), first=window.first, last=window.last)
+        self.trace.write(header.model_dump_json(by_alias=True))
+
+    def interval(self, trainer: Trainer) -> None:
+        """Have the trainer go one interval on, and write it down if it is one of those."""
+        end = trainer.step + self._unit
+        if not self._window.first <= end <= self._window.last:
+            trainer.train_step()
+            return
+        with self.trace.watching(), self._log.watching():
+            trainer.train_step()
+        with self.trace.dense():
+            trainer.record(complete=True)
+        self.trace.flush()
+
+
+class DenseTrace(Trace):
+    """A trace that is also written densely, into another file.
+
+    What is handed over once, as the unrolls that were learned, goes into the next record of both.
+    """
+
+    def __init__(self, path: Path, dense: Path) -> None:
+        """Open both files; :meth:`restore` decides where the claimed trace goes on."""
+        super().__init__(path)
+        self._lines = _Lines(dense)
+        self._watched = self._dense = False
+        self._owed: dict[Trace, dict[str, dict[str, Any]]] = {self._lines: {}}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Gather what flows while the block runs for the next dense record."""
+        self._lines.forget()
+        self._owed[self._lines] = {}
+        self._watched = True
+        try:
+            yield
+        finally:
+            self._watched = False
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Write records into the dense file while the block runs."""
+        self._dense = True
+        try:
+            yield
+        finally:
+            self._dense = False
+
+    def write(self, line: str) -> None:
+        """Append a line to the dense file."""
+        self._lines.append(line.encode())
+
+    def add(self, component: str, data: Any) -> None:
+        """Fold ``data`` into the current record, and into the dense one."""
+        super().add(component, data)
+        if self._watched:
+            self._lines.add(component, data)
+
+    def record(
+        self,
+        step: int,
+        streams: Mapping[Any, Stream],
+        *,
+        generations: Mapping[str, Any] | None = None,
+        unrolls: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Write a record to the file whose turn it is (:meth:`Trace.record`)."""
+        once = {"generations": generations, "unrolls": unrolls}
+        writer: Trace = self._lines if self._dense else self
+        other: Trace = self if self._dense else self._lines
+        owed = self._owed.pop(writer, {})
+        late = self._owed.get(other, {})
+        self._owed[other] = {
+            name: both
+            for name, new in once.items()
+            if (both := _joined(late.get(name), new)) is not None
+        }
+        joined = {name: _joined(owed.get(name), new) for name, new in once.items()}
+        Trace.record(writer, step, streams, **{**facts, **joined})
+
+    def flush(self) -> None:
+        """Hand everything written to the operating system."""
+        super().flush()
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Close both files."""
+        super().close()
+        self._lines.close()
+
+
+class _Lines(Trace):
+    """The dense file: records without a chain, and other lines."""
+
+    def forget(self) -> None:
+        """Begin the record anew."""
+        self._leaves = dict.fromkeys(self._leaves, b"")
+
+    def append(self, line: bytes) -> None:
+        """Append a line."""
+        self._file.write(line + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        self.append(line)
+
+
+def _joined(
+    before: Mapping[str, Any] | None, new: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    return None if before is None and new is None else {**(before or {}), **(new or {})}
+
+
+class OperatorLog:
+    """Writes down the operator calls of one thread.
+
+    Attributes:
+        inside: Whether one of our loops is being written down: what torch does for it is not.
+    """
+
+    def __init__(self, write: Write) -> None:
+        """Write to a file.
+
+        Args:
+            write: Appends a line.
+        """
+        self._write = write
+        self._room = MAX_DATA_BYTES
+        self.inside = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the thread that calls this while the block runs."""
+        thread = threading.get_ident()
+        loops = {
+            name: self._logged(name, function, thread)
+            for name, function in inspect.getmembers(kernels, inspect.isfunction)
+            if function.__module__ == kernels.__name__
+            and not name.startswith("_")
+            and name not in _NO_LOOPS
+        }
+        originals = {name: getattr(kernels, name) for name in loops}
+        vars(kernels).update(loops)
+        try:
+            with _OperatorMode(self):
+                yield
+        finally:
+            vars(kernels).update(originals)
+
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        inputs: Sequence[torch.Tensor],
+        execute: Callable[[], Any],
+        outcome: Callable[[Any], Sequence[torch.Tensor]],
+    ) -> Any:
+        """Execute a call and write it down.
+
+        Args:
+            name: Of the operator.
+            arguments: By position or name; numbers among them are written down.
+            inputs: Tensors that it reads.
+            execute: Executes it.
+            outcome: Gives the tensors that it wrote, from its result.
+
+        Returns:
+            What it gave back.
+        """
+        before = tuple(_digest(tensor) for tensor in inputs)
+        result = execute()
+        where = own_line(user_stack())
+        call = OperatorCall(
+            operator=name,
+            where=None if where is None else _short(str(where)),
+            arguments={key: repr(value) for key, value in arguments.items() if _is_number(value)},
+            inputs=before,
+            results=tuple(self._result(tensor) for tensor in outcome(result)),
+        )
+        self._write(json.dumps(call.model_dump(mode="json"), separators=(",", ":")))
+        return result
+
+    def _logged(self, name: str, function: Callable[..., Any], thread: int) -> Callable[..., Any]:
+        """Return one of our loops that is written down as an operator."""
+
+        @functools.wraps(function)
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or self.inside:  # one that calls another
+                return function(*args, **kwargs)
+            self.inside = True
+            try:
+                read = [*args, *(value for key, value in kwargs.items() if key not in _FILLED)]
+                return self.call(
+                    f"capsule::{name}",
+                    {**{str(place): value for place, value in enumerate(args)}, **kwargs},
+                    _tensors(read),
+                    lambda: function(*args, **kwargs),
+                    lambda result: _tensors([args, kwargs, result]),
+                )
+            finally:
+                self.inside = False
+
+        return logged
+
+    def _result(self, tensor: torch.Tensor) -> OperatorResult:
+        data = element_bytes(tensor.detach().cpu()).numpy().reshape(-1).data
+        size = min(len(data), MAX_RESULT_BYTES, self._room) // tensor.element_size()
+        kept = bytes(data[: size * tensor.element_size()])
+        self._room -= len(kept)
+        return OperatorResult(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            digest=xxhash.xxh3_128_hexdigest(data),
+            data=base64.b64encode(kept).decode() if kept else None,
+        )
+
+
+class _OperatorMode(TorchDispatchMode):
+    """Sees the operators of the thread that enters it, below autograd."""
+
+    def __init__(self, log: OperatorLog) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes seconds
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        call = Call(func, args, kwargs or {})
+        known = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001
+        if self._log.inside or not known or not call.repeatable(types):
+            return call.execute()
+        named = {str(place): value for place, value in enumerate(args)} | (kwargs or {})
+        inputs = _tensors([args, kwargs])
+        return self._log.call(call.name, named, inputs, call.execute, call.outcome)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(element_bytes(tensor.detach().cpu()).numpy().reshape(-1).data)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _short(where: str) -> str:
+    """Return a location from its package on: where that is installed says nothing."""
+    for folder in ("-packages/", "/workspace/"):
+        where = where.rpartition(folder)[2]
+    return where[where.rindex("/capsule/") + 1 :] if "/capsule/" in where else where

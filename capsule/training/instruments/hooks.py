@@ -1,0 +1,242 @@
+"""The instruments of ``capsule diagnose``, inside the processes of a run.
+
+They are on where ``CAPSULE_DIAGNOSE`` is set, and nowhere else. In a trainer of ours only torch is
+watched (the trace tells the rest); in every Python process of a program, its lines are, too.
+Processes made by a bare fork are not watched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import linecache
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from capsule.training.instruments.report import (
+    SEEDING,
+    InstrumentReport,
+    Location,
+    TorchWarning,
+    user_stack,
+)
+
+if TYPE_CHECKING:
+    from capsule.training.instruments.line_trace import LineTrace
+    from capsule.training.instruments.operator_reexecution import Reexecution
+
+VARIABLE = "CAPSULE_DIAGNOSE"  # folder for the reports; relative to the run directory at first
+TRAINER_MODULE = "capsule.training.environments"  # imported when the flags have been read back
+MAX_OPERATOR_CALLS = 100_000
+MAX_PROCESSES = 1_000
+MAX_WARNINGS = 100
+_UNSUPPORTED = "does not have a deterministic implementation"
+
+
+def install() -> None:
+    """Watch this process from its start to its end.
+
+    Called at every start of an interpreter, and twice in a virtual environment, which reads its
+    ``.pth`` files twice.
+    """
+    folder = os.environ.get(VARIABLE, "")
+    known = any(isinstance(finder, _ImportFinder) for finder in sys.meta_path)
+    if folder.startswith("/") and not known and "capsule.training" not in sys.orig_argv:
+        instruments = Instruments(Path(folder), lines=True)
+        instruments.start()
+        atexit.register(instruments.finish)
+
+
+@contextmanager
+def watched(run_directory: Path) -> Iterator[None]:
+    """Watch torch in this process while the block runs, if the host asked for it.
+
+    The variable is made absolute, for the processes that a program starts.
+    """
+    folder = os.environ.get(VARIABLE)
+    if folder is None:
+        yield
+        return
+    os.environ[VARIABLE] = str(run_directory.resolve() / folder)
+    instruments = Instruments(run_directory.resolve() / folder, lines=False)
+    instruments.start()
+    try:
+        yield
+    finally:
+        instruments.finish()
+
+
+class Instruments:
+    """All instruments of one process."""
+
+    def __init__(self, folder: Path, *, lines: bool) -> None:
+        """Reserve a report in ``folder``.
+
+        Args:
+            folder: Where the reports of all processes go, numbered in the order of their starts.
+            lines: Whether to watch what the program's lines compute, too.
+        """
+        self._path = _reserve(folder)
+        self._process = os.getpid()
+        self._lines: LineTrace | None = None
+        if lines:
+            from capsule.training.instruments.line_trace import LineTrace
+
+            self._lines = LineTrace()
+        self._operators: Reexecution | None = None
+        self._warnings: list[TorchWarning] = []
+        self._run_thread = threading.Thread.run
+        self._finder = _ImportFinder("torch" if lines else TRAINER_MODULE, self._watch_torch)
+
+    def start(self) -> None:
+        """Begin to watch; torch only once it is there, and a trainer has set and tested it."""
+        if self._lines is not None:
+            self._lines.start()
+        sys.meta_path.insert(0, self._finder)
+
+    def finish(self) -> None:
+        """Stop watching and write the report."""
+        if os.getpid() != self._process:  # a forked child that ends as its parent would
+            return
+        if self._lines is not None:
+            self._lines.stop()
+        sys.meta_path.remove(self._finder)
+        if self._operators is not None:
+            self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            threading.Thread.run = self._run_thread  # type: ignore[method-assign]
+        report = self._report()
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(report.model_dump_json(by_alias=True))
+        temporary.replace(self._path)
+
+    def _watch_torch(self) -> None:
+        from capsule.training.instruments.operator_reexecution import Reexecution
+
+        mode = self._operators = Reexecution(limit=MAX_OPERATOR_CALLS)
+        run = self._run_thread
+
+        def run_watched(thread: threading.Thread) -> None:
+            with mode.for_this_thread():
+                run(thread)
+
+        threading.Thread.run = run_watched  # type: ignore[method-assign,assignment]
+        self._watch_warnings()
+        mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _watch_warnings(self) -> None:
+        """Note torch's warnings of nondeterministic operators, and let them be shown as before."""
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *arguments: Any, **keywords: Any) -> None:
+            if _UNSUPPORTED in str(message) and len(self._warnings) < MAX_WARNINGS:
+                text = str(message).partition(", but")[0]
+                self._warnings.append(TorchWarning(message=text, stack=user_stack()))
+            show(message, *arguments, **keywords)
+
+        warnings.filterwarnings("always", message=f".*{_UNSUPPORTED}")
+        warnings.showwarning = note
+
+    def _report(self) -> InstrumentReport:
+        operators, lines = self._operators, self._lines
+        uses = operators.uses() if operators else ()
+        variables = lines.variables() if lines else ()
+        sources = lines.sources() if lines else ()
+        records: list[Any] = [*uses, *self._warnings, *variables, *sources]
+        named = {record.where for record in records if record.where is not None}
+        return InstrumentReport(
+            algorithms=_algorithms() if operators else None,
+            threads=sys.modules["torch"].get_num_threads() if operators else None,
+            operator_calls=operators.calls if operators else 0,
+            operators=uses,
+            warnings=tuple(dict.fromkeys(self._warnings)),
+            sources=sources,
+            variables=variables,
+            truncated=bool((operators and operators.exhausted) or (lines and lines.truncated)),
+            text={**_seeding_lines(named), **{str(where): _text(where) for where in named}},
+        )
+
+
+class _ImportFinder:
+    """A finder that finds modules as the others do, and calls back after the import of one."""
+
+    def __init__(self, module: str, imported: Callable[[], None]) -> None:
+        self._module = module
+        self._imported = imported
+        self._searching = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module; None for all others (:class:`importlib.abc.MetaPathFinder`)."""
+        if name != self._module or self._searching:  # another finder of this kind asks in its turn
+            return None
+        self._searching = True
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        self._searching = False
+        if spec is not None and spec.loader is not None:
+            self._hook(spec.loader)
+        return spec
+
+    def _hook(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with _unhooked():  # an import makes millions of calls
+                execute(module)
+            vars(loader).pop("exec_module", None)  # uncovers the method of its class again
+            self._imported()
+
+        loader.exec_module = exec_module
+
+
+@contextmanager
+def _unhooked() -> Iterator[None]:
+    """Switch the trace and profile hooks of this thread off while the block runs."""
+    hooks = sys.gettrace(), sys.getprofile()
+    sys.settrace(None)
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(hooks[1])
+        sys.settrace(hooks[0])
+
+
+def _reserve(folder: Path) -> Path:
+    """Create the next free report, empty until the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(MAX_PROCESSES):
+        path = folder / f"{number:03}.json"
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
+    return folder / f"{MAX_PROCESSES:03}.json"
+
+
+def _algorithms() -> Literal["error", "warn", "off"]:
+    modes: tuple[Literal["off", "warn", "error"], ...] = ("off", "warn", "error")
+    mode: int = sys.modules["torch"].get_deterministic_debug_mode()
+    return modes[mode]
+
+
+def _seeding_lines(named: set[Location]) -> dict[str, str]:
+    """Return the lines that seed a generator, in the files of the locations."""
+    return {
+        f"{file}:{number}": line.strip()
+        for file in {where.file for where in named}
+        for number, line in enumerate(linecache.getlines(file), 1)
+        if SEEDING.search(line)
+    }
+
+
+def _text(where: Location) -> str:
+    return linecache.getline(where.file, where.line).strip()

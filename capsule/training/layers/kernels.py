@@ -1,0 +1,507 @@
+"""The loops of ``libcapsule-kernels.so``, on CPU tensors' memory.
+
+They give the bits of the same operations done one by one; numpy does them in the tests. Unless it
+says otherwise, every tensor is contiguous float32, and images and filters are channels-last:
+``[rows, height, width, channels]`` and ``[filters, size, size, channels]``. The order of every sum
+is in :mod:`capsule.training.layers.backends`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from capsule.native import native_part
+
+ALIGNMENT = 64  # bytes: a vector of AVX-512, a cache line
+INSTRUCTION_SETS = ("none", "AVX2", "AVX-512")
+_WIDE = 65  # rows and units of a dense layer that fill vectors either way round
+_library = ctypes.CDLL(str(native_part("libcapsule-kernels.so")))  # calls release the GIL
+
+
+class _Convolution(ctypes.Structure):
+    """``Convolution`` of ``layers.c``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("rows", "height", "width", "channels"),
+            *("filters", "size", "stride", "down", "across"),
+        )
+    )
+
+
+_TYPES = {
+    "p": ctypes.c_void_p,
+    "n": ctypes.c_int64,
+    "f": ctypes.c_float,
+    "i": ctypes.c_int,
+    "c": ctypes.POINTER(_Convolution),
+}
+_SIGNATURES = {  # of the C functions: the types of their arguments, a letter each
+    "adam": "ppppn" + 9 * "f",
+    "centred_rmsprop": "pppp" + "nn" + 6 * "f",
+    "column_sums": "ppnn",
+    "conv2d_input_grad": "cpppp",
+    "conv2d_weight_grad": "cppp",
+    "convolution": "cpppppn",
+    "dense": "ppppnnn",
+    "exponentiate": "ppn",
+    "instruction_set": "",
+    "interleave": "pnnnnnfp",
+    "limit_instruction_set": "i",
+    "log_softmax": "ppppnn",
+    "log_softmax_backward": "ppppppnn",
+    "lstm": "pppppppnn",
+    "lstm_backward": "ppppppnn",
+    "matrix_product": "pppnnn",
+    "narrow_dense": "pppppnnnn",
+    "outer": "pnppnnn",
+    "relu_backward": "ppppnn",
+    "rmsprop": "ppppn" + 6 * "f",
+    "sum_of_squares": "pn",
+}
+_RESULTS = {
+    "sum_of_squares": ctypes.c_double,
+    "instruction_set": ctypes.c_int,
+    "limit_instruction_set": ctypes.c_int,
+}
+for _name, _letters in _SIGNATURES.items():
+    _function = getattr(_library, f"capsule_{_name}")
+    _function.argtypes = [_TYPES[letter] for letter in _letters]
+    _function.restype = _RESULTS.get(_name)
+
+
+def centred_rmsprop(
+    weights: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    *,
+    decay: float,
+    square_decay: float,
+    floor: float,
+    rate: float,
+) -> None:
+    """Update in place as ``capsule.training.optimizers.centred_rmsprop`` has it.
+
+    Args:
+        weights: float32 ``[size]``, contiguous, as are the others.
+        mean: Running mean of the gradient.
+        square: Running mean of its square.
+        parts: The gradient is their sum, in this order.
+        decay: Gradient momentum.
+        square_decay: Squared gradient momentum.
+        floor: Minimum squared gradient.
+        rate: Learning rate.
+    """
+    _library.capsule_centred_rmsprop(
+        *map(_pointer, (weights, mean, square)),
+        (ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)),
+        len(parts),
+        weights.numel(),
+        decay,
+        1 - decay,
+        square_decay,
+        1 - square_decay,
+        floor,
+        rate,
+    )
+
+
+def adam(
+    weights: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    factor: float,
+    decay: float,
+    square_decay: float,
+    correction: float,
+    square_correction: float,
+    epsilon: float,
+    rate: float,
+) -> None:
+    """Update in place as ``capsule.training.optimizers.adam`` has it.
+
+    Args:
+        weights: float32 ``[size]``, contiguous, as are the others.
+        mean: Running mean of the gradient.
+        square: Running mean of its square.
+        gradient: To be multiplied by ``factor``.
+        factor: What clipping leaves of the gradient.
+        decay: Of the mean.
+        square_decay: Of the mean square.
+        correction: Divides the mean.
+        square_correction: Divides the mean square.
+        epsilon: Added to the root.
+        rate: Learning rate.
+    """
+    decays = decay, 1 - decay, square_decay, 1 - square_decay
+    _library.capsule_adam(
+        *map(_pointer, (weights, mean, square, gradient)),
+        weights.numel(),
+        factor,
+        *decays,
+        correction,
+        square_correction,
+        epsilon,
+        rate,
+    )
+
+
+def rmsprop(
+    weights: torch.Tensor,
+    square: torch.Tensor,
+    step: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    factor: float,
+    decay: float,
+    momentum: float,
+    epsilon: float,
+    rate: float,
+) -> None:
+    """Update in place as ``capsule.training.losses.impala`` has it.
+
+    Args:
+        weights: float32 ``[size]``, contiguous, as are the others.
+        square: Running mean of the squared gradient.
+        step: The last step.
+        gradient: To be multiplied by ``factor``.
+        factor: What clipping leaves of the gradient.
+        decay: Of the mean square.
+        momentum: Share of the last step in this one.
+        epsilon: Added to the mean square.
+        rate: Learning rate.
+    """
+    _library.capsule_rmsprop(
+        *map(_pointer, (weights, square, step, gradient)),
+        weights.numel(),
+        factor,
+        decay,
+        1 - decay,
+        momentum,
+        epsilon,
+        rate,
+    )
+
+
+def sum_of_squares(values: torch.Tensor) -> float:
+    """Return the sum of the squares, first to last in float64, of float32 ``[size]``."""
+    total: float = _library.capsule_sum_of_squares(_pointer(values), values.numel())
+    return total
+
+
+def lstm(
+    inputs: torch.Tensor,
+    recurrent: torch.Tensor,
+    before: torch.Tensor,
+    *,
+    gates: torch.Tensor,
+    cell: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden: torch.Tensor,
+) -> None:
+    """Take one step of an LSTM as ``capsule.training.networks.recurrent`` has it.
+
+    Args:
+        inputs: ``[rows, 4 units]``: what the inputs contribute to the gates.
+        recurrent: ``[rows, 4 units]``: what the hidden state contributes.
+        before: ``[rows, units]``: the cell before.
+        gates: Takes the gates, ``[rows, 4 units]``.
+        cell: Takes the cell after, ``[rows, units]``.
+        squashed: Takes its tanh.
+        hidden: Takes the hidden state.
+    """
+    rows, units = before.shape
+    pointers = map(_pointer, (inputs, recurrent, before, gates, cell, squashed, hidden))
+    _library.capsule_lstm(*pointers, rows, units)
+
+
+def lstm_backward(
+    gates: torch.Tensor,
+    before: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden_gradient: torch.Tensor,
+    *,
+    cell_gradient: torch.Tensor,
+    gate_gradients: torch.Tensor,
+) -> None:
+    """Go back through :func:`lstm`.
+
+    Args:
+        gates: As it gave them, ``[rows, 4 units]``.
+        before: The cell before the step, ``[rows, units]``.
+        squashed: As it gave it.
+        hidden_gradient: For the hidden state after.
+        cell_gradient: For the cell after; becomes that for the cell before.
+        gate_gradients: Takes the gradient for ``inputs`` and ``recurrent``, ``[rows, 4 units]``.
+    """
+    rows, units = before.shape
+    tensors = gates, before, squashed, hidden_gradient, cell_gradient, gate_gradients
+    _library.capsule_lstm_backward(*map(_pointer, tensors), rows, units)
+
+
+def exponentiate(numbers: torch.Tensor) -> torch.Tensor:
+    """Return ``e^x``, computed in float64; 0 or infinite where float32 has no room for it."""
+    result = _empty(*numbers.shape)
+    _library.capsule_exponentiate(_pointer(numbers), _pointer(result), numbers.numel())
+    return result
+
+
+def log_softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``ln p``, ``p = softmax(logits)`` and ``-sum p ln p`` of each row.
+
+    Computed in float64; sums are taken first to last.
+
+    Args:
+        logits: ``[rows, actions]``.
+
+    Returns:
+        ``[rows, actions]`` twice, and ``[rows]``.
+    """
+    logarithms, probabilities = (_empty(*logits.shape) for _ in range(2))
+    entropies = _empty(len(logits))
+    tensors = logits, logarithms, probabilities, entropies
+    _library.capsule_log_softmax(*map(_pointer, tensors), *logits.shape)
+    return logarithms, probabilities, entropies
+
+
+def log_softmax_backward(
+    logarithms: torch.Tensor,
+    probabilities: torch.Tensor,
+    entropies: torch.Tensor,
+    logarithm_gradients: torch.Tensor,
+    entropy_gradients: torch.Tensor,
+) -> torch.Tensor:
+    """Go back through :func:`log_softmax`, of which the first three arguments are the results.
+
+    Args:
+        logarithms: ``[rows, actions]``.
+        probabilities: ``[rows, actions]``.
+        entropies: ``[rows]``.
+        logarithm_gradients: For ``logarithms``.
+        entropy_gradients: For ``entropies``.
+
+    Returns:
+        The gradient for the logits.
+    """
+    result = _empty(*logarithms.shape)
+    known = logarithms, probabilities, entropies
+    tensors = *known, logarithm_gradients, entropy_gradients, result
+    _library.capsule_log_softmax_backward(*map(_pointer, tensors), *logarithms.shape)
+    return result
+
+
+def interleave(images: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return images channels-last, as numbers.
+
+    Args:
+        images: uint8 ``[batch, channels, height, width]``; copied first unless each channel of an
+            image is contiguous. Frame stacks may share their frames.
+        scale: Factor of every number.
+
+    Returns:
+        float32 ``[batch, height, width, channels]``.
+    """
+    batch, channels, height, width = images.shape
+    if images.stride()[2:] != (width, 1):
+        images = images.contiguous()
+    result = _empty(batch, height, width, channels)
+    _library.capsule_interleave(
+        images.data_ptr(),
+        batch,
+        images.stride(0),
+        channels,
+        images.stride(1),
+        height * width,
+        scale,
+        result.data_ptr(),
+    )
+    return result
+
+
+def limit_instruction_set(name: str) -> str:
+    """Use no wider vector instructions than those of ``name`` from here on, in any thread.
+
+    Changes the time that products take, never a result. For tests and benchmarks.
+
+    Args:
+        name: One of :data:`INSTRUCTION_SETS`.
+
+    Returns:
+        What is used: less where the processor has less.
+    """
+    return INSTRUCTION_SETS[_library.capsule_limit_instruction_set(INSTRUCTION_SETS.index(name))]
+
+
+def instruction_set() -> str:
+    """Return which of :data:`INSTRUCTION_SETS` products use."""
+    return INSTRUCTION_SETS[_library.capsule_instruction_set()]
+
+
+def has_products() -> bool:
+    """Tell whether this processor has what the functions below need: AVX2 and FMA."""
+    return instruction_set() != "none"
+
+
+def convolution(
+    images: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor,
+    stride: int,
+    *,
+    rectified: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``images * filters + bias``, ``[rows, down, across, filters]``, or at least zero.
+
+    ``out`` is where to; new memory by default.
+    """
+    shape = _convolution(images.shape, filters.shape, stride)
+    result = convolved(images, filters, stride) if out is None else out
+    scratch = _empty(filters.numel())
+    _library.capsule_convolution(
+        ctypes.byref(shape),
+        *map(_pointer, (images, filters, bias, result, scratch)),
+        rectified,
+    )
+    return result
+
+
+def convolved(
+    images: torch.Tensor, filters: torch.Tensor, stride: int, rows: int | None = None
+) -> torch.Tensor:
+    """Return memory for the convolution of images, as many as there are or ``rows`` of them."""
+    shape = _convolution(images.shape, filters.shape, stride)
+    return _empty(shape.rows if rows is None else rows, shape.down, shape.across, shape.filters)
+
+
+def relu_backward(
+    gradient: torch.Tensor, outputs: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """Go back through a rectifier and the bias before it.
+
+    Args:
+        gradient: ``[rows, down, across, filters]``, for the rectifier's ``outputs``.
+        outputs: What came out.
+        bias: The bias's gradient of the rows before, ``[filters]``; these rows are added.
+
+    Returns:
+        The gradient for what went in.
+    """
+    through = _empty(*outputs.shape)
+    _library.capsule_relu_backward(
+        *map(_pointer, (gradient, outputs, through, bias)), *outputs.flatten(0, -2).shape
+    )
+    return through
+
+
+def conv2d_weight_grad(
+    images: torch.Tensor, gradient: torch.Tensor, filters: torch.Tensor, stride: int
+) -> None:
+    """Go back to the filters of a convolution.
+
+    Args:
+        images: What it was of.
+        gradient: ``[rows, down, across, filters]``, for what came out.
+        filters: The filters' gradient of the images before, of their shape; these are added.
+        stride: In both directions.
+    """
+    shape = _convolution(images.shape, filters.shape, stride)
+    _library.capsule_conv2d_weight_grad(
+        ctypes.byref(shape), *map(_pointer, (images, gradient, filters))
+    )
+
+
+def conv2d_input_grad(
+    gradient: torch.Tensor, filters: torch.Tensor, images: torch.Size, stride: int
+) -> torch.Tensor:
+    """Return the gradient for the images of a convolution, of shape ``images``."""
+    result, scratch = _empty(*images), _empty(filters.numel())
+    shape = _convolution(images, filters.shape, stride)
+    _library.capsule_conv2d_input_grad(
+        ctypes.byref(shape), *map(_pointer, (gradient, filters, result, scratch))
+    )
+    return result
+
+
+def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return ``inputs weight^T + bias``, ``[rows, units]``, of ``[rows, in]``, ``[units, in]``."""
+    (rows, fan_in), units = inputs.shape, weight.shape[0]
+    result = _empty(rows, units)
+    tensors = inputs, weight, bias, result
+    if min(rows, units) >= _WIDE:
+        _library.capsule_dense(*map(_pointer, tensors), rows, fan_in, units)
+    else:
+        lanes = _lanes(rows)
+        scratch = _empty((fan_in + units) * lanes)
+        _library.capsule_narrow_dense(
+            *map(_pointer, (*tensors, scratch)), rows, fan_in, units, lanes
+        )
+    return result
+
+
+def matrix_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ``left right``, ``[rows, columns]``, of ``[rows, steps]`` and ``[steps, columns]``."""
+    (rows, steps), columns = left.shape, right.shape[1]
+    result = _empty(rows, columns)
+    _library.capsule_matrix_product(*map(_pointer, (left, right, result)), rows, columns, steps)
+    return result
+
+
+def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``left^T right``, ``[rows, columns]``.
+
+    Args:
+        left: ``[steps, rows]``; its rows may be apart in memory.
+        right: ``[steps, columns]``.
+        out: Where to; new memory by default.
+    """
+    (steps, rows), columns = left.shape, right.shape[1]
+    result = _empty(rows, columns) if out is None else out
+    _library.capsule_outer(
+        _pointer(left),
+        left.stride(0),
+        *map(_pointer, (right, result)),
+        rows,
+        columns,
+        steps,
+    )
+    return result
+
+
+def column_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the rows of ``[rows, columns]``, first to last: ``[columns]``."""
+    result = _empty(matrix.shape[1])
+    _library.capsule_column_sums(_pointer(matrix), _pointer(result), *matrix.shape)
+    return result
+
+
+def _lanes(rows: int) -> int:
+    """Return the number of rows that fills the vectors in which ``rows`` find room."""
+    return next((lanes for lanes in (1, 4, 8) if rows <= lanes), -(-rows // 16) * 16)
+
+
+def _convolution(images: torch.Size, filters: torch.Size, stride: int) -> _Convolution:
+    size = filters[1]
+    down, across = (1 + (side - size) // stride for side in images[1:3])
+    return _Convolution(*images, filters[0], size, stride, down, across)
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    """Return fresh memory, which the caller fills; ``torch.empty`` would fill it first."""
+    size = math.prod(shape)
+    memory = torch.from_numpy(np.empty(size + ALIGNMENT // 4, np.float32))
+    start = -memory.data_ptr() % ALIGNMENT // 4
+    return memory[start : start + size].view(shape)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,1 @@
+"""Losses and targets: pure functions of tensors."""

@@ -1,0 +1,258 @@
+"""V-trace and what the paper compares it with (Espeholt et al. 2018, sections 4 and 5.2.2).
+
+Tensors are float32 and time-major: ``[time, batch]``. Row ``t`` is one step of a trajectory;
+values have one row more, for the state after the last step. A discount is ``gamma``, or 0 for a
+step that ends an episode: nothing after it counts for the steps up to it.
+
+With ``ratio = pi(a|x) / mu(a|x)``, of the learner's policy to the one that acted::
+
+    rho_t = min(rho_bar, ratio_t),  c_t = lambda min(c_bar, ratio_t)          section 4.1, remark 2
+    delta_t = rho_t (r_t + gamma_t V(x_t+1) - V(x_t))
+    v_t = V(x_t) + delta_t + gamma_t c_t (v_t+1 - V(x_t+1))                   remark 1
+    advantage_t = rho_t (q_t - V(x_t))                                        section 4.2
+    q_t = r_t + gamma_t v_t+1, or r_t + gamma_t V(x_t+1)                      appendix E.3
+
+beginning with ``v = V`` after the last step. All results are constants: gradients flow through the
+policy and the baseline that they are compared with, never through them.
+
+Apart from the ratios everything is an addition, a subtraction, a multiplication, a division or a
+minimum, which IEEE 754 rounds correctly: the same bits on every device, and for a trajectory alone
+as in a batch. The exponential of the ratios is computed on a CPU by a loop of our own in float64
+(:func:`capsule.training.layers.kernels.exponentiate`), for which the same holds; on a GPU by its
+library.
+
+``rlax`` and some others mix ``v_t+1`` and ``V(x_t+1)`` by ``lambda`` in the advantage; the paper,
+which has ``lambda`` in a remark only, does not, and neither does this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from capsule.training.layers import kernels
+
+CorrectionName = Literal["none", "epsilon", "one-step", "v-trace"]
+ActionValues = Literal["targets", "baseline"]
+"""What ``q_t`` continues with: the target ``v_t+1`` or the baseline ``V(x_t+1)``."""
+
+
+class Targets(NamedTuple):
+    """What a trajectory teaches.
+
+    Attributes:
+        values: For the baseline, ``v_t``: float32 ``[time, batch]``.
+        advantages: Factors of ``grad log pi(a_t|x_t)``: float32 ``[time, batch]``.
+    """
+
+    values: torch.Tensor
+    advantages: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How much is made of it that another policy acted.
+
+    Attributes:
+        name: ``v-trace``; ``one-step``, :func:`one_step`; ``epsilon``, :func:`epsilon_correction`;
+            or ``none``.
+        rho_bar: Clipping level of the ratios that decide what is learned; the paper has 1.
+        c_bar: Clipping level of those that decide how fast, at most ``rho_bar``; the paper has 1.
+        trace_decay: ``lambda``.
+        epsilon: Of the correction of that name; the paper has 1e-6.
+        action_values: How ``q_t`` is estimated; the paper has ``targets`` but in appendix E.3.
+    """
+
+    name: CorrectionName = "v-trace"
+    rho_bar: float = 1.0
+    c_bar: float = 1.0
+    trace_decay: float = 1.0
+    epsilon: float = 1e-6
+    action_values: ActionValues = "targets"
+
+    def targets(
+        self,
+        log_target: torch.Tensor,
+        log_behaviour: torch.Tensor,
+        rewards: torch.Tensor,
+        discounts: torch.Tensor,
+        values: torch.Tensor,
+    ) -> Targets:
+        """Return the targets of trajectories.
+
+        Args:
+            log_target: ``ln pi(a_t|x_t)`` of the policy to be improved, ``[time, batch]``.
+            log_behaviour: ``ln mu(a_t|x_t)`` of the policy that acted.
+            rewards: ``[time, batch]``.
+            discounts: ``[time, batch]``.
+            values: ``V``, ``[time + 1, batch]``.
+        """
+        trajectories = rewards, discounts, values
+        decay, kind = self.trace_decay, self.action_values
+        if self.name == "none":
+            return no_correction(*trajectories, trace_decay=decay, action_values=kind)
+        if self.name == "epsilon":
+            return epsilon_correction(
+                log_target,
+                *trajectories,
+                epsilon=self.epsilon,
+                trace_decay=decay,
+                action_values=kind,
+            )
+        ratios = importance_ratios(log_target, log_behaviour)
+        if self.name == "one-step":
+            return one_step(
+                ratios,
+                *trajectories,
+                rho_bar=self.rho_bar,
+                trace_decay=decay,
+                action_values=kind,
+            )
+        return v_trace(
+            ratios,
+            *trajectories,
+            rho_bar=self.rho_bar,
+            c_bar=self.c_bar,
+            trace_decay=decay,
+            action_values=kind,
+        )
+
+
+def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> torch.Tensor:
+    """Return ``pi / mu``: exactly 1 for equal logarithms, infinite where float32 has no room.
+
+    Args:
+        log_target: ``ln pi``, any shape.
+        log_behaviour: ``ln mu``, of the same.
+    """
+    return _exponentiate(log_target.detach() - log_behaviour.detach())
+
+
+@torch.no_grad()
+def v_trace(
+    ratios: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
+) -> Targets:
+    """Return the targets of V-trace.
+
+    Args:
+        ratios: ``[time, batch]``, not negative.
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``[time + 1, batch]``.
+        rho_bar: Clipping level; ``inf`` for none.
+        c_bar: Clipping level of the traces; ``inf`` for none.
+        trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
+    """
+    rho = ratios.clamp(max=rho_bar)
+    errors = rho * (rewards + discounts * values[1:] - values[:-1])
+    traces = discounts * (ratios.clamp(max=c_bar) * trace_decay)
+    difference = torch.zeros_like(values)  # v - V
+    for step in reversed(range(len(rewards))):
+        difference[step] = errors[step] + traces[step] * difference[step + 1]
+    targets = values + difference
+    following = targets[1:] if action_values == "targets" else values[1:]
+    return Targets(targets[:-1], rho * (rewards + discounts * following - values[:-1]))
+
+
+def no_correction(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
+) -> Targets:
+    """Return the targets of a policy that acted itself: equation (2), n-step Bellman targets.
+
+    Args:
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``[time + 1, batch]``.
+        trace_decay: ``lambda``, as in TD(lambda).
+        action_values: How ``q_t`` is estimated.
+    """
+    return v_trace(
+        torch.ones_like(rewards),
+        rewards,
+        discounts,
+        values,
+        trace_decay=trace_decay,
+        action_values=action_values,
+    )
+
+
+def one_step(
+    ratios: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rho_bar: float = 1.0,
+    trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
+) -> Targets:
+    """Return uncorrected values, and advantages times their clipped ratios.
+
+    Args:
+        ratios: ``[time, batch]``, not negative.
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``[time + 1, batch]``.
+        rho_bar: Clipping level; ``inf`` for none.
+        trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
+    """
+    targets = no_correction(
+        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
+    )
+    return targets._replace(advantages=ratios.detach().clamp(max=rho_bar) * targets.advantages)
+
+
+def epsilon_correction(
+    log_target: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    epsilon: float = 1e-6,
+    trace_decay: float = 1.0,
+    action_values: ActionValues = "targets",
+) -> Targets:
+    """Return uncorrected values, and the advantages of ``log (pi + epsilon)``.
+
+    Its gradient is ``pi / (pi + epsilon)`` times that of ``log pi``. The factor is applied to the
+    advantage, so that the gradient of the same loss is the corrected one. The entropy, of which the
+    paper says nothing here, stays as it is.
+
+    Args:
+        log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
+        rewards: ``[time, batch]``.
+        discounts: ``[time, batch]``.
+        values: ``[time + 1, batch]``.
+        epsilon: Positive.
+        trace_decay: ``lambda``.
+        action_values: How ``q_t`` is estimated.
+    """
+    targets = no_correction(
+        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
+    )
+    probabilities = _exponentiate(log_target.detach())
+    factors = probabilities / (probabilities + epsilon)
+    return targets._replace(advantages=factors * targets.advantages)
+
+
+def _exponentiate(numbers: torch.Tensor) -> torch.Tensor:
+    if numbers.device.type == "cpu":
+        return kernels.exponentiate(numbers.contiguous())
+    return numbers.exp()

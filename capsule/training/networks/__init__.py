@@ -1,0 +1,1 @@
+"""Networks: pure functions of one flat parameter buffer."""

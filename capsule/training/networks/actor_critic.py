@@ -1,0 +1,158 @@
+"""Actor-critic networks: the architectures of IMPALA (Espeholt et al. 2018, figure 3).
+
+*Torso*. ``shallow`` is the small network of figure 3: convolutions of 16 filters of 8x8 in strides
+of 4 and of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded:
+on frames of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it
+would have 1.5. ``residual`` is the large one, with 15 convolutions, as
+:mod:`capsule.training.networks.recurrent` describes it. ``nature`` has the three convolutions of
+Mnih et al. 2015: section 5.3.2 says that the shallow network of Atari "features three convolutional
+layers". For small tasks ``small-conv`` has the convolution of Young and Tian 2019 instead, and
+``mlp``, for flat observations, none. A rectified dense layer follows each of them.
+
+*Language*. With a ``vocabulary`` the features of an instruction, as
+:mod:`capsule.training.networks.language` makes them, follow those of the torso.
+
+*Memory*. The LSTM of :mod:`capsule.training.networks.recurrent` reads these features, the previous
+reward and the previous action, one-hot (none: all zero). With ``recurrent_units`` 0 the heads read
+the features alone, as in "the feed forward network used in (Mnih et al., 2016)" of section 5.3.2:
+neither the previous action nor the previous reward.
+
+*Heads*. A dense layer for the logits of the policy and one for the baseline.
+
+Weights and biases start as :func:`capsule.training.networks.feedforward.initialize` has them; the
+paper leaves it open. Under :data:`capsule.training.layers.backends.FIXED_ORDER` a row depends on
+its own inputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from capsule.training.layers.backends import LayerBackend
+from capsule.training.networks.feedforward import (
+    PlainName,
+    Shape,
+    dense_shapes,
+    make_convolutions,
+)
+from capsule.training.networks.language import LanguageChannel
+from capsule.training.networks.recurrent import (
+    Architecture,
+    Tensors,
+    dense,
+    lstm_shapes,
+    make_plain_torso,
+    make_residual_torso,
+    memory_inputs,
+    unroll_lstm,
+)
+
+ImpalaTorsoName = PlainName | Literal["residual"]
+
+
+@dataclass(frozen=True)
+class ActorCriticNetwork(Architecture):
+    """A policy and a baseline.
+
+    Attributes:
+        language: Makes features of instructions; None where there are none.
+        words: Most words of an instruction; 0 where there are none.
+    """
+
+    language: LanguageChannel | None = None
+    words: int = 0
+
+    def unroll(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+        instructions: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Evaluate sequences, time-major. A time of 1 is one step of acting.
+
+        Args:
+            parameters: Name to tensor.
+            observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
+            previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
+            previous_rewards: float32 ``[time, batch]``, its reward.
+            states: float32 ``[batch, *state_shape]``, before row 0.
+            resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
+                recurrent state becomes zero; elsewhere row 0 goes on from ``states``.
+            instructions: int64 ``[time, batch, words]``, as
+                :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None or
+                of no words if the network reads none.
+
+        Returns:
+            Logits, float32 ``[time, batch, actions]``; baselines, ``[time, batch]``; and the states
+            after the last row, ``[batch, *state_shape]``.
+
+        Raises:
+            ValueError: Instructions are missing, or the network reads none.
+        """
+        features = self.torso.features(parameters, observations.flatten(0, 1))
+        if (0 if instructions is None else instructions.shape[2]) != self.words:
+            raise ValueError("instructions go with a network that has a vocabulary")
+        if instructions is not None and self.language is not None:
+            told = self.language.features(parameters, instructions.flatten(0, 1))
+            features = torch.cat((features, told), 1)
+        hidden = features
+        if 0 not in self.state_shape:
+            hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+            first = states.where(~resets[0].view(-1, 1, 1), 0.0)
+            fresh = torch.zeros_like(states)
+            hidden, states = unroll_lstm(self.products, parameters, hidden, first, fresh, resets)
+        logits, baselines = (
+            dense(self.products, parameters, name, hidden) for name in ("policy", "baseline")
+        )
+        rows = previous_actions.shape
+        return logits.reshape(*rows, self.actions), baselines.reshape(rows), states
+
+
+def make_actor_critic_network(
+    name: ImpalaTorsoName,
+    *,
+    frame_stack: int,
+    frame_shape: Shape,
+    actions: int,
+    recurrent_units: int,
+    hidden_units: int,
+    products: LayerBackend,
+    vocabulary: int = 0,
+    words: int = 0,
+) -> ActorCriticNetwork:
+    """Describe the network with the torso called ``name`` for one kind of observation.
+
+    Args:
+        name: Of the torso.
+        frame_stack: Frames of one observation.
+        frame_shape: Of one frame.
+        actions: Actions to choose from.
+        recurrent_units: Of the LSTM; the paper has 256, and on Atari 0, none.
+        hidden_units: Of the torso's dense layer; the paper has 256, as has ``residual`` always.
+        products: How its layers are computed.
+        vocabulary: Words that instructions are made of; 0 where there are none.
+        words: Most words of an instruction; 0 where there are none.
+    """
+    if name == "residual":
+        torso = make_residual_torso(frame_stack, frame_shape, products)
+    else:
+        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        torso = make_plain_torso(stack, hidden_units)
+    language = LanguageChannel(vocabulary, products) if vocabulary else None
+    shapes, width = dict(torso.shapes), torso.width
+    if language is not None:
+        shapes |= language.shapes
+        width += language.width
+    if recurrent_units:
+        shapes |= lstm_shapes(width + 1 + actions, recurrent_units)
+        width = recurrent_units
+    shapes |= dense_shapes("policy", width, actions) | dense_shapes("baseline", width, 1)
+    state_shape = (2, recurrent_units) if recurrent_units else (0,)
+    return ActorCriticNetwork(shapes, state_shape, actions, torso, products, language, words)

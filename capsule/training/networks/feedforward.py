@@ -1,0 +1,268 @@
+"""Q-networks: pure functions of one flat parameter buffer.
+
+``nature`` is the network of Mnih et al. 2015 (Methods, "Model architecture"), ``shallow`` that of
+Mnih et al. 2013 (section 4.1), ``small-conv`` that of Young and Tian 2019 (MinAtar, section 3),
+``mlp`` two hidden layers for flat observations. Hidden layers end in rectifiers. ``nature`` and
+``shallow`` see numbers from 0 to 1, and pad nothing.
+
+Weights and biases start uniform in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``, the default of Torch7
+that DQN used. They are drawn from the stream ``initialization``, never from torch's generator.
+
+Images are kept channels-last, which was the faster layout here, and flattened in the order row,
+column, channel. That permutes the columns of the first dense layer compared with implementations
+that flatten channel first; as its weights are drawn independently, it is the same distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.training.layers import kernels
+from capsule.training.layers.backends import LayerBackend
+from capsule.training.state.streams import Stream
+
+Shape = tuple[int, ...]
+PlainName = Literal["nature", "shallow", "small-conv", "mlp"]
+WIDE = "dense1.weight"  # has nearly all parameters of a convolutional network
+_CONVOLUTIONS = {  # output channels, kernel size, stride
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "shallow": ((16, 8, 4), (32, 4, 2)),
+    "small-conv": ((16, 3, 1),),
+    "mlp": (),
+}
+_SCALED = {"nature", "shallow"}
+
+
+@dataclass(frozen=True)
+class Convolutions:
+    """A stack of rectified convolutions, or none for flat observations.
+
+    Attributes:
+        shapes: Parameter name to shape, in order.
+        strides: Strides of the convolutions.
+        scale: Factor that brings observations to the range the network expects.
+        width: Features of one observation.
+        products: How its layers are computed.
+    """
+
+    shapes: dict[str, Shape]
+    strides: tuple[int, ...]
+    scale: float
+    width: int
+    products: LayerBackend
+
+    def inputs(self, observations: torch.Tensor) -> torch.Tensor:
+        """Bring observations into the network's layout and range.
+
+        Args:
+            observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
+
+        Returns:
+            float32 ``[batch, channels, height, width]`` in channels-last memory, or
+            ``[batch, features]``.
+        """
+        if not self.strides:
+            return observations.flatten(1).to(torch.float32)
+        return images(observations, self.scale)
+
+    def features(
+        self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
+        hidden = inputs
+        for layer, stride in enumerate(self.strides, start=1):
+            weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
+            hidden = self.products.convolution(hidden, weight, bias, stride, rectified=True)
+        return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+
+
+@dataclass(frozen=True)
+class Network(Convolutions):
+    """An architecture.
+
+    Attributes:
+        dense: Number of dense layers.
+    """
+
+    dense: int
+
+    def values(self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
+        return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
+
+    def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+        """Return the first dense layer's outputs, float32 ``[batch, units]``, not rectified."""
+        return self._dense(parameters, 1, features)
+
+    def head(self, parameters: Mapping[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        """Return Q-values, float32 ``[batch, actions]``, from the outputs of :meth:`wide`."""
+        for layer in range(2, self.dense + 1):
+            outputs = self._dense(parameters, layer, outputs.relu())
+        return outputs
+
+    def _dense(
+        self, parameters: Mapping[str, torch.Tensor], layer: int, inputs: torch.Tensor
+    ) -> torch.Tensor:
+        weight, bias = parameters[f"dense{layer}.weight"], parameters[f"dense{layer}.bias"]
+        return self.products.dense(inputs, weight, bias)
+
+
+class Parameters:
+    """Named float32 tensors that are views into one flat buffer.
+
+    Convolution weights are channels-last in memory, all others in C order.
+
+    Attributes:
+        flat: The buffer, ``[size]``.
+        views: Name to tensor of its natural shape.
+        segments: Per tensor its part of the buffer, in memory order.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
+        self._shapes = shapes
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
+        self.segments = list(torch.split(self.flat, sizes))
+        self.views = {
+            name: _unflattened(segment, shape)
+            for (name, shape), segment in zip(shapes.items(), self.segments, strict=True)
+        }
+
+    def zeros_like(self) -> Parameters:
+        """Return zeros of the same names, shapes and device."""
+        return Parameters(self._shapes, self.flat.device)
+
+    def copy_from(self, other: Parameters) -> None:
+        """Take over the values of ``other``."""
+        self.flat.copy_(other.flat)
+
+    def load(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+        """Take over the values of ``arrays``, which have these names and shapes."""
+        for name, view in self.views.items():
+            view.copy_(torch.from_numpy(arrays[name]))
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """Return a copy of every tensor as a C-ordered numpy array."""
+        return {name: view.cpu().numpy().copy(order="C") for name, view in self.views.items()}
+
+
+def make_network(
+    name: PlainName,
+    *,
+    frame_stack: int,
+    frame_shape: Shape,
+    actions: int,
+    hidden_units: int,
+    products: LayerBackend,
+) -> Network:
+    """Describe the network called ``name`` for one kind of observation."""
+    stack = make_convolutions(name, frame_stack, frame_shape, products)
+    hidden = [hidden_units] if stack.strides else [hidden_units, hidden_units]
+    widths = [stack.width, *hidden, actions]
+    shapes = dict(stack.shapes)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
+    return Network(shapes, stack.strides, stack.scale, stack.width, products, len(widths) - 1)
+
+
+def make_convolutions(
+    name: PlainName,
+    frame_stack: int,
+    frame_shape: Shape,
+    products: LayerBackend,
+) -> Convolutions:
+    """Describe the convolutions of the network called ``name``.
+
+    Raises:
+        CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at.
+    """
+    shapes: dict[str, Shape] = {}
+    convolutions = _CONVOLUTIONS[name]
+    width = frame_stack * math.prod(frame_shape)
+    if convolutions:
+        channels = frame_stack * math.prod(frame_shape[:-2])
+        rows, columns = frame_shape[-2:]
+        for layer, (filters, kernel, stride) in enumerate(convolutions, start=1):
+            shapes |= convolution_shapes(f"conv{layer}", channels, filters, kernel)
+            rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
+            channels = filters
+        if min(rows, columns) < 1:
+            raise _too_small(name, frame_shape)
+        width = channels * rows * columns
+    strides = tuple(stride for _, _, stride in convolutions)
+    scale = 1 / 255 if name in _SCALED else 1.0
+    return Convolutions(shapes, strides, scale, width, products)
+
+
+def _too_small(name: str, frame_shape: Shape) -> CapsuleError:
+    rows, columns = frame_shape[-2:]
+    return CapsuleError(
+        "CAP-T243",
+        f"trainer.network {name!r}: frames of {rows}x{columns} are too small for its convolutions",
+        fix="use 'residual', which takes frames of any size, or 'small-conv'",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:
+    """Return the shapes of the dense layer called ``name``."""
+    return {f"{name}.weight": (fan_out, fan_in), f"{name}.bias": (fan_out,)}
+
+
+def convolution_shapes(name: str, channels: int, filters: int, size: int) -> dict[str, Shape]:
+    """Return the shapes of the convolution called ``name``."""
+    return {f"{name}.weight": (filters, channels, size, size), f"{name}.bias": (filters,)}
+
+
+def images(observations: torch.Tensor, scale: float) -> torch.Tensor:
+    """Lay out images as convolutions want them.
+
+    Args:
+        observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
+        scale: Factor of every number.
+
+    Returns:
+        float32 ``[batch, channels, height, width]`` in channels-last memory; frames are channels.
+    """
+    stacks = observations.flatten(1, -3)
+    if stacks.device.type == "cpu" and stacks.dtype == torch.uint8:
+        return kernels.interleave(stacks, scale).permute(0, 3, 1, 2)
+    floats = stacks.permute(0, 2, 3, 1).contiguous().to(torch.float32)
+    return (floats.mul_(scale) if scale != 1.0 else floats).permute(0, 3, 1, 2)
+
+
+def initialize(parameters: Parameters, stream: Stream) -> None:
+    """Draw every parameter, in order, element by element in C order."""
+    arrays: dict[str, NDArray[np.float32]] = {}
+    bound = 0.0
+    for name, view in parameters.views.items():
+        if name.endswith("weight"):  # a bias shares the fan-in of the weight before it
+            bound = 1.0 / math.sqrt(math.prod(view.shape[1:]))
+        uniforms = stream.uniforms(view.numel()).reshape(view.shape)
+        arrays[name] = ((2.0 * uniforms - 1.0) * bound).astype(np.float32)
+    parameters.load(arrays)
+
+
+def flatten(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as one dimension, in the memory order of :class:`Parameters`."""
+    return _memory_order(gradient).reshape(-1)
+
+
+def _memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+
+
+def _unflattened(segment: torch.Tensor, shape: Shape) -> torch.Tensor:
+    if len(shape) == 4:
+        filters, channels, height, width = shape
+        return segment.view(filters, height, width, channels).permute(0, 3, 1, 2)
+    return segment.view(shape)

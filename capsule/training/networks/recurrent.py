@@ -1,0 +1,516 @@
+"""Recurrent dueling Q-networks: the architecture of R2D2 (Kapturowski et al. 2019, appendix).
+
+*Torso*. ``nature`` is the three convolutions of Mnih et al. 2015, ``small-conv`` the one of Young
+and Tian 2019, ``mlp`` one rectified dense layer of ``hidden_units`` for flat observations, and
+``residual`` the 15 convolutions of IMPALA's large network (Espeholt et al. 2018, figure 3, right;
+R2D2+): three sections of a 3x3 convolution, a maximum over 3x3 in strides of 2 and two residual
+blocks, then a rectifier and a rectified dense layer of 256. Its convolutions and maxima are padded
+as TensorFlow's "SAME" has it: a single row or column goes to the bottom or the right. ``nature``
+and ``residual`` see numbers from 0 to 1.
+
+*Memory*. An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) reads
+the torso's features, the previous reward and the previous action, one-hot (none: all zero)::
+
+    i, f, o = sigmoid(...), g = tanh(...)    of (W x + b) + U h, in the order i, f, g, o
+    c <- f c + i g
+    h <- o tanh(c)
+
+With ``recurrent_units`` 0 it is a rectified dense layer of ``hidden_units`` over the same inputs:
+the paper's feed-forward variant (table 1).
+
+*Heads*. Advantages ``A`` and a value ``V``, each behind a rectified layer of ``hidden_units`` of
+its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, equation 9).
+
+Weights and biases start as :func:`capsule.training.networks.feedforward.initialize` has them, the
+biases of the LSTM, of the forget gate as of any other, uniform in ``[-1/sqrt(units),
+1/sqrt(units))``. ``torch.nn.LSTM`` does so too; but it has two such vectors, of which only the sum
+counts, and draws ``W`` in that range as well, not by its own fan-in. The paper leaves it open.
+
+Under :data:`capsule.training.layers.backends.FIXED_ORDER` every row of a result depends on its own
+inputs alone, so a policy may be evaluated in any batch, and a sequence in one go or step by step.
+The rest is computed element by element, the LSTM on the CPU by loops of our own: ``torch.sigmoid``
+gives an element other bits outside of a full vector (30 of 1,003 differed alone from in a tensor).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.nn import functional
+
+from capsule.training.layers import kernels
+from capsule.training.layers.backends import Convolution, LayerBackend
+from capsule.training.networks.feedforward import (
+    Convolutions,
+    Shape,
+    convolution_shapes,
+    dense_shapes,
+    images,
+    make_convolutions,
+)
+
+TorsoName = Literal["nature", "residual", "small-conv", "mlp"]
+Tensors = Mapping[str, torch.Tensor]
+_SECTIONS = (16, 32, 32)  # channels
+_BLOCKS = 2  # in a section
+_RESIDUAL_UNITS = 256
+
+
+class Torso(Protocol):
+    """What makes features of observations."""
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Parameter name to shape, in order."""
+
+    @property
+    def width(self) -> int:
+        """Features of one observation."""
+
+    def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
+        """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Of a network that is a pure function of parameters, inputs and states.
+
+    Attributes:
+        shapes: Parameter name to shape, in order.
+        state_shape: Of one recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
+        actions: Actions to choose from.
+        torso: Makes features of observations.
+        products: How its layers are computed.
+    """
+
+    shapes: dict[str, Shape]
+    state_shape: Shape
+    actions: int
+    torso: Torso
+    products: LayerBackend
+
+
+class RecurrentNetwork(Architecture):
+    """A dueling Q-network."""
+
+    def unroll(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate sequences, time-major. A time of 1 is one step of acting.
+
+        No gradient flows from a row that is reset to the rows before it.
+
+        Args:
+            parameters: Name to tensor.
+            observations: uint8 or float32 ``[time, batch, frame_stack, *frame_shape]``.
+            previous_actions: int64 ``[time, batch]``, the action before each row; -1 for none.
+            previous_rewards: float32 ``[time, batch]``, its reward.
+            states: float32 ``[batch, *state_shape]``.
+            resets: bool ``[time, batch]``: the rows before which the recurrent state becomes
+                ``states``. Row 0 always counts as one.
+
+        Returns:
+            Q-values, float32 ``[time, batch, actions]``, and the states after the last row,
+            ``[batch, *state_shape]``.
+        """
+        seen = observations, previous_actions, previous_rewards
+        hidden, states = self.remember(parameters, *seen, states, resets)
+        return self._duel(parameters, hidden).view(*previous_actions.shape, -1), states
+
+    def remember(
+        self,
+        parameters: Tensors,
+        observations: torch.Tensor,
+        previous_actions: torch.Tensor,
+        previous_rewards: torch.Tensor,
+        states: torch.Tensor,
+        resets: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Evaluate sequences as :meth:`unroll`, up to the heads.
+
+        Returns:
+            What the memory makes of them, float32 ``[time * batch, units]``, and the states after
+            the last row.
+        """
+        features = self.torso.features(parameters, observations.flatten(0, 1))
+        inputs = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+        if 0 in self.state_shape:
+            return dense(self.products, parameters, "memory", inputs).relu(), states
+        return unroll_lstm(self.products, parameters, inputs, states, states, resets)
+
+    def _duel(self, parameters: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+        advantages, value = (
+            self._head(parameters, name, hidden) for name in ("advantage", "value")
+        )
+        # A product with ones, since the order of a sum is theirs to fix.
+        total = self.products.dense(advantages, advantages.new_ones(1, self.actions), None)
+        return value + (advantages - total / self.actions)
+
+    def _head(self, parameters: Tensors, name: str, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = dense(self.products, parameters, f"{name}1", hidden).relu()
+        return dense(self.products, parameters, f"{name}2", hidden)
+
+
+def make_recurrent_network(
+    name: TorsoName,
+    *,
+    frame_stack: int,
+    frame_shape: Shape,
+    actions: int,
+    recurrent_units: int,
+    hidden_units: int,
+    products: LayerBackend,
+) -> RecurrentNetwork:
+    """Describe the network with the torso called ``name`` for one kind of observation.
+
+    Args:
+        name: Of the torso.
+        frame_stack: Frames of one observation.
+        frame_shape: Of one frame.
+        actions: Actions to choose from.
+        recurrent_units: Of the LSTM; 0 for none.
+        hidden_units: Of the layer in each head, of ``mlp`` and of what replaces the LSTM.
+        products: How its layers are computed.
+    """
+    torso: Torso
+    if name == "residual":
+        torso = make_residual_torso(frame_stack, frame_shape, products)
+    else:
+        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        torso = make_plain_torso(stack, 0 if stack.strides else hidden_units)
+    shapes = dict(torso.shapes)
+    fan_in = torso.width + 1 + actions
+    if recurrent_units:
+        shapes |= lstm_shapes(fan_in, recurrent_units)
+    else:
+        shapes |= dense_shapes("memory", fan_in, hidden_units)
+    width = recurrent_units or hidden_units
+    for head, outputs in (("advantage", actions), ("value", 1)):
+        shapes |= dense_shapes(f"{head}1", width, hidden_units)
+        shapes |= dense_shapes(f"{head}2", hidden_units, outputs)
+    state_shape = (2, recurrent_units) if recurrent_units else (0,)
+    return RecurrentNetwork(shapes, state_shape, actions, torso, products)
+
+
+# --- torsos ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Convolutions, or none for flat observations, and a rectified dense layer, or none."""
+
+    shapes: dict[str, Shape]
+    width: int
+    convolutions: Convolutions
+
+    def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
+        stack = self.convolutions
+        if stack.strides:
+            layers = [
+                Convolution(parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"], s)
+                for layer, s in enumerate(stack.strides, start=1)
+            ]
+            found = stack.products.rectified_convolutions(observations, stack.inputs, layers)
+            features = found.permute(0, 2, 3, 1).flatten(1)
+        else:
+            features = stack.inputs(observations)
+        if self.shapes == stack.shapes:
+            return features
+        return dense(stack.products, parameters, "dense1", features).relu()
+
+
+def make_plain_torso(stack: Convolutions, units: int) -> Torso:
+    """Describe the torso of ``stack`` and a rectified dense layer of ``units``; 0 for none."""
+    if not units:
+        return _Plain(stack.shapes, stack.width, stack)
+    return _Plain(stack.shapes | dense_shapes("dense1", stack.width, units), units, stack)
+
+
+@dataclass(frozen=True)
+class _Residual:
+    """IMPALA's large network up to its LSTM."""
+
+    shapes: dict[str, Shape]
+    width: int
+    products: LayerBackend
+
+    def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
+        hidden = images(observations, 1 / 255)
+        for section in range(1, len(_SECTIONS) + 1):
+            name = f"section{section}"
+            hidden = self._convolve(parameters, f"{name}.conv", hidden, rectified=False)
+            hidden = _maximum(hidden)
+            for block in range(1, _BLOCKS + 1):
+                inner = f"{name}.block{block}.conv"
+                change = self._convolve(parameters, f"{inner}1", hidden.relu(), rectified=True)
+                hidden = hidden + self._convolve(parameters, f"{inner}2", change, rectified=False)
+        flat = hidden.relu().permute(0, 2, 3, 1).flatten(1)
+        return dense(self.products, parameters, "dense1", flat).relu()
+
+    def _convolve(
+        self, parameters: Tensors, name: str, inputs: torch.Tensor, *, rectified: bool
+    ) -> torch.Tensor:
+        padded = functional.pad(inputs, (1, 1, 1, 1))
+        weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
+        return self.products.convolution(padded, weight, bias, 1, rectified=rectified)
+
+
+def make_residual_torso(frame_stack: int, frame_shape: Shape, products: LayerBackend) -> Torso:
+    """Describe the torso of IMPALA's large network for one kind of observation."""
+    shapes: dict[str, Shape] = {}
+    before = frame_stack * math.prod(frame_shape[:-2])
+    rows, columns = frame_shape[-2:]
+    for section, channels in enumerate(_SECTIONS, start=1):
+        shapes |= convolution_shapes(f"section{section}.conv", before, channels, 3)
+        for block in range(1, _BLOCKS + 1):
+            for layer in (1, 2):
+                name = f"section{section}.block{block}.conv{layer}"
+                shapes |= convolution_shapes(name, channels, channels, 3)
+        rows, columns, before = -(-rows // 2), -(-columns // 2), channels
+    shapes |= dense_shapes("dense1", before * rows * columns, _RESIDUAL_UNITS)
+    return _Residual(shapes, _RESIDUAL_UNITS, products)
+
+
+def _maximum(inputs: torch.Tensor) -> torch.Tensor:
+    """Return the maxima over 3x3 in strides of 2; half as many of each side, rounded up.
+
+    ``max_pool2d`` adds up gradients in any order on a GPU. Here two equal numbers share the
+    gradient of their maximum equally.
+    """
+    for dimension in (3, 2):
+        size = inputs.shape[dimension]
+        border = [0, 0] * (3 - dimension) + [size % 2, 1]
+        padded = functional.pad(inputs, border, value=-math.inf)
+        first, second, third = (
+            padded[(slice(None),) * dimension + (slice(start, start + size, 2),)]
+            for start in range(3)
+        )
+        inputs = torch.maximum(torch.maximum(first, second), third)
+    return inputs
+
+
+# --- the LSTM -------------------------------------------------------------------------------------
+
+
+def memory_inputs(
+    features: torch.Tensor,
+    previous_actions: torch.Tensor,
+    previous_rewards: torch.Tensor,
+    actions: int,
+) -> torch.Tensor:
+    """Return what a memory reads, float32 ``[time * batch, width + 1 + actions]``.
+
+    Args:
+        features: Of a torso, float32 ``[time * batch, width]``.
+        previous_actions: int64 ``[time, batch]``; -1 for none.
+        previous_rewards: float32 ``[time, batch]``.
+        actions: Actions to choose from.
+    """
+    chosen = torch.arange(actions, device=features.device)
+    action = (previous_actions.reshape(-1, 1) == chosen).to(torch.float32)
+    return torch.cat((features, previous_rewards.reshape(-1, 1), action), 1)
+
+
+def lstm_shapes(fan_in: int, units: int) -> dict[str, Shape]:
+    """Return the shapes of the LSTM's parameters."""
+    return {
+        "lstm.inputs.weight": (4 * units, fan_in),
+        "lstm.recurrent.weight": (4 * units, units),
+        "lstm.bias": (4 * units,),
+    }
+
+
+def unroll_lstm(
+    products: LayerBackend,
+    parameters: Tensors,
+    inputs: torch.Tensor,
+    states: torch.Tensor,
+    fresh: torch.Tensor,
+    resets: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Evaluate the LSTM on sequences.
+
+    Args:
+        products: How its layers are computed.
+        parameters: Name to tensor, as :func:`lstm_shapes` names them.
+        inputs: float32 ``[time * batch, fan_in]``.
+        states: float32 ``[batch, 2, units]``, hidden and cell before row 0.
+        fresh: float32 ``[batch, 2, units]``, hidden and cell after a reset.
+        resets: bool ``[time, batch]``: the rows, but for row 0, that are reset before.
+
+    Returns:
+        Hidden states, float32 ``[time * batch, units]``, and the states after the last row.
+    """
+    weight, bias = parameters["lstm.inputs.weight"], parameters["lstm.bias"]
+    gates = products.dense(inputs, weight, bias).contiguous().view(*resets.shape, -1)
+    recurrent = parameters["lstm.recurrent.weight"]
+    hidden, states = _lstm(gates, recurrent, states, fresh, resets, products)
+    return hidden.flatten(0, 1), states
+
+
+class _Lstm(torch.autograd.Function):
+    """All time steps of an LSTM, of which every weight gets its gradient in one product."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        states: torch.Tensor,
+        fresh: torch.Tensor,
+        resets: torch.Tensor,
+        products: LayerBackend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        time, batch, units = *inputs.shape[:2], weight.shape[1]
+        gates = torch.empty_like(inputs)
+        hidden, squashed = (inputs.new_empty(time, batch, units) for _ in range(2))
+        before = inputs.new_empty(2, time, batch, units)  # hidden and cell
+        start = state = states.transpose(0, 1).contiguous()
+        for row, mask in enumerate(_reset_masks(resets)):
+            before[:, row] = state if mask is None else torch.where(mask, start, state)
+            start = fresh.transpose(0, 1)  # after row 0, of which the mask is all true
+            recurrent = products.dense(before[0, row], weight, None).contiguous()
+            state = torch.empty_like(state)
+            _step(
+                inputs[row],
+                recurrent,
+                before[1, row],
+                gates=gates[row],
+                cell=state[1],
+                squashed=squashed[row],
+                hidden=state[0],
+            )
+            hidden[row] = state[0]
+        context.products = products
+        context.save_for_backward(weight, resets, gates, before, squashed)
+        return hidden, state.transpose(0, 1).contiguous()
+
+    @staticmethod
+    def backward(
+        context: Any, hidden_gradient: torch.Tensor, state_gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        weight, resets, gates, before, squashed = context.saved_tensors
+        products: LayerBackend = context.products
+        through = torch.empty_like(gates)
+        gradient = state_gradient.transpose(0, 1).contiguous()  # for hidden and cell after a row
+        start, fresh = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        for row, mask in reversed(list(enumerate(_reset_masks(resets)))):
+            _step_back(
+                gates[row],
+                before[1, row],
+                squashed[row],
+                hidden_gradient[row] + gradient[0],
+                cell_gradient=gradient[1],
+                gate_gradients=through[row],
+            )
+            gradient[0] = products.matrix_product(through[row], weight)
+            if mask is not None:
+                into = fresh if row else start
+                into += gradient.where(mask, 0.0)
+                gradient = gradient.where(~mask, 0.0)
+        flat = through.flatten(0, 1)
+        wants_weight = context.needs_input_grad[1]
+        return (
+            through,
+            products.outer(flat, before[0].flatten(0, 1), torch.empty_like(weight))
+            if wants_weight
+            else None,
+            start.transpose(0, 1),
+            fresh.transpose(0, 1),
+            None,
+            None,
+        )
+
+
+def _reset_masks(resets: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return for each row the mask ``[batch, 1]`` of what is reset before it, None for nothing."""
+    first, *others = resets.unsqueeze(2)
+    some = resets.any(1).tolist()[1:]
+    masks = [mask if found else None for mask, found in zip(others, some, strict=True)]
+    return [torch.ones_like(first), *masks]
+
+
+def _step(
+    inputs: torch.Tensor,
+    recurrent: torch.Tensor,
+    before: torch.Tensor,
+    *,
+    gates: torch.Tensor,
+    cell: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden: torch.Tensor,
+) -> None:
+    """Take one step on any device, as :func:`~capsule.training.layers.kernels.lstm` does."""
+    if inputs.device.type == "cpu":
+        kernels.lstm(
+            inputs,
+            recurrent,
+            before,
+            gates=gates,
+            cell=cell,
+            squashed=squashed,
+            hidden=hidden,
+        )
+        return
+    torch.add(inputs, recurrent, out=gates)
+    i, f, g, o = gates.chunk(4, 1)
+    for gate in (i, f, o):
+        gate.sigmoid_()
+    g.tanh_()
+    torch.add(f * before, i * g, out=cell)
+    torch.tanh(cell, out=squashed)
+    torch.mul(o, squashed, out=hidden)
+
+
+def _step_back(
+    gates: torch.Tensor,
+    before: torch.Tensor,
+    squashed: torch.Tensor,
+    hidden_gradient: torch.Tensor,
+    *,
+    cell_gradient: torch.Tensor,
+    gate_gradients: torch.Tensor,
+) -> None:
+    """Go back through one step, as :func:`~capsule.training.layers.kernels.lstm_backward` does."""
+    if gates.device.type == "cpu":
+        kernels.lstm_backward(
+            gates,
+            before,
+            squashed,
+            hidden_gradient,
+            cell_gradient=cell_gradient,
+            gate_gradients=gate_gradients,
+        )
+        return
+    i, f, g, o = gates.chunk(4, 1)
+    cell_gradient += (hidden_gradient * o) * (1 - squashed * squashed)
+    parts = (
+        (cell_gradient * g) * (i * (1 - i)),
+        (cell_gradient * before) * (f * (1 - f)),
+        (cell_gradient * i) * (1 - g * g),
+        (hidden_gradient * squashed) * (o * (1 - o)),
+    )
+    torch.cat(parts, 1, out=gate_gradients)
+    cell_gradient *= f
+
+
+def _lstm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Lstm.apply
+    return apply(*arguments)
+
+
+def dense(
+    products: LayerBackend, parameters: Tensors, name: str, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return the outputs, not rectified, of the dense layer called ``name``."""
+    return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

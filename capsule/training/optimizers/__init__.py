@@ -1,0 +1,1 @@
+"""Optimizers: one update of a flat parameter buffer."""

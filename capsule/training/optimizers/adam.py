@@ -1,0 +1,125 @@
+"""Adam (Kingma and Ba 2015, algorithm 1), with clipping by the norm of the whole gradient.
+
+With gradient ``g`` of update ``t``, in this order::
+
+    g <- min(1, M / |g|) g              M: maximum norm (Pascanu et al. 2013, algorithm 1)
+    m <- a m + (1 - a) g                a: decay of the mean, beta_1
+    v <- b v + (1 - b) g^2              b: decay of the mean square, beta_2
+    w <- w - lr (m / (1 - a^t)) / (sqrt(v / (1 - b^t)) + e)
+
+``a``, ``b``, their complements, the two corrections and the factor of ``g`` are computed in float64
+and rounded to float32; all else is one IEEE 754 basic operation on float32 after another. On the
+CPU one fused loop does them all, and running means that are subnormal are stored as zero
+(:mod:`capsule.training.optimizers.centred_rmsprop` says why).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from capsule.training.layers import kernels
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.optimizers.centred_rmsprop import without_subnormals
+
+
+class Adam:
+    """Updates one set of parameters in place.
+
+    Attributes:
+        mean: Running mean of the gradient, shaped as the parameters.
+        square: Running mean of its square, shaped as the parameters.
+        updates: Updates made. With the means, that is the state.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        learning_rate: float,
+        epsilon: float,
+        mean_decay: float = 0.9,
+        square_decay: float = 0.999,
+    ) -> None:
+        """Start from zero.
+
+        Args:
+            parameters: What to update.
+            learning_rate: The paper's ``alpha``.
+            epsilon: Added to the root.
+            mean_decay: ``beta_1``; the default is the paper's.
+            square_decay: ``beta_2``; the default is the paper's.
+        """
+        self.mean = parameters.zeros_like()
+        self.square = parameters.zeros_like()
+        self.updates = 0
+        self._parameters = parameters
+        self._rate = learning_rate
+        self._epsilon = epsilon
+        self._decay = mean_decay
+        self._square_decay = square_decay
+
+    def update(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
+        """Make one update.
+
+        Args:
+            gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
+            maximum_norm: A longer gradient is brought to this length.
+        """
+        self.updates += 1
+        w, m, v = (each.flat for each in (self._parameters, self.mean, self.square))
+        factor = clipping_factor(gradient, maximum_norm)
+        correction = 1.0 - _power(self._decay, self.updates)
+        square_correction = 1.0 - _power(self._square_decay, self.updates)
+        if gradient.device.type == "cpu":
+            kernels.adam(
+                w,
+                m,
+                v,
+                gradient,
+                factor=factor,
+                decay=self._decay,
+                square_decay=self._square_decay,
+                correction=correction,
+                square_correction=square_correction,
+                epsilon=self._epsilon,
+                rate=self._rate,
+            )
+            return
+        g = gradient * factor
+        without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
+        without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
+        root = v.div(square_correction).sqrt_().add_(self._epsilon)
+        w.sub_(m.div(correction).div_(root).mul_(self._rate))
+
+
+def global_norm(gradient: torch.Tensor) -> float:
+    """Return the Euclidean norm of float32 ``[size]``.
+
+    On the CPU the squares are added one after the other in float64, in memory order; on a GPU in
+    the order of its library.
+    """
+    if gradient.device.type == "cpu":
+        return math.sqrt(kernels.sum_of_squares(gradient))
+    return math.sqrt(gradient.double().square().sum().item())
+
+
+def clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
+    """Return what brings a gradient to the norm ``maximum``, 1 if it is no longer than that."""
+    if maximum == math.inf:
+        return 1.0
+    # A norm that is not a number clips nothing: it stands in the gradient, and so in the weights.
+    norm = global_norm(gradient)
+    return maximum / norm if norm > maximum else 1.0
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return ``base^exponent`` by squaring: multiplications only, so the same bits everywhere."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result

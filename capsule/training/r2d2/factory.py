@@ -1,0 +1,103 @@
+"""R2D2 with its network, actors and replay memory, made as a spec says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
+from capsule.experiment.trainers import R2d2Trainer
+from capsule.training.acting.batching import Batching
+from capsule.training.environments import Environment, make_environment
+from capsule.training.layers.backends import backend_for
+from capsule.training.networks.recurrent import RecurrentNetwork, make_recurrent_network
+from capsule.training.r2d2.actor_worker import ActorSettings
+from capsule.training.r2d2.actors import Actors
+from capsule.training.r2d2.learner import R2D2
+from capsule.training.r2d2.replay import SequenceLayout, SequenceReplay
+from capsule.training.state.streams import make_streams
+from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
+
+LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
+
+
+def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
+    """Make the trainer with its actors and its replay memory."""
+    spec = context.spec
+    example = make_environment(spec.environment, make_streams(context.seeds), training=True)
+    network = make_network(trainer, example, spec.accelerator)
+    actors = Actors(
+        actor_settings(context, trainer, example, sequence_layout(trainer)),
+        processes=context.workers,
+        determinism=spec.determinism,
+        numerics=cpu_numerics(spec),
+    )
+    options = replay_options(context, trainer, example, network)
+    replay = SequenceReplay(context.directory / "replay", **options)
+    return R2D2(context, trainer, network, actors, replay)
+
+
+def make_network(
+    trainer: R2d2Trainer, example: Environment, accelerator: CpuAccelerator | CudaAccelerator
+) -> RecurrentNetwork:
+    """Describe the network for an environment, computed as an accelerator computes."""
+    return make_recurrent_network(
+        trainer.network,
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=trainer.recurrent_units,
+        hidden_units=trainer.hidden_units,
+        products=backend_for(accelerator),
+    )
+
+
+def sequence_layout(
+    trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
+) -> SequenceLayout:
+    """Return how episodes are cut; every learned step has a full n-step target where it can."""
+    return kind(
+        burn_in=trainer.burn_in,
+        learned=trainer.sequence_length,
+        period=trainer.sequence_stride,
+        lookahead=trainer.n_step,
+    )
+
+
+def actor_settings(
+    context: TrainerContext, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
+) -> ActorSettings:
+    """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
+    cpu = CpuAccelerator(numerics=cpu_numerics(context.spec))
+    network = make_network(trainer, example, cpu)
+    return ActorSettings(
+        environment=context.spec.environment,
+        seeds=context.seeds,
+        network=network,
+        batching=Batching.of(context.spec.determinism, network.products),
+        layout=layout,
+        actors=trainer.actors,
+        life_loss=trainer.life_loss,
+        exploration_base=trainer.exploration_base,
+        exploration_exponent=trainer.exploration_exponent,
+    )
+
+
+def replay_options(
+    context: TrainerContext, trainer: R2d2Trainer, example: Environment, network: RecurrentNetwork
+) -> dict[str, Any]:
+    """Return the options of :class:`SequenceReplay`, but for the folder."""
+    # A step adds one entry, and a second one where it truncates an episode.
+    steps = (state_interval(context.spec) + trainer.interval_steps) // trainer.actors
+    return {
+        "layout": sequence_layout(trainer),
+        "actors": trainer.actors,
+        "capacity": trainer.replay_capacity,
+        "slack": 2 * steps,
+        "frame_shape": example.frame_shape,
+        "frame_dtype": example.frame_dtype,
+        "frame_stack": example.frame_stack,
+        "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
+        "exponent": trainer.priority_exponent,
+        "floor": LOWEST_PRIORITY,
+        "initial_priority": "given",
+    }

@@ -1,0 +1,491 @@
+"""R2D2, recurrent replay distributed DQN (Kapturowski et al. 2019), under a lockstep schedule.
+
+The run advances in *intervals*. In each, every logical actor takes ``update_interval`` steps and
+the learner makes one update, beside each other::
+
+    actors:   act with theta_a                                 | insert, actor by actor
+    learner:  draw a minibatch, its gradient at theta_k        | new priorities, theta_{k+1}
+
+The minibatch is drawn from the memory as it is before the interval's steps, so both halves depend
+only on what was there before, and neither timing nor the number of processes and threads has a say.
+The actors' parameters theta_a are copied from theta every ``actor_update_interval`` steps of an
+actor. This fixes the replay ratio, too, which an asynchronous R2D2 leaves to the hardware.
+
+A sequence is learned as in the paper's section 3: both networks are unrolled from the recurrent
+state that is stored with it, or from zero, over ``burn_in`` steps without a gradient, and then over
+the learned steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
+
+Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
+
+* Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
+  0.8; its actors' 260 steps per second would give more steps per update.
+* An n-step target near the end of a sequence bootstraps from up to ``n_step`` states after the
+  learned ones; where only an episode's end limits it, from the last state, with fewer steps.
+* Initial priorities bootstrap from ``max_a Q`` of the actor's parameters, because an actor has no
+  target network.
+* The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
+  learned like all others; the paper does not say.
+* The replay memory keeps each actor's newest share instead of the newest of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.trainers import R2d2Trainer
+from capsule.training.acting.batched_actors import Inputs
+from capsule.training.episode_statistics import EpisodeStatistics
+from capsule.training.evaluation.protocol import Policy
+from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
+from capsule.training.losses.r2d2 import (
+    clip_rewards,
+    double_q_targets,
+    importance_weights,
+    sequence_loss,
+    sequence_priorities,
+    td_errors,
+)
+from capsule.training.networks.feedforward import Parameters, flatten, initialize
+from capsule.training.networks.recurrent import RecurrentNetwork
+from capsule.training.optimizers.adam import Adam
+from capsule.training.r2d2.actor_worker import ActorsState, Experience, exploration_ladder, q_values
+from capsule.training.r2d2.actors import Actors
+from capsule.training.r2d2.replay import SequenceBatch, SequenceReplay
+from capsule.training.state.checkpoint import array_document, document_array
+from capsule.training.train_state import TrainState
+from capsule.training.trainer import TrainerContext
+
+_NO_STATE = np.zeros(0, np.float32)
+
+
+class R2D2(EpisodeStatistics):
+    """The learner, its actors, and everything their next step depends on.
+
+    Attributes:
+        step: Agent steps taken, of all actors.
+        updates: Parameter updates made.
+        loss: Mean loss of the last minibatch, None before the first.
+        actions: Number of actions.
+        network: Architecture.
+        online: Parameters theta.
+        target: Parameters theta^-.
+        acting: The actors' parameters theta_a.
+        optimizer: Its running means.
+    """
+
+    def __init__(
+        self,
+        context: TrainerContext,
+        trainer: R2d2Trainer,
+        network: RecurrentNetwork,
+        actors: Actors,
+        replay: SequenceReplay,
+    ) -> None:
+        """Draw theta, and copy it into theta^- and theta_a.
+
+        Args:
+            context: The run.
+            trainer: The spec's section ``trainer``.
+            network: Architecture.
+            actors: All of them, with an episode begun each.
+            replay: An empty memory.
+        """
+        super().__init__()
+        self._setting = context
+        self._spec, self._trainer = context.spec, trainer
+        self._streams, self._trace, self._device = context.streams, context.trace, context.device
+        self._actors, self._replay = actors, replay
+        self._stores = trainer.recurrent_state == "stored"
+        self.network, self.actions = network, network.actions
+        self.online = Parameters(network.shapes, self._device)
+        initialize(self.online, context.streams["initialization"])
+        self.target, self.acting = self.online.zeros_like(), self.online.zeros_like()
+        self.target.copy_from(self.online)
+        self.acting.copy_from(self.online)
+        self.optimizer = Adam(
+            self.online, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon
+        )
+        self._learned = TrainState(
+            self.online,
+            {"mean": self.optimizer.mean, "square": self.optimizer.square},
+            target=self.target,
+            others={"acting": self.acting},
+        )
+        self._leaves = {
+            name: view.detach().requires_grad_() for name, view in self.online.views.items()
+        }
+        cuts = np.cumsum([0, *trainer.micro_batches])
+        self._shards = [slice(first, end) for first, end in pairwise(cuts)]
+        on_cpu = self._device.type == "cpu"
+        self._pool = ThreadPoolExecutor(context.workers if on_cpu else 1, "learner")
+        self._gradient = self.online.flat[:0]
+        self._minibatch: tuple[SequenceBatch, ...] = ()
+        self._sent = False  # whether the actors' processes have theta_a
+        self.updates = 0
+
+    # The algorithm
+
+    def train_step(self) -> None:
+        """Take ``update_interval`` steps of each actor and, once learning has started, update."""
+        self._begin_acting()
+        learns = self.step >= self._trainer.replay_start
+        if learns:
+            indices, losses, priorities = self._learn()
+        experiences = self._actors.finish()
+        if learns:
+            self._replay.update_priorities(indices, priorities)
+        for actor, experience in enumerate(experiences):
+            self._insert(actor, experience)
+        if learns:
+            self._update(losses)
+        self.step += self._trainer.interval_steps
+        if self.step % self._spec.recording.trace_interval == 0:
+            self.record()
+
+    def exploration(self) -> float:
+        """Return the mean epsilon of the actors."""
+        trainer = self._trainer
+        ladder = exploration_ladder(
+            trainer.actors, trainer.exploration_base, trainer.exploration_exponent
+        )
+        return sum(ladder) / len(ladder)
+
+    def policy(self, parameters: Parameters) -> Policy:
+        """Return the policy of ``parameters``, for evaluations."""
+
+        def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return q_values(self.network, parameters, inputs)
+
+        return RecurrentPolicy(self.network, self._spec.environment, self._device, evaluate)
+
+    def _begin_acting(self) -> None:
+        due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
+        if due:
+            self.acting.copy_from(self.online)
+        parameters = self.acting.flat if due or not self._sent else None
+        self._actors.begin(self._trainer.update_interval, parameters)
+        self._sent = True
+
+    def _insert(self, actor: int, experience: Experience) -> None:
+        """Add what an actor did to the memory, with the priorities that its values give."""
+        self._trace.add("observations", experience.frames)
+        self._trace.add("actions", experience.actions)
+        self._trace.add("rewards", np.stack((experience.rewards, experience.game_rewards)))
+        self._trace.add("terminals", np.stack((experience.terminals, experience.ended)))
+        finished: list[int] = []
+        for step in range(len(experience.actions)):
+            terminal, ended = bool(experience.terminals[step]), bool(experience.ended[step])
+            finished += self._replay.append(
+                actor,
+                experience.frames[step],
+                int(experience.actions[step]),
+                float(experience.rewards[step]),
+                terminal,
+                ended=ended and terminal,
+                state=experience.states.get(step) if self._stores else _NO_STATE,
+                values=experience.values[step],
+            )
+            if step in experience.last_frames:
+                finished += self._replay.end_episode(
+                    actor, experience.last_frames[step], experience.last_values[step]
+                )
+        if finished:
+            self._prioritize(np.array(finished, np.int64))
+        self._count(experience.returns)
+
+    def _prioritize(self, indices: NDArray[np.int64]) -> None:
+        """Give new sequences priorities by the errors of the actors' own values."""
+        batch = self._replay.gather(indices, frames=False)
+        values = torch.from_numpy(batch.values[self._trainer.burn_in :]).to(self._device)
+        taken, largest = values.unbind(2)
+        best = largest.unsqueeze(2)  # the only action to select from
+        window = self._window(batch)
+        errors = self._targets(window, best, best) - taken[: self._trainer.sequence_length]
+        self._replay.update_priorities(indices, self._priorities(errors, window))
+
+    # Learning
+
+    def _learn(self) -> tuple[NDArray[np.int64], list[torch.Tensor], NDArray[np.float64]]:
+        """Draw a minibatch and compute its gradient at theta_k.
+
+        Returns:
+            The sequences' indices, the loss of each shard, and new priorities.
+        """
+        trainer = self._trainer
+        draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size, stratified=False)
+        self._trace.add("indices", draw.indices)
+        weights = torch.from_numpy(
+            importance_weights(draw.probabilities, trainer.importance_exponent)
+        )
+
+        def shard(columns: slice) -> _Part:
+            batch = self._replay.gather(draw.indices[columns])
+            return self._differentiate(batch, weights[columns])
+
+        parts = list(self._pool.map(shard, self._shards))
+        self._minibatch, losses, gradients, priorities = zip(*parts, strict=True)
+        total = gradients[0]
+        for gradient in gradients[1:]:
+            total = total + gradient
+        self._gradient = total
+        return draw.indices, list(losses), np.concatenate(priorities)
+
+    def _differentiate(self, batch: SequenceBatch, weights: torch.Tensor) -> _Part:
+        """Compute the loss of some sequences, its gradient, and their new priorities."""
+        trainer = self._trainer
+        window = self._window(batch)
+        rows = _Rows(
+            *(
+                torch.from_numpy(array).to(self._device)
+                for array in (
+                    batch.observations,
+                    batch.previous_actions,
+                    batch.previous_rewards,
+                    batch.resets,
+                )
+            )
+        )
+        states = self._initial_states(batch)
+        first, end = trainer.burn_in, trainer.burn_in + trainer.sequence_length
+        with torch.no_grad():
+            start = self._burn_in(self.target.views, rows, states)
+            target_values, _ = self._unroll(self.target.views, rows, slice(first, None), start)
+            start = self._burn_in(self._leaves, rows, states)
+        values, after = self._unroll(self._leaves, rows, slice(first, end), start)
+        with torch.no_grad():  # steps that are only bootstrapped from
+            others, _ = self._unroll(self._leaves, rows, slice(end, None), after)
+            online_values = torch.cat((values, others))
+        targets = self._targets(window, online_values, target_values)
+        errors = td_errors(values, window.actions, targets)
+        weights = weights.to(self._device)
+        loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
+        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
+        flat = torch.cat([flatten(gradient) for gradient in gradients])
+        return _Part(batch, loss.detach(), flat, self._priorities(errors, window))
+
+    def _burn_in(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rows: _Rows,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the recurrent states before the learned steps, from those before the first row."""
+        steps = self._trainer.burn_in
+        if not (steps and self._trainer.recurrent_units):
+            return states
+        observations, actions, rewards, resets = rows.part(slice(steps))
+        seen = observations, actions, rewards
+        _, after = self.network.remember(parameters, *seen, states, resets)
+        fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
+        return torch.where(fresh, states, after)
+
+    def _unroll(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rows: _Rows,
+        part: slice,
+        states: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the Q-values of a part of the rows, and the states after it."""
+        observations, actions, rewards, resets = rows.part(part)
+        return self.network.unroll(parameters, observations, actions, rewards, states, resets)
+
+    def _window(self, batch: SequenceBatch) -> _Window:
+        """Return what of a batch comes after the prefix."""
+        first, length = self._trainer.burn_in, self._trainer.sequence_length
+        received = batch.rewards[first:]
+        if self._trainer.asymmetric_clipping:
+            received = clip_rewards(received.astype(np.float64))
+        rewards, terminals, valid, actions = (
+            torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+            for array in (
+                received,
+                batch.terminals[first:],
+                batch.valid[first:],
+                batch.actions[first:],
+            )
+        )
+        return _Window(
+            rewards=rewards,
+            discounts=self._trainer.discount * (~terminals).to(torch.float32),
+            lengths=valid.sum(0),
+            actions=actions[:length],
+            valid=valid[:length],
+        )
+
+    def _targets(
+        self, window: _Window, online_values: torch.Tensor, target_values: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the n-step double-Q targets of the learned steps."""
+        targets = double_q_targets(
+            window.rewards,
+            window.discounts,
+            online_values,
+            target_values,
+            window.lengths,
+            steps=self._trainer.n_step,
+            epsilon=self._trainer.rescaling_epsilon,
+        )
+        return targets[: self._trainer.sequence_length]
+
+    def _priorities(self, errors: torch.Tensor, window: _Window) -> NDArray[np.float64]:
+        share = self._trainer.priority_maximum_share
+        return sequence_priorities(errors, window.valid, share)
+
+    def _initial_states(self, batch: SequenceBatch) -> torch.Tensor:
+        if self._stores:
+            return torch.from_numpy(batch.states).to(self._device)
+        shape = (batch.resets.shape[1], *self.network.state_shape)
+        return torch.zeros(shape, device=self._device)
+
+    def _update(self, losses: Sequence[torch.Tensor]) -> None:
+        """Descend the summed gradient, theta_k to theta_{k+1}."""
+        parts = [float(loss) for loss in losses]
+        fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
+        self._take_loss(parts, self._trace, fix=fix)
+        self.optimizer.update(self._gradient, self._trainer.max_gradient_norm or math.inf)
+        self.updates += 1
+        if self.updates % self._trainer.target_interval == 0:
+            self.target.copy_from(self.online)
+
+    # Recording
+
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        first = self._trace.records == 0
+        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
+        sizes = [len(segment) for segment in self.online.segments]
+        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            minibatch=_digest(self._minibatch) if complete and self._minibatch else None,
+            tensors=self._learned.digests(gradient) if complete else None,
+        )
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state, by group and name."""
+        return self._learned.tensors()
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        actors = self._actors.state()
+        return {
+            **self._tallied(),
+            "updates": self.updates,
+            "actors": actors.actors,
+            "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
+            "replay": self._replay.state(),
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already.
+
+        Args:
+            step: Agent steps taken.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: An environment or the replay memory does not return to it.
+        """
+        arrays = {name: document_array(array) for name, array in state["arrays"].items()}
+        self._actors.restore(ActorsState(state["actors"], arrays))
+        self._replay.restore(state["replay"])
+        self._resume_tally(step, state)
+        self.updates = state["updates"]
+        self._learned.load(tensors)
+        self.optimizer.updates = self.updates
+        self._sent = False
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return the profiles of the actors' streams, named ``stream/actor``."""
+        return [
+            profile.model_copy(update={"name": f"{name}/{actor}"})
+            for actor, profiles in enumerate(self._actors.profiles())
+            for name, profile in sorted(profiles.items())
+        ]
+
+    def use(self) -> TrainerUse:
+        """Say where the network was, and how many actors stepped together."""
+        actors = len(self._actors.profiles())
+        return TrainerUse(device=str(self.online.flat.device), actors=actors, schedule="lockstep")
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return nothing: there are no other files."""
+        return {}
+
+    def close(self) -> None:
+        """End every thread and process."""
+        self._pool.shutdown()
+        self._actors.close()
+
+
+class _Part(NamedTuple):
+    """What a shard of a minibatch gives.
+
+    Attributes:
+        batch: Its sequences.
+        loss: Scalar.
+        gradient: Flat, in the memory order of the parameters.
+        priorities: float64 ``[sequences]``.
+    """
+
+    batch: SequenceBatch
+    loss: torch.Tensor
+    gradient: torch.Tensor
+    priorities: NDArray[np.float64]
+
+
+class _Rows(NamedTuple):
+    """What a network sees of a batch, as :meth:`RecurrentNetwork.unroll` takes it."""
+
+    observations: torch.Tensor
+    previous_actions: torch.Tensor
+    previous_rewards: torch.Tensor
+    resets: torch.Tensor
+
+    def part(self, rows: slice) -> _Rows:
+        """Return some of the rows."""
+        return _Rows(*(each[rows] for each in self))
+
+
+class _Window(NamedTuple):
+    """The steps of a batch after its prefix; ``time`` includes those that only give rewards.
+
+    Attributes:
+        rewards: float32 ``[time, batch]``.
+        discounts: float32 ``[time, batch]``: 0 where the return ends.
+        lengths: int64 ``[batch]``: steps that there are.
+        actions: int64 ``[learned, batch]``.
+        valid: bool ``[learned, batch]``.
+    """
+
+    rewards: torch.Tensor
+    discounts: torch.Tensor
+    lengths: torch.Tensor
+    actions: torch.Tensor
+    valid: torch.Tensor
+
+
+def _digest(batches: Sequence[SequenceBatch]) -> str:
+    """Return the XXH3-128 of a minibatch as it was gathered."""
+    state = xxhash.xxh3_128()
+    for batch in batches:
+        for array in batch:
+            state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()

@@ -1,0 +1,95 @@
+"""Keeping the states that segments of a run begin with (:mod:`capsule.experiment.states`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import remove_unfinished
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.states import BLOCK_BYTES, StateFile, StateIndex
+from capsule.training.state.run_directory import write_document
+
+_OF_EVALUATION = ("networks", "evaluation.json")  # a segment ends before it
+
+
+def keep_state(directory: Path, step: int) -> None:
+    """Keep what the run directory's folder ``state`` holds now as the state at ``step``.
+
+    The pack appears before the index that names it, each by atomic rename, so that a killed run
+    keeps the state when it goes on; nothing is done where there is an index.
+
+    Raises:
+        CapsuleError: CAP-T161, CAP-T131, there is no room.
+    """
+    folder = directory / contract.SEGMENT_STATES
+    name = contract.checkpoint_name(step)
+    if (folder / f"{name}.json").exists():
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        remove_unfinished(folder)
+        index = _pack(directory / contract.STATE, folder, step)
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-T161",
+            f"the state at step {step} cannot be kept: {error.strerror}",
+            fix="Free disk space or raise limits.disk_mb, then run again; or set "
+            "recording.segment_states to false.",
+            exit_code=ExitCode.TRAINING_FAILED,
+        ) from error
+    write_document(folder / f"{name}.json", index)
+
+
+def _pack(state: Path, folder: Path, step: int) -> StateIndex:
+    """Write the pack of a state, and return its index."""
+    known = _known_blocks(folder)
+    packed: list[str] = []
+    files: dict[str, StateFile] = {}
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".pack.")
+    try:
+        with os.fdopen(handle, "wb") as pack:
+            for path in _files(state):
+                with path.open("rb") as stream:
+                    digests = list(_add(stream, pack, known, packed))
+                    file = StateFile(size=stream.tell(), blocks=tuple(digests))
+                files[path.relative_to(state).as_posix()] = file
+            pack.flush()
+            os.fsync(pack.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(folder / f"{contract.checkpoint_name(step)}.blocks")
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return StateIndex(step=step, files=files, packed=tuple(packed))
+
+
+def _add(stream: BinaryIO, pack: BinaryIO, known: set[str], packed: list[str]) -> Iterator[str]:
+    """Yield the digest of each block of a file, having packed those that are new."""
+    while block := stream.read(BLOCK_BYTES):
+        digest = hashlib.sha256(block).hexdigest()
+        if digest not in known:
+            known.add(digest)
+            packed.append(digest)
+            pack.write(block)
+        yield digest
+
+
+def _known_blocks(folder: Path) -> set[str]:
+    """Return the blocks that the states kept before have packed."""
+    indexes = (StateIndex.model_validate_json(path.read_bytes()) for path in folder.glob("*.json"))
+    return {digest for index in indexes for digest in index.packed}
+
+
+def _files(state: Path) -> list[Path]:
+    """Return the files of a state, sorted: those of a checkpoint, of replay, of the schedule."""
+    return [
+        path
+        for path in sorted(state.rglob("*"))
+        if path.is_file() and path.relative_to(state).parts[0] not in _OF_EVALUATION
+    ]

@@ -1,0 +1,144 @@
+"""Writing the trace: a hash chain over everything that flowed through training.
+
+The format is described in :mod:`capsule.experiment.trace`. What flows within one record is
+folded into 16 bytes per component as it comes (``leaf = XXH3-128(leaf || data)``), so that a run
+can be resumed in the middle of a record. XXH3 leaves are for finding differences cheaply; the chain
+over them is SHA-256.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.trace import COMPONENTS, GENESIS, SEGMENT_RECORDS, extend, segment_line
+from capsule.training.state.streams import Stream
+
+_FLOWING = ("schedule", "observations", "actions", "rewards", "terminals", "indices", "loss")
+
+
+class Trace:
+    """The trace of one run.
+
+    Attributes:
+        records: Records written so far.
+        head: Head of the chain, hexadecimal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the trace at ``path`` for appending; :meth:`restore` decides where it goes on."""
+        self._file = path.open("ab")
+        self.records = 0
+        self._head = GENESIS
+        self._leaves = dict.fromkeys(_FLOWING, b"")
+
+    @property
+    def head(self) -> str:
+        """Head of the chain, hexadecimal."""
+        return self._head.hex()
+
+    def add(self, component: str, data: Any) -> None:
+        """Fold ``data`` (anything with a contiguous buffer) into the current record."""
+        leaf = xxhash.xxh3_128(self._leaves[component])
+        leaf.update(data)
+        self._leaves[component] = leaf.digest()
+
+    def record(
+        self,
+        step: int,
+        streams: Mapping[Any, Stream],
+        *,
+        loss: float | None = None,
+        minibatch: str | None = None,
+        generations: Mapping[str, Any] | None = None,
+        unrolls: Mapping[str, str] | None = None,
+        tensors: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """Write one record over what was added since the last one.
+
+        Args:
+            step: Agent steps done.
+            streams: Every stream; folded into one digest, or named one by one beside ``tensors``.
+            loss: Mean loss of the last minibatch.
+            minibatch: Digest of the last minibatch as the replay memory gave it.
+            generations: Name to document of each that began in a population.
+            unrolls: Name to digest of each unroll that was learned.
+            tensors: Component to tensor name to digest.
+        """
+        digests = {str(name): f"{stream.draws}:{stream.digest}" for name, stream in streams.items()}
+        folded = xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
+        flowed = {name: leaf.hex() for name, leaf in self._leaves.items() if leaf}
+        losses = {"last": None if loss is None else loss.hex(), "digest": flowed.pop("loss", "")}
+        fields: dict[str, Any] = {"streams": digests if tensors else folded, **flowed}
+        if generations is not None:
+            fields["generations"] = generations
+        if unrolls is not None:
+            fields["unrolls"] = unrolls
+        if minibatch is not None:
+            fields["minibatch"] = minibatch
+        fields |= {"loss": losses, **(tensors or {})}
+        ordered = {name: fields[name] for name in COMPONENTS if name in fields}
+        self._append(json.dumps({"step": step, **ordered}, separators=(",", ":")).encode())
+        self._leaves = dict.fromkeys(_FLOWING, b"")
+
+    def flush(self) -> None:
+        """Hand everything written to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot, after making the file durable up to here."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {
+            "records": self.records,
+            "head": self.head,
+            "offset": self._file.tell(),
+            "leaves": {name: leaf.hex() for name, leaf in self._leaves.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a snapshot, dropping whatever was written after it; from nothing if None.
+
+        Raises:
+            CapsuleError: CAP-T121, the file is shorter than the snapshot says.
+        """
+        offset = state["offset"] if state else 0
+        size = self._file.seek(0, os.SEEK_END)
+        if size < offset:
+            raise CapsuleError(
+                "CAP-T121",
+                f"trace.jsonl holds {size} bytes, but the saved state ends at byte {offset}",
+                fix="Start a new run directory: this one was changed or is incomplete.",
+                exit_code=ExitCode.TRAINING_FAILED,
+            )
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        if state:
+            self.records = state["records"]
+            self._head = bytes.fromhex(state["head"])
+            # In the order of the file: a canonical document of the state has its keys sorted.
+            self._leaves = {name: bytes.fromhex(state["leaves"][name]) for name in _FLOWING}
+
+    def _append(self, line: bytes) -> None:
+        self._file.write(line + b"\n")
+        self._head = extend(self._head, line)
+        self.records += 1
+        if self.records % SEGMENT_RECORDS == 0:
+            self._file.write(segment_line(self._head, self.records) + b"\n")
+
+
+def leaf_digest(array: NDArray[Any]) -> str:
+    """Return the XXH3-128 of an array's elements in C order, hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).data)

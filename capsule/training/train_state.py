@@ -1,0 +1,71 @@
+"""What an agent has learned, as checkpoints hold it and the trace digests it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.state.trace import leaf_digest
+
+
+class TrainState:
+    """Parameters, what an optimizer remembers, target parameters, and what else a trainer has."""
+
+    def __init__(
+        self,
+        online: Parameters,
+        optimizer: Mapping[str, Parameters],
+        *,
+        target: Parameters | None = None,
+        others: Mapping[str, Parameters] = MappingProxyType({}),
+    ) -> None:
+        """Gather parameters; the trace does not digest ``others``."""
+        self._online, self._optimizer = online, optimizer
+        self._targets = {} if target is None else {"target": target}
+        optimized = {f"optimizer/{name}": part for name, part in optimizer.items()}
+        self._groups = {"parameters": online, **self._targets, **optimized, **others}
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all of it, as ``group/name``."""
+        return {
+            f"{group}/{name}": array
+            for group, parameters in self._groups.items()
+            for name, array in parameters.arrays().items()
+        }
+
+    def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what :meth:`tensors` returned."""
+        for group, parameters in self._groups.items():
+            parameters.load({name: tensors[f"{group}/{name}"] for name in parameters.views})
+
+    def digests(self, gradient: Sequence[torch.Tensor] | None) -> dict[str, dict[str, str]]:
+        """Return the components of a trace record: name of a tensor to its digest.
+
+        Args:
+            gradient: The last one, a flat tensor for each parameter tensor; None before the first.
+        """
+        names = list(self._online.views)
+        return {
+            **({} if gradient is None else {"gradient": _digests(names, gradient)}),
+            "parameters": _digests(names, self._online.segments),
+            **{name: _digests(names, part.segments) for name, part in self._targets.items()},
+            "optimizer": {
+                f"{kind}/{name}": digest
+                for kind, part in self._optimizer.items()
+                for name, digest in _digests(names, part.segments).items()
+            },
+        }
+
+
+def _digests(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, str]:
+    """Return name to digest of each tensor's elements, in memory order."""
+    return {
+        name: leaf_digest(tensor.detach().cpu().numpy())
+        for name, tensor in zip(names, tensors, strict=True)
+    }

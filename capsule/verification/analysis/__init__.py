@@ -1,0 +1,1 @@
+"""Analysis: where two runs differ first, by how much, and why."""

@@ -1,0 +1,356 @@
+"""From where two runs part to the class of causes: plain rules, each with its evidence.
+
+A rule looks at the facts and names its class, or nothing. What it says is *shown* if no other
+class can have the same evidence, *likely* if something that differs explains it, and *possible*
+if it only does not contradict. ``docs/diff.md`` has the rules in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from capsule.verification.analysis.pin_differences import Change, Family, Kind
+from capsule.verification.analysis.trace_alignment import STATES, TraceAlignment
+from capsule.verification.content.parts import HARMLESS, Nature, Part
+from capsule.verification.content.ulp import Distance
+from capsule.verification.verdict import (
+    Bisection,
+    Cause,
+    CauseName,
+    Certainty,
+    ComponentDifference,
+    OutputComparison,
+    OutputDifference,
+)
+
+ROUNDING = 1e-3  # relative difference of a loss up to which rounding may have grown within a record
+GIVEN = ("observations", "rewards", "terminals")  # by the environment
+RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episodes")
+LEARNED = 3  # of these are as they were when the trace ended
+COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
+CAUSES_SHOWN = 2
+_EVIDENCE = 3  # changes named for one cause
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of two runs that are not equal.
+
+    Attributes:
+        walk: Their traces side by side; None for programs of the user's own.
+        results: What differs beside the trace.
+        changes: What differs in pins and machines.
+        contradictions: What a side says of itself that cannot be.
+        loss: How far apart the losses are where they first differ.
+        bisection: What dense records of both sides showed.
+        outputs: The outputs of a program that differ, compared by content.
+    """
+
+    walk: TraceAlignment | None
+    results: tuple[ComponentDifference, ...]
+    changes: tuple[Change, ...]
+    contradictions: tuple[str, ...] = ()
+    loss: Distance | None = None
+    bisection: Bisection | None = None
+    outputs: OutputComparison | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Components of the first difference, causes before effects; as fine as is known."""
+        if self.bisection is not None:
+            return self.bisection.component, *self.bisection.also
+        if self.walk is None or self.walk.first is None:
+            return ()
+        return self.walk.first.component, *self.walk.first.also
+
+    @property
+    def place(self) -> str:
+        """Where that is."""
+        if self.bisection is not None:
+            return f"the update that ends at step {self.bisection.step}"
+        step = 0 if self.walk is None or self.walk.first is None else self.walk.first.step
+        return f"the record of step {step}"
+
+    def of(self, *kinds: Kind) -> list[Change]:
+        """Return the changes of some kinds."""
+        return [change for change in self.changes if change.kind in kinds]
+
+    def family(self) -> Family:
+        """Say what kind of thing differs first."""
+        if not self.parts:
+            return "results"
+        if self.parts[0] == "schedule":
+            return "schedule"
+        if self.of("seed") and "streams" in self.parts:
+            return "seed"
+        return "environment" if any(part in self.parts for part in GIVEN) else "numbers"
+
+
+def explain(facts: Facts) -> tuple[Cause, ...]:
+    """Name the classes that the evidence allows, the most likely first, at most two."""
+    found = [cause for rule in _RULES if (cause := rule(facts)) is not None]
+    order = get_args(Certainty)
+    found.sort(key=lambda cause: order.index(cause.certainty or "possible"))
+    return tuple(found[:CAUSES_SHOWN]) or (_unexplained(facts),)
+
+
+def _tampering(facts: Facts) -> Cause | None:
+    if facts.contradictions:
+        return _cause("tampering", "shown", *facts.contradictions)
+    walk = facts.walk
+    if walk is None:
+        return None
+    if walk.first is None:
+        return _other_claims(facts)
+    altered = [name for name in STATES if name in walk.intervals]
+    explained = facts.of("seed", "environment", "schedule", "numerics", "machine", "code")
+    if not walk.reconverged or (explained and not altered):
+        return None
+    last = max(stop for intervals in walk.intervals.values() for _, stop in intervals)
+    return _cause(
+        "tampering",
+        "shown" if altered else "likely",
+        f"{walk.differing} of {walk.records} records differ, in {_listed(list(walk.intervals))}; "
+        f"after step {last} all records are equal again, down to every parameter",
+        "what follows from a state cannot be equal again once that state was another"
+        if altered
+        else "no difference of locks or machines could explain a record that differs alone",
+    )
+
+
+def _other_claims(facts: Facts) -> Cause | None:
+    """Equal traces lead to equal results, unless something else has a say in these."""
+    names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
+    if not names or facts.walk is None:
+        return None
+    learned = any(name.startswith(RESULTS[:LEARNED]) for name in names)
+    judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
+    return _cause(
+        "tampering",
+        "shown" if learned else "possible" if judged else "likely",
+        f"all {facts.walk.records} trace records are equal, down to every parameter and random "
+        f"draw, but {_listed(names)} {'is' if len(names) == 1 else 'are'} not",
+        *([] if judged else ["no difference of locks or machines could explain that"]),
+    )
+
+
+def _other_seed(facts: Facts) -> Cause | None:
+    seeds = facts.of("seed")
+    if not seeds or facts.walk is None or facts.walk.first is None:
+        return None
+    first = facts.walk.at_once
+    begins = "streams" in facts.parts or (first and "parameters" in facts.parts)
+    return _cause(
+        "other-seed",
+        "shown" if begins else "possible",
+        *_named(seeds),
+        f"{_listed(facts.parts[:1])} differ in {facts.place}"
+        + (", the first of all" if first else ", and not before"),
+    )
+
+
+def _actor_order(facts: Facts) -> Cause | None:
+    if facts.parts[:1] != ("schedule",):
+        return None
+    return _cause(
+        "actor-order",
+        "shown",
+        f"in {facts.place} another actor's unroll, or one of another policy version, is learned; "
+        "streams are equal up to there",
+        *([] if "unrolls" in facts.parts else ["the same unrolls are learned, in another order"]),
+        *_named(facts.of("schedule")),
+    )
+
+
+def _environment(facts: Facts) -> Cause | None:
+    given = [part for part in facts.parts if part in GIVEN]
+    upstream = [part for part in facts.parts if part in ("schedule", "generations", "actions")]
+    if not given or facts.of("seed") or "schedule" in upstream or _is_computed(facts):
+        return None
+    changed = facts.of("environment")
+    equal = "actions" not in upstream
+    return _cause(
+        "environment-dynamics",
+        "shown" if equal else "likely" if changed else "possible",
+        f"in {facts.place} the environment gave other {_listed(given)}"
+        + (" to equal actions" if equal else "; actions differ in the same record"),
+        "losses, and all tensors as far as they were recorded, are equal up to there",
+        *_named(changed),
+    )
+
+
+def _arithmetic(facts: Facts) -> Cause | None:
+    operator = None if facts.bisection is None else facts.bisection.operator
+    pins = facts.of("numerics", "machine")
+    same_call = operator is not None and operator.a == operator.b and operator.same_inputs
+    computed = _computed(facts)
+    if not computed or not (pins or same_call):
+        return None
+    small = facts.loss is not None and facts.loss.relative <= ROUNDING
+    alone = not facts.of("settings", "code", "library")
+    if facts.loss is not None and not small and not same_call:
+        return None
+    return _cause(
+        "arithmetic",
+        "shown" if same_call else "likely" if alone and _is_computed(facts) else "possible",
+        *computed,
+        *_named(pins),
+        *(["one operator gave other bits to equal inputs and arguments"] if same_call else []),
+    )
+
+
+def _changed_program(facts: Facts) -> Cause | None:
+    changed = facts.of("code", "library")
+    if not changed or not facts.parts:
+        return None
+    large = facts.loss is not None and facts.loss.relative > ROUNDING
+    alone = not facts.of("settings", "numerics", "machine")
+    certainty: Certainty = "likely" if _is_computed(facts) and (alone or large) else "possible"
+    evidence = _computed(facts) or [_first(facts)]
+    return _cause("changed-code-or-library", certainty, *evidence, *_named(changed))
+
+
+def _other_settings(facts: Facts) -> Cause | None:
+    changed = facts.of("settings") if facts.parts else facts.of("evaluation")
+    if not changed or not (facts.parts or facts.results):
+        return None
+    return _cause("other-settings", "likely", _first(facts), *_named(changed))
+
+
+def _unexplained(facts: Facts) -> Cause:
+    if facts.changes:
+        hint = "what differs in locks and machines is listed; the evidence does not decide"
+    else:
+        hint = (
+            "locks and machines, as far as they are known, are the same: 'capsule diagnose' says "
+            "whether the run repeats at all"
+        )
+    return Cause(name="unexplained", certainty=None, evidence=(_first(facts), hint))
+
+
+def _clock(facts: Facts) -> Cause | None:
+    """Dates of the two runs stand in the outputs."""
+    dated = _of_nature(facts, "date")
+    if not dated or facts.outputs is None:
+        return None
+    only = facts.outputs.nature in HARMLESS
+    return Cause(
+        name="clock",
+        certainty="shown" if only else "likely",
+        evidence=(
+            *(f"{place}: {part.claimed} / {part.found}" for place, part in dated[:_EVIDENCE]),
+            "each is a date by its format, or lies in the time of the run that wrote it"
+            + ("; nothing else differs" if only else "; what else differs may follow from it"),
+        ),
+        fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
+        "leave the file out with trainer.outputs.",
+    )
+
+
+def _packaging(facts: Facts) -> Cause | None:
+    if facts.outputs is None or facts.outputs.nature != "packaging":
+        return None
+    places = [place for place, _ in _of_nature(facts, "packaging")]
+    return Cause(
+        name="packaging",
+        certainty="shown",
+        evidence=(f"the same content is written down otherwise: {_listed(places)}",),
+    )
+
+
+def _order_of_lines(facts: Facts) -> Cause | None:
+    reordered = _of_nature(facts, "order")
+    if not reordered:
+        return None
+    return Cause(
+        name="order-of-lines",
+        certainty="shown",
+        evidence=(f"the same lines stand in another order from {reordered[0][0]} on",),
+        fix="Let one thread or process write the file, or sort its lines; "
+        "trainer.standard_output: false if it is the standard output.",
+    )
+
+
+def _other_names(facts: Facts) -> Cause | None:
+    files = () if facts.outputs is None else facts.outputs.files
+    renamed = [f for f in files if f.found_path is not None and f.content is None]
+    if not renamed or all(file.nature == "date" for file in renamed):
+        return None
+    pairs = [f"{file.path} / {file.found_path}" for file in renamed]
+    return Cause(
+        name="other-names",
+        certainty="shown",
+        evidence=(f"equal content stands under other names: {_listed(pairs)}",),
+        fix="Derive names of files from the seed or the step, not from a time, a process id or a "
+        "random number.",
+    )
+
+
+def _of_nature(facts: Facts, nature: Nature) -> list[tuple[str, Part | OutputDifference]]:
+    """Return the parts of outputs that differ in one way, each with its place."""
+    files = () if facts.outputs is None else facts.outputs.files
+    found: list[tuple[str, Part | OutputDifference]] = [
+        (file.path, file) for file in files if file.content is None and file.nature == nature
+    ]
+    for file in files:
+        parts = () if file.content is None else file.content.parts
+        found += [(f"{file.path}, {part.where}", part) for part in parts if part.nature == nature]
+    return found
+
+
+_RULES: tuple[Callable[[Facts], Cause | None], ...] = (
+    _tampering,
+    _other_seed,
+    _actor_order,
+    _environment,
+    _other_settings,
+    _arithmetic,
+    _changed_program,
+    _clock,
+    _packaging,
+    _order_of_lines,
+    _other_names,
+)
+
+
+def _cause(name: CauseName, certainty: Certainty, *evidence: str) -> Cause:
+    return Cause(name=name, certainty=certainty, evidence=evidence)
+
+
+def _is_computed(facts: Facts) -> bool:
+    """Tell whether what differs first was computed by networks, from equal data."""
+    return facts.parts[:1] in [(part,) for part in (*COMPUTED, "actions")]
+
+
+def _computed(facts: Facts) -> list[str]:
+    """Return what speaks for a network's computing something else; nothing if nothing does."""
+    if not _is_computed(facts):
+        if "actions" not in facts.parts or "schedule" in facts.parts:
+            return []
+        found = ["actions differ in the first differing record, maybe before what they led to"]
+    else:
+        found = [f"in {facts.place} {facts.parts[0]} differs, and nothing that it is computed from"]
+    if facts.loss is not None:
+        size = f"{facts.loss.ulp:,} ulp" if facts.loss.ulp else "less than an ulp"
+        word = "rounding" if facts.loss.relative <= ROUNDING else "more than rounding"
+        found.append(f"the first losses that differ are {size} apart: {word}")
+    return found
+
+
+def _first(facts: Facts) -> str:
+    if facts.parts:
+        return f"the first difference is {facts.parts[0]} in {facts.place}"
+    names = [item.component for item in facts.results]
+    return f"{_listed(names)} differ" if names else "nothing differs in the results"
+
+
+def _named(found: Sequence[Change]) -> list[str]:
+    more = [f"and {len(found) - _EVIDENCE} more"] if len(found) > _EVIDENCE else []
+    return [str(change) for change in found[:_EVIDENCE]] + more
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:3]) + ([f"{len(names) - 3} more"] if len(names) > 3 else [])
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))) if shown else "nothing"

@@ -1,0 +1,197 @@
+"""What differs in the pins and the machines of two runs, and so could explain other results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from capsule.experiment.lock import Lock
+from capsule.machine.compare import compare
+from capsule.verification.analysis.comparison import MAX_DIFFERENCES, compare_documents
+from capsule.verification.analysis.runs import ComparedRun
+from capsule.verification.verdict import Explanation
+
+Kind = Literal[
+    "seed",  # a random stream begins elsewhere
+    "environment",  # other dynamics
+    "schedule",  # another order of actors
+    "numerics",  # another code path of the same mathematics
+    "machine",  # another processor or GPU, where bits depend on it
+    "settings",  # another experiment
+    "code",  # Capsule's training code, or the user's program
+    "library",  # another version of what is imported
+    "evaluation",  # another protocol
+    "system",  # Debian packages, the interpreter, where it ran
+    "recording",  # how it was written down, or limited: no result depends on it
+]
+_WHY: Mapping[Kind, str] = {
+    "seed": "every draw of the stream is another one",
+    "environment": "other dynamics give other observations and rewards to equal actions",
+    "schedule": "it says whose unrolls are learned when, and how old their policy may be",
+    "numerics": "sums are taken in another order, or functions rounded otherwise",
+    "machine": "maths libraries choose their code by it",
+    "settings": "it is another experiment",
+    "code": "it is another program",
+    "library": "another version may compute otherwise",
+    "evaluation": "the trained networks are judged by another protocol",
+    "system": "it brings other binaries",
+    "recording": "it is not supposed to change a result",
+}
+_ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
+_SECTIONS: Mapping[str, Kind] = {
+    "accelerator": "numerics",
+    "code": "code",
+    "determinism": "numerics",
+    "entropy": "system",
+    "environment": "environment",
+    "evaluation": "evaluation",
+    "image": "system",
+    "limits": "recording",
+    "name": "recording",
+    "recording": "recording",
+    "seeds": "seed",
+}
+
+Family = Literal["seed", "environment", "schedule", "numbers", "results"]
+_RANKS: Mapping[Family, tuple[Kind, ...]] = {
+    "seed": ("seed", "environment", "code", "library", "settings"),
+    "environment": ("environment", "code", "library", "settings", "numerics", "machine"),
+    "schedule": ("schedule", "machine", "settings", "code"),
+    "numbers": ("settings", "numerics", "code", "library", "machine", "environment"),
+    "results": ("evaluation", "environment", "code", "library", "numerics", "machine"),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference of two sides' pins or machines.
+
+    Attributes:
+        kind: What it can do.
+        what: Its name.
+        a: As the first side has it.
+        b: As the second has it.
+        why: What makes it matter, if that is not its kind.
+    """
+
+    kind: Kind
+    what: str
+    a: str
+    b: str
+    why: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.a} / {self.b}"
+
+
+def changes(a: ComparedRun, b: ComparedRun) -> tuple[Change, ...]:
+    """List what differs in seeds, specs, locks, runtimes and machines."""
+    return (*_seeds(a, b), *_spec(a, b), *_locks(a.lock, b.lock), *_runtime(a, b), *_machines(a, b))
+
+
+def ranked(found: tuple[Change, ...], family: Family) -> tuple[Explanation, ...]:
+    """Order changes by how likely they explain a first difference of some family."""
+    order = [*_RANKS[family], *get_args(Kind)]
+    ordered = sorted(found, key=lambda change: order.index(change.kind))
+    return tuple(
+        Explanation(what=each.what, a=each.a, b=each.b, why=each.why or _WHY[each.kind])
+        for each in ordered
+    )
+
+
+def _seeds(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
+    """Yield the streams that begin with other keys: seeds as they took effect."""
+    if a.training is None or b.training is None:
+        return
+    others = {each.name: each for each in b.training.streams.streams}
+    for each in a.training.streams.streams:
+        other = others.get(each.name)
+        if other is not None and other.key != each.key:
+            yield Change("seed", f"stream {each.name}", f"seed {each.seed}", f"seed {other.seed}")
+
+
+def _spec(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
+    left, right = (side.spec.model_dump(mode="json") for side in (a, b))
+    for item in compare_documents(left, right):
+        section, _, field = item.component.partition(".")
+        kind = _SECTIONS.get(section, "settings")
+        if (section, field.partition(".")[0]) == ("trainer", "schedule"):
+            kind = "schedule"
+        yield Change(kind, item.component, item.claimed, item.found)
+
+
+def _locks(a: Lock | None, b: Lock | None) -> Iterator[Change]:
+    if a is None or b is None:
+        return
+    yield from _packages("wheel", _wheels(a), _wheels(b))
+    yield from _packages("debian package", _debian(a), _debian(b))
+    for what, kind, left, right in (
+        ("training code", "code", a.image.code.sha256, b.image.code.sha256),
+        ("source tree", "code", _tree(a), _tree(b)),
+        ("image recipe", "system", a.image.recipe_sha256, b.image.recipe_sha256),
+        ("assembler", "system", a.image.assembler, b.image.assembler),
+    ):
+        if left != right:
+            yield Change(kind, what, _short(left), _short(right))  # type: ignore[arg-type]
+    if a.project is not None and b.project is not None:
+        for item in compare_documents(a.project.files, b.project.files)[:MAX_DIFFERENCES]:
+            yield Change("code", f"source file {item.component}", item.claimed, item.found)
+
+
+def _packages(what: str, left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Change]:
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) == right.get(name):
+            continue
+        kind: Kind = "system" if what != "wheel" else "library"
+        if name in _ENVIRONMENTS:
+            kind = "environment"
+        yield Change(kind, f"{what} {name}", left.get(name, "none"), right.get(name, "none"))
+
+
+def _wheels(lock: Lock) -> dict[str, str]:
+    return {
+        wheel.name: f"{wheel.version} ({_asked(wheel.requested)}; {wheel.sha256[:12]}…)"
+        for wheel in lock.image.wheels
+    }
+
+
+def _asked(requested: str | None) -> str:
+    return "a dependency" if requested is None else f"asked for {requested!r}"
+
+
+def _debian(lock: Lock) -> dict[str, str]:
+    return {each.name: f"{each.version} ({each.sha256[:12]}…)" for each in lock.image.debian}
+
+
+def _tree(lock: Lock) -> str | None:
+    return None if lock.project is None else lock.project.sha256
+
+
+def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
+    """Yield what was read back in the training processes: it is what really ran."""
+    governed = [(side.spec.accelerator, side.spec.determinism) for side in (a, b)]
+    if governed[0] == governed[1]:  # else flags follow from the specs, which say it shorter
+        flags = {"flags": a.runtime.flags}, {"flags": b.runtime.flags}
+        for item in compare_documents(*flags):
+            yield Change("numerics", item.component, item.claimed, item.found)
+    libraries = a.runtime.libraries, b.runtime.libraries
+    for name in sorted(libraries[0].keys() | libraries[1].keys()):
+        versions = [each.get(name, "none") for each in libraries]
+        if versions[0] != versions[1]:
+            kind: Kind = "environment" if name.replace("_", "-") in _ENVIRONMENTS else "library"
+            yield Change(kind, f"library {name}, as loaded", *versions)
+
+
+def _machines(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
+    if a.fingerprint is None or b.fingerprint is None:
+        return
+    for row in compare(a.fingerprint, b.fingerprint, a.spec):
+        if row.recorded != row.here:
+            kind: Kind = "machine" if row.effect in ("may differ", "gate") else "recording"
+            yield Change(kind, row.field, row.recorded, row.here, row.reason)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 16 else f"{text[:12]}…"

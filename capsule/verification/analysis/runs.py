@@ -1,0 +1,261 @@
+"""The two sides of a comparison: what a finished run left, in its bundle or its run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle, open_bundle
+from capsule.bundle.claims import Observations, claims_model, read_document
+from capsule.bundle.keys import PublicKey
+from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import Spec
+from capsule.experiment.trace import GENESIS, read_trace
+from capsule.image.lockfile import read_lock
+from capsule.machine.fingerprint import Fingerprint
+from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.contents import Contents
+
+LOCK, WORK = "lock.json", "work"  # in the folder that 'capsule run' makes
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a trainer of Capsule's own left.
+
+    Attributes:
+        trace: The trace.
+        streams: What each random stream gave out.
+        index: Every checkpoint, by digests.
+        tensors: The tensors of checkpoints by their steps, as far as they were kept.
+        evaluation: None of a prefix.
+        schedule: The schedule log, where one was recorded.
+        head: Head of the trace as the run itself states it.
+    """
+
+    trace: Path
+    streams: contract.StreamProfiles
+    index: contract.CheckpointIndex
+    tensors: Mapping[int, Path]
+    evaluation: contract.Evaluation | None
+    schedule: Path | None
+    head: str
+
+    def results(self) -> dict[str, Any]:
+        """Return what a comparison of results is about, but for the trace."""
+        checkpoints = [
+            {"step": each.step, "digest": each.digest()} for each in self.index.checkpoints
+        ]
+        evaluation = None if self.evaluation is None else self.evaluation.model_dump(mode="json")
+        streams = {each.name: each.model_dump(mode="json") for each in self.streams.streams}
+        return {"streams": streams, "checkpoints": checkpoints, "evaluation": evaluation}
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A finished run.
+
+    Attributes:
+        name: What reports call it.
+        spec: The experiment.
+        runtime: Flags and libraries, as read back.
+        lock: What its pins resolved to, where that is known.
+        fingerprint: The machine it ran on, where that is known.
+        training: None for a program of the user's own.
+        outputs: None for a trainer of Capsule's own.
+        entropy: The randomness that was recorded, if it was.
+        contradictions: What it says of itself that cannot be.
+        bundle: The bundle it is from.
+    """
+
+    name: str
+    spec: Spec
+    runtime: contract.Runtime
+    lock: Lock | None = None
+    fingerprint: Fingerprint | None = None
+    training: Training | None = None
+    outputs: contract.Outputs | None = None
+    entropy: Path | None = None
+    contradictions: tuple[str, ...] = ()
+    bundle: OpenedBundle | None = None
+
+    def results(self) -> dict[str, Any]:
+        """Return what a comparison of results is about, but for the trace."""
+        if self.training is not None:
+            return self.training.results()
+        return {} if self.outputs is None else self.outputs.model_dump(mode="json")
+
+
+@contextmanager
+def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
+    """Open a bundle, a folder that ``capsule run`` made, or a run directory.
+
+    Raises:
+        CapsuleError: CAP-V071, it is none of them; or the bundle is not intact (CAP-B…).
+    """
+    if path.is_dir():
+        yield directory_side(path, path.name)
+        return
+    if not path.is_file():
+        raise _no_run(f"{path} is neither a file nor a folder")
+    with open_bundle(path, keys) as bundle:
+        yield bundle_side(bundle, path.name)
+
+
+def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> ComparedRun:
+    """Return what a bundle says.
+
+    Args:
+        bundle: The bundle, intact.
+        name: What reports call it.
+        checked: Whether it is known to agree with itself; else that is looked into, and what
+            contradicts is noted.
+    """
+    lock = bundle.read(run_bundle.LOCK, Lock)
+    claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
+    training, outputs = None, None
+    contradictions = [] if checked else _inconsistency(Contents(bundle, lock, claims))
+    if run_bundle.RUN + contract.OUTPUTS in bundle.files:
+        outputs = bundle.read(run_bundle.RUN + contract.OUTPUTS, contract.Outputs)
+    else:
+        training = _bundled_training(bundle)
+        contradictions += [] if checked else _broken_chain(training)
+    return ComparedRun(
+        name=name,
+        spec=lock.spec,
+        runtime=bundle.read(run_bundle.RUN + contract.RUNTIME, contract.Runtime),
+        lock=lock,
+        fingerprint=bundle.read(run_bundle.OBSERVATIONS, Observations).fingerprint,
+        training=training,
+        outputs=outputs,
+        entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
+        contradictions=tuple(contradictions),
+        bundle=bundle,
+    )
+
+
+def directory_side(
+    path: Path,
+    name: str,
+    lock: Lock | None = None,
+    fingerprint: Fingerprint | None = None,
+    *,
+    checked: bool = False,
+) -> ComparedRun:
+    """Return what a run directory says.
+
+    Args:
+        path: The run directory, or the folder of ``capsule run`` that holds it and its lock.
+        name: What reports call it.
+        lock: Its lock, if the caller has it.
+        fingerprint: The machine it ran on, if the caller knows.
+        checked: As of :func:`bundle_side`.
+
+    Raises:
+        CapsuleError: CAP-V071, no run was finished there; CAP-B090, a document is malformed.
+    """
+    if (path / LOCK).exists():
+        lock, path = read_lock(path / LOCK), path / WORK
+    if not (path / contract.RESULT).exists():
+        raise _no_run(f"{path} has no {contract.RESULT}")
+    program = (path / contract.OUTPUTS).exists()
+    training = None if program else _training_in(path)
+    return ComparedRun(
+        name=name,
+        spec=read_document(path / contract.JOB, contract.Job).spec,
+        runtime=read_document(path / contract.RUNTIME, contract.Runtime),
+        lock=lock,
+        fingerprint=fingerprint,
+        training=training,
+        outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
+        entropy=_present(path / contract.ENTROPY_PROFILE),
+        contradictions=() if checked or training is None else tuple(_broken_chain(training)),
+    )
+
+
+def _bundled_training(bundle: OpenedBundle) -> Training:
+    index = bundle.read(run_bundle.RUN + contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    members = {each.step: run_bundle.CHECKPOINT + _file(each.step) for each in index.checkpoints}
+    result = bundle.read(run_bundle.RUN + contract.RESULT, contract.Result)
+    return Training(
+        trace=bundle.member(run_bundle.RUN + contract.TRACE),
+        streams=bundle.read(run_bundle.STREAMS, contract.StreamProfiles),
+        index=index,
+        tensors={at: bundle.member(name) for at, name in members.items() if name in bundle.files},
+        evaluation=bundle.read(run_bundle.RUN + contract.EVALUATION, contract.Evaluation),
+        schedule=bundle.files.get(run_bundle.SCHEDULE),
+        head=result.trace_head,
+    )
+
+
+def _training_in(path: Path) -> Training:
+    index = contract.CheckpointIndex(checkpoints=())
+    if (path / contract.CHECKPOINT_INDEX).exists():  # a short prefix has none
+        index = read_document(path / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    evaluation = path / contract.EVALUATION
+    files = {
+        each.step: path / contract.CHECKPOINTS / _file(each.step) for each in index.checkpoints
+    }
+    return Training(
+        trace=path / contract.TRACE,
+        streams=read_document(path / contract.STREAMS, contract.StreamProfiles),
+        index=index,
+        tensors={step: file for step, file in files.items() if file.exists()},
+        evaluation=read_document(evaluation, contract.Evaluation) if evaluation.exists() else None,
+        schedule=_present(path / contract.SCHEDULE),
+        head=read_document(path / contract.RESULT, contract.Result).trace_head,
+    )
+
+
+def _present(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _file(step: int) -> str:
+    return f"{contract.checkpoint_name(step)}.safetensors"
+
+
+def _inconsistency(contents: Contents) -> list[str]:
+    """Return the first contradiction inside of a bundle, if there is one."""
+    try:
+        check_consistency(contents)
+    except CapsuleError as error:
+        if error.exit_code != ExitCode.TAMPERED:
+            raise
+        return [error.message]
+    return []
+
+
+def _broken_chain(training: Training) -> list[str]:
+    """Return where checkpoints and the result name other heads than the trace's records give."""
+    checkpoints = list(training.index.checkpoints)
+    found: list[str] = []
+    head = GENESIS.hex()
+    for record in read_trace(training.trace):
+        while checkpoints and checkpoints[0].step < record.step:
+            found += _head(f"checkpoint {checkpoints[0].step}", checkpoints.pop(0).trace_head, head)
+        head = record.head
+    for each in checkpoints:
+        found += _head(f"checkpoint {each.step}", each.trace_head, head)
+    return found + _head("the result", training.head, head)
+
+
+def _head(who: str, stated: str, head: str) -> list[str]:
+    if stated == head:
+        return []
+    return [f"{who} names the trace head {stated[:12]}…, the records up to it give {head[:12]}…"]
+
+
+def _no_run(message: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V071",
+        message,
+        fix="Name a bundle, the folder that 'capsule run' made, or the run directory in it.",
+        exit_code=ExitCode.USAGE,
+    )

@@ -1,0 +1,1 @@
+"""Equivalence: whether runs with other bits are as good as each other."""

@@ -1,0 +1,1 @@
+"""Execution: the run again, or segments of it, within bounds."""

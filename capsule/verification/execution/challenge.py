@@ -1,0 +1,391 @@
+"""A challenge: segments of a recorded run that the verifier chooses, and a seed it draws.
+
+A full re-execution compares answers that were known before. A challenge asks for what the signer
+could not know when the bundle was made: which segments are executed again, each from the state that
+the run kept at its beginning, and what a prefix gives with a root seed that did not exist.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, get_args
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle
+from capsule.bundle.claims import (
+    TrainingClaims,
+    open_run_file,
+    read_beneath,
+    read_document,
+    read_schedule,
+    records_schedule,
+)
+from capsule.experiment import contract
+from capsule.experiment.contract import Checkpoint, CheckpointIndex, StreamProfile, StreamProfiles
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import SeedsSpec, Spec, StreamName
+from capsule.experiment.states import RESUME, ResumeState
+from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.owner import temporary_folder
+from capsule.verification.analysis.comparison import (
+    compare_checkpoints,
+    compare_segment,
+    compare_states,
+)
+from capsule.verification.execution.bounds import reexecution_folder
+from capsule.verification.execution.segment_states import (
+    bad_state,
+    check_state,
+    lay_out,
+    read_resume,
+)
+from capsule.verification.verdict import Challenge, FreshSeed, Grade, Segment
+
+Note = Callable[[str], None]
+_SEED_BITS = 53
+# How the training side says that it cannot go on from a state.
+_REFUSED_STATES = (
+    *("CAP-T121", "CAP-T132", "CAP-T133"),  # trace, tensors, spec
+    *("CAP-T201", "CAP-T211", "CAP-T223", "CAP-T342"),  # streams, environment, replay, schedule
+)
+
+
+class Execute(Protocol):
+    """Runs the training side in a run directory up to a step, and evaluates nothing."""
+
+    def __call__(
+        self, lock: Lock, directory: Path, *, stop_after: int, schedule: Path | None
+    ) -> object:
+        """Raise :class:`CapsuleError` if it does not get there."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is challenged: a bundle that was checked."""
+
+    bundle: OpenedBundle
+    lock: Lock
+    claims: TrainingClaims
+
+    @property
+    def trace(self) -> Path:
+        """Its trace."""
+        return self.bundle.member(run_bundle.RUN + contract.TRACE)
+
+    @property
+    def schedule(self) -> Path | None:
+        """The schedule to follow, where it was recorded."""
+        return self.bundle.member(run_bundle.SCHEDULE) if self.claims.schedule else None
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return the claimed ones, with their tensors."""
+        name = run_bundle.RUN + contract.CHECKPOINT_INDEX
+        return self.bundle.read(name, CheckpointIndex).checkpoints
+
+
+def check_challengeable(lock: Lock, *, segments: bool, number: int | None = None) -> None:
+    """Refuse a challenge that could decide nothing, before anything runs.
+
+    Args:
+        lock: The bundle's lock.
+        segments: Whether segments are asked for, or a fresh seed only.
+        number: How many segments; None: all.
+
+    Raises:
+        CapsuleError: CAP-V062, the run cannot be challenged; CAP-V063, it has fewer segments.
+    """
+    if isinstance(lock.spec.trainer, CommandTrainer):
+        raise _unchallengeable("it runs a program of its own, whose states and seeds are unknown")
+    if not segments:
+        return
+    if not lock.spec.recording.segment_states:
+        raise _unchallengeable("its spec has no recording.segment_states, so it kept no states")
+    if lock.spec.entropy.mode == "recorded":
+        raise _unchallengeable(
+            "it recorded the system's randomness, of which nothing says how much a segment's "
+            "beginning had used"
+        )
+    total = -(-lock.spec.trainer.total_steps // lock.spec.recording.checkpoint_interval)
+    if number is not None and number > total:
+        raise CapsuleError(
+            "CAP-V063",
+            f"--challenge {number}: the run has {total} segments between its checkpoints",
+            fix=f"Give a number up to {total}, or 'all'.",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def challenge(recorded: Recorded, number: int | None, execute: Execute, note: Note) -> Challenge:
+    """Choose segments, execute each from the state it begins with, and compare.
+
+    Args:
+        recorded: What :func:`check_challengeable` has let pass.
+        number: How many; None: all of them.
+        execute: Runs the training side.
+        note: Told what else there is to say.
+
+    Raises:
+        CapsuleError: CAP-V061, a state is not the claimed checkpoint's, or cannot be gone on from;
+            what ``execute`` raises.
+    """
+    checkpoints = recorded.checkpoints()
+    marks = _marks(recorded.trace, checkpoints)
+    of = len(checkpoints)
+    chosen = choose(number, of)
+    segments = []
+    for index in chosen:
+        with reexecution_folder(note) as directory:
+            segments.append(_segment(recorded, checkpoints, marks, index, execute, directory))
+    return Challenge(
+        chosen="all" if number is None else "at random",
+        of=of,
+        segments=tuple(segments),
+        undetected=1.0 - len(chosen) / of,
+    )
+
+
+def choose(number: int | None, of: int) -> list[int]:
+    """Choose segments, every choice of so many equally likely, by the system's randomness."""
+    if number is None:
+        return list(range(of))
+    return sorted(secrets.SystemRandom().sample(range(of), number))
+
+
+def _marks(trace: Path, checkpoints: Sequence[Checkpoint]) -> list[Mark]:
+    """Return where the trace stands at the beginning of each segment."""
+    steps = {checkpoint.step for checkpoint in checkpoints[:-1]}
+    marks = {record.step: record.after for record in read_trace(trace) if record.step in steps}
+    for step in sorted(steps - marks.keys()):
+        raise bad_state(run_bundle.state_members(step)[0], f"has no trace record at step {step}")
+    return [BEGINNING, *(marks[checkpoint.step] for checkpoint in checkpoints[:-1])]
+
+
+def _segment(
+    recorded: Recorded,
+    checkpoints: tuple[Checkpoint, ...],
+    marks: Sequence[Mark],
+    index: int,
+    execute: Execute,
+    directory: Path,
+) -> Segment:
+    """Execute one segment in a new run directory."""
+    mark, end = marks[index], checkpoints[index]
+    if index:
+        _go_back(recorded, checkpoints[:index], mark, directory)
+    try:
+        execute(recorded.lock, directory, stop_after=end.step, schedule=recorded.schedule)
+    except CapsuleError as error:
+        if index and error.code in _REFUSED_STATES:
+            name, _ = run_bundle.state_members(mark.step)
+            raise bad_state(name, f"cannot be resumed from: {error.message}") from error
+        raise
+    first = compare_segment(recorded.trace, _trace_of(directory), mark, end.step)
+    found = read_document(directory / contract.CHECKPOINT_INDEX, CheckpointIndex)
+    claimed = tuple(item for item in recorded.claims.checkpoints if item.step == end.step)
+    differences = compare_checkpoints(claimed, found, end.step)
+    if index + 1 < len(checkpoints):
+        steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
+        with temporary_folder("capsule-state-") as folder:
+            lay_out(recorded.bundle, recorded.lock, steps, folder, only={RESUME})
+            kept = read_resume(folder, run_bundle.state_members(end.step)[0])
+        reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
+        differences += compare_states(kept, reached)
+    return Segment(
+        begins=mark.step,
+        ends=end.step,
+        equal=first is None and not differences,
+        first_difference=first,
+        differences=differences,
+    )
+
+
+def _go_back(
+    recorded: Recorded, checkpoints: tuple[Checkpoint, ...], mark: Mark, directory: Path
+) -> None:
+    """Make a run directory stand at the last of ``checkpoints``."""
+    state = directory / contract.STATE
+    state.mkdir(parents=True)
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    lay_out(recorded.bundle, recorded.lock, steps, state)
+    check_state(recorded.lock, recorded.claims, checkpoints, mark, state)
+    with (directory / contract.TRACE).open("wb") as trace:
+        trace.truncate(mark.offset)  # a hole: the records before are not looked at
+
+
+def begin_before(recorded: Recorded, step: int, directory: Path) -> Mark:
+    """Make a new run directory stand at the last kept state from which ``step`` is still to come.
+
+    Returns:
+        Where its trace stands; the beginning, and nothing was made, if no state is that early.
+
+    Raises:
+        CapsuleError: CAP-V061, the state is not the claimed checkpoint's.
+    """
+    checkpoints = recorded.checkpoints()
+    passed = tuple(each for each in checkpoints[:-1] if each.step < step)
+    mark = _marks(recorded.trace, checkpoints)[len(passed)]
+    if passed:
+        _go_back(recorded, passed, mark, directory)
+    return mark
+
+
+def fresh_seed(recorded: Recorded, execute: Execute, note: Note) -> FreshSeed:
+    """Execute a prefix with a root seed drawn now, twice, and see that it is computed from it.
+
+    The two must be equal, their random streams must have the keys that this process derives from
+    the seed, and no trace record may have the streams or the parameters of the recorded one.
+
+    Raises:
+        CapsuleError: What ``execute`` raises.
+    """
+    seed = secrets.randbits(_SEED_BITS)
+    spec = _with_seed(recorded.lock.spec, seed)
+    lock = recorded.lock.model_copy(update={"spec": spec})
+    steps = prefix_steps(spec)
+    with reexecution_folder(note) as one, reexecution_folder(note) as two:
+        execute(lock, one, stop_after=steps, schedule=None)
+        schedule = None
+        if records_schedule(lock):
+            schedule = two.parent / contract.SCHEDULE
+            schedule.write_bytes(read_schedule(one / contract.SCHEDULE).document())
+        execute(lock, two, stop_after=steps, schedule=schedule)
+        streams, again = (
+            read_document(each / contract.STREAMS, StreamProfiles).streams for each in (one, two)
+        )
+        found = [
+            *_underivable(streams, seed),
+            *_repetition(_trace_of(one), _trace_of(two)),
+            *_recitation(recorded.trace, _trace_of(one)),
+        ]
+    if streams != again:
+        found.append("the two executions drew other numbers")
+    keys = sum(_is_derived(item, seed) is True for item in streams)
+    return FreshSeed(seed=seed, steps=steps, keys=keys, contradictions=tuple(found))
+
+
+def prefix_steps(spec: Spec) -> int:
+    """Return the steps of a prefix that ends on a trace record after the first update."""
+    training = spec.training()
+    begins = getattr(training.trainer, "replay_start", 0)
+    record = training.recording.trace_interval
+    needed = begins + 2 * training.trainer.interval_steps
+    return min(training.trainer.total_steps, -(-needed // record) * record)
+
+
+def _with_seed(spec: Spec, seed: int) -> Spec:
+    """Return the spec with every stream derived from another root seed, and no randomness else."""
+    entropy = spec.entropy
+    if entropy.mode == "recorded":
+        entropy = entropy.model_copy(update={"mode": "virtual"})
+    return spec.model_copy(update={"seeds": SeedsSpec(root=seed), "entropy": entropy})
+
+
+def _is_derived(profile: StreamProfile, seed: int) -> bool | None:
+    """Tell whether a stream has the key of a seed; None if it derives from another stream.
+
+    Streams of actors are named ``stream/actor``, and have the actor as their index.
+    """
+    name, _, actor = profile.name.partition("/")
+    if name not in get_args(StreamName) or (actor and not actor.isdecimal()):
+        return None
+    return profile.key == contract.stream_key(seed, name, int(actor or 0))
+
+
+def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
+    """Say which random streams are not those of a seed, or are not there."""
+    wrong = [profile.name for profile in profiles if _is_derived(profile, seed) is False]
+    if wrong:
+        yield f"{len(wrong)} random streams have no key of this seed, the first is {wrong[0]!r}"
+    for name in sorted({*get_args(StreamName)} - {profile.name for profile in profiles}):
+        yield f"there is no stream {name!r}"
+
+
+def _repetition(one: Path, two: Path) -> Iterator[str]:
+    """Say where the two executions differ."""
+    if difference := first_difference(one, two):
+        yield (
+            f"the two executions first differ at step {difference.step}, in {difference.component}"
+        )
+
+
+def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
+    """Say what a fresh seed has in common with the recorded run and cannot have.
+
+    Frames, actions and rewards may well be the same; what was drawn cannot, nor all parameters.
+    """
+    records = list(zip(read_trace(recorded), read_trace(fresh), strict=False))
+    if not records:
+        yield "there is no trace record"
+    for component in ("streams", "parameters"):
+        for left, right in records:
+            value = right.values.get(component)
+            if value is not None and value == left.values.get(component):
+                yield f"the record at step {right.step} has the {component} of the recorded run"
+                break
+
+
+def _trace_of(directory: Path) -> Path:
+    """Return the trace that an execution left.
+
+    Raises:
+        CapsuleError: CAP-B090, there is none.
+    """
+    open_run_file(directory, contract.TRACE).close()
+    return directory / contract.TRACE
+
+
+def judge(challenge: Challenge | None, fresh: FreshSeed) -> tuple[Grade, str]:
+    """Return verdict and sentence of a fresh seed, and of segments if there were some."""
+    if fresh.contradictions:
+        return (
+            "not-reproduced",
+            "the image does not compute from the seed that it is given: " + fresh.contradictions[0],
+        )
+    computes = (
+        f"{fresh.steps:,} steps with the fresh seed {fresh.seed} came out twice the same, with the "
+        "random streams of that seed and other parameters than the recorded run's"
+    )
+    if challenge is None:
+        return "answers-fresh-seed", f"{computes}; nothing of the recorded run was executed again"
+    different = [segment for segment in challenge.segments if not segment.equal]
+    done = len(challenge.segments)
+    how = "all" if challenge.chosen == "all" else "chosen at random by this verifier"
+    if different:
+        return "not-reproduced", _difference(different, f"{done} of {challenge.of} segments, {how}")
+    left = challenge.of - done
+    rest = f"{left} more and the evaluation were" if left else "the evaluation was"
+    return (
+        "reproduced-segments",
+        (
+            f"{done} of {challenge.of} segments, {how}, were executed again from the recorded "
+            f"states and are the same, bit for bit; {rest} not executed; {computes}"
+        ),
+    )
+
+
+def _difference(different: Sequence[Segment], among: str) -> str:
+    segment = different[0]
+    if segment.first_difference is not None:
+        first = segment.first_difference
+        name = f" ({first.name})" if first.name else ""
+        what = f"first differs at step {first.step}, in {first.component}{name}"
+    else:
+        what = f"has the recorded trace, but ends with another {segment.differences[0].component}"
+    return (
+        f"{len(different)} of the executed segments ({among}) differ: the one from step "
+        f"{segment.begins} to {segment.ends} {what}"
+    )
+
+
+def _unchallengeable(reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V062",
+        f"the run cannot be challenged: {reason}",
+        fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
+        exit_code=ExitCode.USAGE,
+    )

@@ -1,0 +1,188 @@
+"""The states that a bundle's segments begin with: read, checked and laid out within bounds.
+
+They come from a stranger. Nothing of a state is believed: its index must fit a closed model, its
+blocks their digests, its tensors the claimed checkpoint, its place in the trace the recorded chain
+and its random streams the claimed keys. What no claim speaks of (the replay memory, the
+environments) is what the training code makes of it, inside the container; that an honest run gets
+to it from the state before is shown by executing the segment that ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capsule.bundle.archive import create_file
+from capsule.bundle.bundle import OpenedBundle
+from capsule.bundle.claims import MAX_DOCUMENT_BYTES, TrainingClaims
+from capsule.bundle.manifest import parse_document
+from capsule.bundle.run_bundle import state_members
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.contract import Checkpoint
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.lock import Lock
+from capsule.experiment.states import BLOCK_BYTES, RESUME, ResumeState, StateFile, StateIndex
+from capsule.experiment.trace import Mark
+from capsule.verification.integrity.layers import MAX_WINDOW_BYTES
+from capsule.verification.integrity.tensors import tensor_digests
+
+Places = dict[str, list[tuple[str, int]]]  # digest of a block to path and offset of each copy
+
+
+def lay_out(
+    bundle: OpenedBundle,
+    lock: Lock,
+    steps: Sequence[int],
+    directory: Path,
+    *,
+    only: Container[str] | None = None,
+) -> None:
+    """Write the files of a state into a folder.
+
+    Args:
+        bundle: The bundle.
+        lock: Its lock, whose disk limit bounds what is written.
+        steps: Of all states from the first to this one, in order.
+        directory: An existing, empty, private folder.
+        only: The files to write; None: all of them.
+
+    Raises:
+        CapsuleError: CAP-V061 (exit status 3), the state is malformed; CAP-B144, a member is
+            missing or no canonical document of its kind.
+    """
+    members = [state_members(step) for step in steps]
+    indexes = [bundle.read(index, StateIndex) for index, _ in members]
+    name, index = members[-1][0], indexes[-1]
+    if [each.step for each in indexes] != list(steps):
+        raise bad_state(name, "or one before it is of another step")
+    if index.size > lock.spec.limits.disk_mb << 20:
+        raise bad_state(name, f"has {index.size} bytes, more than limits.disk_mb")
+    files = {path: file for path, file in index.files.items() if only is None or path in only}
+    _make_files(files, name, directory)
+    places = _places(files)
+    for (_, pack), each in zip(members, indexes, strict=True):
+        if places.keys() & {*each.packed}:
+            _unpack(bundle.member(pack), pack, each, places, directory)
+    if places:
+        raise bad_state(name, f"lacks block {min(places)}")
+
+
+def read_resume(directory: Path, name: str) -> ResumeState:
+    """Read the document of a state that was laid out.
+
+    Raises:
+        CapsuleError: CAP-V061, there is none, or it is malformed.
+    """
+    path = directory / RESUME
+    if not path.is_file() or path.stat().st_size > MAX_DOCUMENT_BYTES:
+        raise bad_state(name, f"has no {RESUME}, or one of more than {MAX_DOCUMENT_BYTES} bytes")
+    return parse_document(path.read_bytes(), ResumeState, f"{RESUME} of {name}", "CAP-V061")
+
+
+def check_state(
+    lock: Lock,
+    claims: TrainingClaims,
+    checkpoints: tuple[Checkpoint, ...],
+    mark: Mark,
+    directory: Path,
+) -> None:
+    """Check that a state that was laid out is of the last of ``checkpoints``.
+
+    Args:
+        lock: The bundle's lock.
+        claims: Its claims.
+        checkpoints: The claimed ones, in order, up to the state's.
+        mark: Where the recorded trace stands there.
+        directory: The state.
+
+    Raises:
+        CapsuleError: CAP-V061, it is of another spec, step, place in the trace, random streams or
+            tensors.
+    """
+    checkpoint = checkpoints[-1]
+    name, _ = state_members(checkpoint.step)
+    resume = read_resume(directory, name)
+    tensors = directory / f"tensors-{checkpoint.step}.safetensors"
+    if not tensors.is_file():
+        raise bad_state(name, f"has no {tensors.name}")
+    place = {"head": mark.head, "offset": mark.offset, "records": mark.records}
+    keys = {profile.name: profile.key for profile in claims.streams}
+    facts: dict[str, tuple[Any, Any]] = {
+        "spec": (lock.spec.digest(), resume.spec),
+        "step": (checkpoint.step, resume.step),
+        "checkpoints": (checkpoints, resume.checkpoints),
+        "trace head": (checkpoint.trace_head, mark.head),
+        "place in the trace": (place, {key: resume.trace.get(key) for key in place}),
+        "keys of random streams": (
+            {stream: keys.get(stream) for stream in resume.streams},
+            {stream: state.get("key") for stream, state in resume.streams.items()},
+        ),
+        "tensors": (checkpoint.tensors, resume.tensors),
+        f"content of {tensors.name}": (checkpoint.tensors, tensor_digests(tensors)),
+    }
+    for fact, (claimed, found) in facts.items():
+        if claimed != found:
+            raise bad_state(
+                name, f"is not of the claimed checkpoint at step {checkpoint.step}: another {fact}"
+            )
+
+
+def _make_files(files: Mapping[str, StateFile], name: str, directory: Path) -> None:
+    """Make every file with its size and without content."""
+    for path, file in files.items():
+        try:
+            with create_file(directory, path) as stream:
+                stream.truncate(file.size)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise bad_state(name, f"has {path!a} as a file and as a folder") from error
+
+
+def _places(files: Mapping[str, StateFile]) -> Places:
+    """Return path and offset of every place of each block."""
+    places: Places = {}
+    for path, file in files.items():
+        for number, digest in enumerate(file.blocks):
+            places.setdefault(digest, []).append((path, number * BLOCK_BYTES))
+    return places
+
+
+def _unpack(pack: Path, member: str, index: StateIndex, places: Places, directory: Path) -> None:
+    """Put the blocks of a pack where they are wanted, and take these places from ``places``."""
+    sizes = index.block_sizes()
+    wanted = [(digest, sizes[digest]) for digest in index.packed]
+    for digest, block in _blocks(pack, member, wanted):
+        for path, offset in places.pop(digest, ()):
+            with (directory / path).open("r+b") as stream:
+                stream.seek(offset)
+                stream.write(block)
+
+
+def _blocks(
+    path: Path, member: str, wanted: Sequence[tuple[str, int]]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield digest and content of the blocks of these digests and sizes, all that a pack holds."""
+    import zstandard
+
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    with path.open("rb") as packed, decompressor.stream_reader(packed) as reader:
+        try:
+            for digest, size in wanted:
+                block = reader.read(size)
+                if len(block) != size or sha256_hex(block) != digest:
+                    raise bad_state(member, f"holds something else than block {digest}")
+                yield digest, block
+            if reader.read(1):
+                raise bad_state(member, "goes on after its last block")
+        except zstandard.ZstdError as error:
+            raise bad_state(member, f"cannot be unpacked: {error}") from error
+
+
+def bad_state(member: str, reason: str) -> CapsuleError:
+    """Return the error of a state that cannot be what it is said to be."""
+    return CapsuleError(
+        "CAP-V061",
+        f"{member} {reason}",
+        fix="Do not trust this bundle; ask its signer for a sound one.",
+        exit_code=ExitCode.TAMPERED,
+    )

@@ -1,0 +1,1 @@
+"""Integrity: a bundle that agrees with itself, checked without running anything."""

@@ -1,0 +1,331 @@
+"""Capturing a source tree: which files, which identity, what is refused."""
+
+import os
+import stat
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.lock import LockedProject
+from capsule.experiment.spec import CodeSpec
+from capsule.image.archives.layers import CHUNK
+from capsule.image.cache import Cache
+from capsule.image.lockfile import lock_path
+from capsule.image.resolution import project
+from capsule.image.resolution.project import (
+    capture_project,
+    check_project,
+    project_archive,
+    read_project,
+    unpack_project,
+)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree"
+    write(folder, "train.py", "print(1)\n")
+    write(folder, "package/model.py", "")
+    return folder
+
+
+def write(folder, name, text="", mode=0o644):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def git(folder, *arguments):
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(
+        ["git", *author, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def capture(folder, cache, *files, **options):
+    code = CodeSpec(path=folder.name, files=files or ("*",))
+    return capture_project(code, folder.parent, cache, **options)
+
+
+def refused(code, folder, cache, *files):
+    with pytest.raises(CapsuleError) as caught:
+        capture(folder, cache, *files)
+    assert caught.value.code == code
+    return caught.value.message
+
+
+def test_outside_of_git_every_file_is_taken(tree, cache):
+    found = capture(tree, cache)
+    assert set(found.files) == {"train.py", "package/model.py"}
+    assert found.files["train.py"] == f"file 0644 {sha256_hex(b'print(1)' + bytes([10]))}"
+    assert found.git is None
+    assert project_archive(found, cache).stat().st_size == found.size
+
+
+def test_time_owner_and_order_do_not_matter_but_content_name_and_mode_do(tree, cache):
+    before = capture(tree, cache).sha256
+    os.utime(tree / "train.py", (1, 1))
+    (tree / "train.py").chmod(0o600)
+    assert capture(tree, cache).sha256 == before
+    (tree / "train.py").chmod(0o755)
+    executable = capture(tree, cache)
+    assert executable.sha256 != before
+    assert executable.files["train.py"].startswith("file 0755 ")
+    (tree / "train.py").chmod(0o644)
+    (tree / "train.py").rename(tree / "learn.py")
+    assert capture(tree, cache).sha256 != before
+
+
+def test_what_capsule_and_python_leave_is_no_part_of_it(tree, cache):
+    before = capture(tree, cache).sha256
+    spec = write(tree, "capsule.yaml", "name: x")
+    write(tree, "capsule.lock.json")
+    write(tree, "__pycache__/train.cpython-311.pyc")
+    write(tree, "verify-report.json")
+    write(tree, "runs/x-20261121T125928Z/lock.json", '{"schema":"capsule/lock/v1"}')
+    write(tree, "runs/x-20261121T125928Z/work/workspace/train.py")
+    write(tree, "runs/x-20261121T125928Z/x.capsule.tar")
+    assert capture(tree, cache, leave_out=[spec, lock_path(spec)]).sha256 == before
+
+
+def test_patterns_leave_files_out(tree, cache):
+    write(tree, "data/huge.bin")
+    assert set(capture(tree, cache, "*", "!data/*").files) == {"train.py", "package/model.py"}
+    assert set(capture(tree, cache, "*.py", "!package/*").files) == {"train.py"}
+
+
+def test_git_decides_and_is_recorded(tree, cache):
+    git(tree, "init", "--quiet")
+    write(tree, ".gitignore", "*.log\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "-m", "first")
+    commit = git(tree, "rev-parse", "HEAD")
+    write(tree, "noise.log")
+    clean = capture(tree, cache)
+    assert set(clean.files) == {".gitignore", "train.py", "package/model.py"}
+    assert (clean.git.commit, clean.git.dirty, clean.git.diff) == (commit, False, None)
+    write(tree, "train.py", "print(2)\n")
+    write(tree, "new.py")
+    (tree / "package/model.py").unlink()
+    dirty = capture(tree, cache)
+    assert set(dirty.files) == {".gitignore", "train.py", "new.py"}
+    assert dirty.git.dirty
+    assert dirty.git.untracked == ("new.py",)
+    diff = cache.trees.path(dirty.git.diff).read_text()
+    assert "+print(2)" in diff
+    assert "deleted file" in diff
+    git(tree, "stash", "--quiet")
+    (tree / "stash.diff").write_text(diff)
+    git(tree, "apply", "stash.diff")
+    assert (tree / "train.py").read_text() == "print(2)\n"
+
+
+def test_committing_the_lock_changes_nothing(tree, cache):
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "-m", "first")
+    spec, lock = write(tree, "capsule.yaml"), write(tree, "capsule.lock.json")
+    before = capture(tree, cache, leave_out=[spec, lock])
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "-m", "lock")
+    assert capture(tree, cache, leave_out=[spec, lock]) == before
+
+
+def test_a_subfolder_of_a_repository_is_a_tree_of_its_own(tree, cache):
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "-m", "first")
+    write(tree, "train.py", "other")
+    found = capture(tree / "package", cache)
+    assert set(found.files) == {"model.py"}
+    assert not found.git.dirty
+
+
+def test_a_repository_without_a_commit_has_no_git_facts(tree, cache):
+    git(tree, "init", "--quiet")
+    assert capture(tree, cache).git is None
+    assert set(capture(tree, cache).files) == {"train.py", "package/model.py"}
+
+
+def test_submodules_are_taken_with_their_files(tree, cache, tmp_path):
+    inner = tmp_path / "inner"
+    write(inner, "inner.py", "x")
+    for folder in (inner, tree):
+        git(folder, "init", "--quiet")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", "-m", "first")
+    git(tree, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(inner), "sub")
+    git(tree, "commit", "--quiet", "-m", "submodule")
+    found = capture(tree, cache)
+    assert "sub/inner.py" in found.files
+    assert found.git.untracked == ()
+
+
+def test_a_broken_repository_is_an_error_not_a_plain_folder(tree, cache):
+    (tree / ".git").write_text("gitdir: /nowhere")
+    assert "git ls-files fails" in refused("CAP-L202", tree, cache)
+
+
+def test_a_link_inside_is_kept_and_one_that_leads_outside_is_refused(tree, cache):
+    (tree / "package/link").symlink_to("../train.py")
+    assert capture(tree, cache).files["package/link"] == "symlink ../train.py"
+    for target in ("/etc/passwd", "../../other", str(tree / "train.py")):
+        (tree / "package/link").unlink()
+        (tree / "package/link").symlink_to(target)
+        assert "package/link" in refused("CAP-L205", tree, cache)
+
+
+def test_a_chain_of_links_cannot_lead_outside(tree, cache):
+    (tree / "a/b/c").mkdir(parents=True)
+    (tree / "a/b/c/root").symlink_to("../../..")
+    (tree / "a/b/c/out").symlink_to("root/../..")
+    assert "a/b/c/out" in refused("CAP-L205", tree, cache)
+
+
+def test_special_files_are_refused(tree, cache):
+    os.mkfifo(tree / "pipe")
+    assert "pipe" in refused("CAP-L205", tree, cache)
+
+
+class TestCredentials:
+    @pytest.mark.parametrize("kind", ["", "OPENSSH ", "RSA ", "ENCRYPTED "])
+    @pytest.mark.parametrize("before", [0, 5_000, CHUNK - 20, 3 * CHUNK])
+    def test_private_keys_are_found_wherever_they_are_in_a_file(self, tree, cache, kind, before):
+        write(tree, "alice", "x" * before + f"\n-----BEGIN {kind}PRIVATE KEY-----\n")
+        message = refused("CAP-L206", tree, cache)
+        assert message.startswith("alice of the source tree holds a private key")
+        assert "alice" not in capture(tree, cache, "*", "!alice").files
+
+    def test_a_file_that_the_spec_names_itself_is_taken(self, tree, cache):
+        write(tree, "tests/key.pem", "-----BEGIN PRIVATE KEY-----\n")
+        assert "tests/key.pem" in capture(tree, cache, "*", "tests/key.pem").files
+        refused("CAP-L206", tree, cache, "*", "tests/*")
+
+    @pytest.mark.parametrize(
+        "name",
+        [".env", ".env.local", ".netrc", "sub/.npmrc", ".aws_credentials", ".aws/credentials"],
+    )
+    def test_files_of_credentials_are_refused_by_their_names(self, tree, cache, name):
+        write(tree, name, "nothing")
+        assert name in refused("CAP-L206", tree, cache)
+
+    @pytest.mark.parametrize(
+        "name", [".env.example", "credentials.py", "environment", ".ssh/a.pub"]
+    )
+    def test_names_that_only_resemble_them_are_taken(self, tree, cache, name):
+        write(tree, name, "nothing")
+        assert name in capture(tree, cache).files
+
+    @pytest.mark.parametrize(
+        ("kind", "token"),
+        [
+            ("AWS", "AKIA" + "A" * 16),
+            ("GitHub", "ghp_" + "a" * 36),
+            ("Hugging Face", "hf_" + "a" * 34),
+            ("Slack", "xoxb-" + "1" * 12 + "-" + "a" * 20),
+            ("Anthropic", "sk-ant-" + "a" * 40),
+        ],
+    )
+    def test_tokens_are_refused_by_their_form(self, tree, cache, kind, token):
+        write(tree, "config.py", f"TOKEN = '{token}'\n")
+        assert kind in refused("CAP-L206", tree, cache)
+
+    def test_what_a_deleted_file_held_is_not_in_the_diff(self, tree, cache):
+        write(tree, "old", "something that was deleted\n")
+        git(tree, "init", "-q")
+        git(tree, "add", ".")
+        git(tree, "commit", "-qm", "first")
+        (tree / "old").unlink()
+        found = capture(tree, cache)
+        diff = cache.trees.path(found.git.diff).read_bytes()
+        assert b"deleted file mode" in diff
+        assert b"something that was deleted" not in diff
+
+    def test_a_token_that_was_removed_since_the_last_commit_is_not_published(self, tree, cache):
+        write(tree, "config.py", f"TOKEN = 'hf_{'a' * 34}'\n")
+        git(tree, "init", "-q")
+        git(tree, "add", ".")
+        git(tree, "commit", "-qm", "first")
+        write(tree, "config.py", "TOKEN = None\n")
+        message = refused("CAP-L206", tree, cache)
+        assert message.startswith("config.py of the source tree differs from its last commit")
+        git(tree, "commit", "-qam", "second")
+        assert capture(tree, cache).git.diff is None
+
+
+def test_sizes_and_counts_are_bounded(tree, cache, monkeypatch):
+    with (tree / "big").open("wb") as stream:
+        stream.truncate(project.MAX_BYTES + 1)
+    assert "more than 256 MiB" in refused("CAP-L204", tree, cache)
+    (tree / "big").unlink()
+    monkeypatch.setattr(project, "MAX_FILES", 1)
+    assert "2 files, more than 1" in refused("CAP-L204", tree, cache)
+
+
+def test_a_missing_or_empty_tree_is_refused(tree, cache, tmp_path):
+    refused("CAP-L201", tmp_path / "nowhere", cache)
+    refused("CAP-L203", tree, cache, "*.rs")
+
+
+def test_a_lock_whose_tree_is_gone_says_so(tree, cache, tmp_path):
+    found = capture(tree, cache)
+    with pytest.raises(CapsuleError) as caught:
+        project_archive(found, Cache(tmp_path / "other"))
+    assert caught.value.code == "CAP-I112"
+
+
+def test_another_tree_is_refused_and_the_first_file_that_differs_is_named(tree, cache):
+    locked = capture(tree, cache)
+    write(tree, "train.py", "print(3)\n")
+    other = cache.trees.path(capture(tree, cache).sha256)
+    with pytest.raises(CapsuleError, match=r"train\.py is file 0644") as caught:
+        check_project(locked, other)
+    assert caught.value.code == "CAP-I110"
+
+
+def test_unpacking_gives_the_tree_again(tree, cache, tmp_path):
+    write(tree, "run.sh", "#!/bin/sh\n", mode=0o755)
+    (tree / "link").symlink_to("train.py")
+    found = capture(tree, cache)
+    unpack_project(project_archive(found, cache), tmp_path / "out")
+    assert (tmp_path / "out/train.py").read_text() == "print(1)\n"
+    assert stat.S_IMODE((tmp_path / "out/run.sh").stat().st_mode) == 0o755
+    assert (tmp_path / "out/link").readlink().name == "train.py"
+    again = capture_project(CodeSpec(path="out"), tmp_path, cache)
+    assert again == found
+
+
+NAMES = st.text(st.sampled_from("ab.é -"), min_size=1, max_size=6).filter(
+    lambda name: name not in {".", ".."} and not name.startswith(".git")
+)
+
+# A private key is refused, which test_special_files_and_private_keys_are_refused looks at.
+CONTENTS = st.binary(max_size=40).filter(lambda data: b"PRIVATE KEY-----" not in data)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.dictionaries(NAMES, CONTENTS, min_size=1, max_size=5))
+def test_any_tree_survives_the_archive(tmp_path_factory, files):
+    folder = tmp_path_factory.mktemp("any")
+    for name, data in files.items():
+        (folder / "tree" / name).parent.mkdir(exist_ok=True)
+        (folder / "tree" / name).write_bytes(data)
+    cache = Cache(folder / "cache")
+    found = capture_project(CodeSpec(path="tree"), folder, cache)
+    assert isinstance(found, LockedProject)
+    facts, digest = read_project(project_archive(found, cache))
+    assert (facts, digest) == (found.files, found.sha256)
+    unpack_project(cache.trees.path(digest), folder / "out")
+    assert {path.name: path.read_bytes() for path in (folder / "out").iterdir()} == files

@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import itertools
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capsule.cli.common import locked
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import (
+    CudaAccelerator,
+    GymnasiumEnvironment,
+    ImageSpec,
+    SourcesSpec,
+    Spec,
+)
+from capsule.experiment.trainers import DqnTrainer
+from capsule.image.cache import Cache
+from capsule.image.lockfile import resolve
+from capsule.image.resolution.resolve import (
+    ResolvedWheel,
+    check_accelerator,
+    choose_wheel,
+    cuda_libraries,
+    parse_requirements,
+    read_pylock,
+    resolve_wheels,
+    torch_backends,
+    version_set,
+)
+from capsule.image.resolution.sources import MachineSources, machine_sources
+from tests.image.conftest import only_these_sources
+
+CUDA = CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9.10", driver=">=580.65")
+NVIDIA = {
+    "nvidia-cuda-runtime": "13.0.96",
+    "nvidia-cudnn-cu13": "9.20.0.48",
+    "nvidia-cublas": "13.1.1.3",
+}
+
+
+def make_spec(*packages: str, accelerator=None, find_links=(), debian=()) -> Spec:
+    image = ImageSpec(
+        packages=packages, debian=debian, sources=SourcesSpec(find_links=tuple(find_links))
+    )
+    return Spec(
+        schema="capsule/spec/v1",
+        name="tiny",
+        image=image,
+        environment=GymnasiumEnvironment(suite="gymnasium", id="CartPole-v1"),
+        trainer=DqnTrainer(algorithm="dqn", network="mlp"),
+        **({"accelerator": accelerator} if accelerator else {}),
+    )
+
+
+def make_wheel(
+    folder: Path, name: str, version: str, *needs: str, tag: str = "py3-none-any"
+) -> str:
+    """Write a wheel and return its SHA-256."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(f"{stem}.dist-info/METADATA", metadata)
+        archive.writestr(f"{stem}.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    (folder / f"{stem}-{tag}.whl").write_bytes(buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+class Machine:
+    """A machine with one package index and one folder of wheels, and nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        self.index, self.folder = root / "simple", root / "wheels"
+        self.cache = Cache(root / "cache")
+        self.messages: list[str] = []
+        for path in (self.index, self.folder):
+            path.mkdir()
+
+    def publish(self, name: str, version: str, *needs: str, **options: str) -> str:
+        project = self.index / name
+        sha256 = make_wheel(project, name, version, *needs, **options)
+        links = (
+            f'<a href="{path.name}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">'
+            f"{path.name}</a>"
+            for path in sorted(project.glob("*.whl"))
+        )
+        (project / "index.html").write_text("\n".join(links))
+        return sha256
+
+    def wheels(self, spec: Spec, *own: str) -> dict[str, str]:
+        locked = resolve_wheels(spec, own, self.cache, self.messages.append)
+        return {wheel.name: wheel.version for wheel in locked}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    machine = Machine(tmp_path)
+    only_these_sources(monkeypatch, machine.index, machine.folder)
+    return machine
+
+
+@pytest.fixture
+def torch_machine(machine):
+    """The index has torch's CUDA build, the folder its CPU build, as on many machines."""
+    machine.publish("torch", "2.13.0", *(f"{name}=={nv}" for name, nv in NVIDIA.items()))
+    for name, version in NVIDIA.items():
+        machine.publish(name, version, tag="py3-none-manylinux_2_27_x86_64")
+    make_wheel(machine.folder, "torch", "2.13.0+cpu")
+    return machine
+
+
+def test_locks_dependencies_and_own_needs_from_index_and_folder(machine):
+    sha256 = machine.publish("alpha", "1.5", "beta>=2")
+    machine.publish("alpha", "2.0")
+    machine.publish("gamma", "0.3")
+    beta = make_wheel(machine.folder, "beta", "2.1")
+    spec = make_spec("Alpha<2")
+    wheels = resolve_wheels(spec, ["gamma>=0.1"], machine.cache, lambda _: None)
+    assert [(w.name, w.version, w.requested) for w in wheels] == [
+        ("alpha", "1.5", "Alpha<2"),
+        ("beta", "2.1", None),
+        ("gamma", "0.3", None),
+    ]
+    assert [w.sha256 for w in wheels[:2]] == [sha256, beta]
+    assert wheels[1].filename == "beta-2.1-py3-none-any.whl"
+
+
+def test_no_wheel_is_unpacked_to_be_hashed(machine):
+    make_wheel(machine.folder, "beta", "2.1")
+    machine.wheels(make_spec("beta"))
+    assert list((machine.cache.root / "uv").rglob("beta*.dist-info")) == []
+
+
+def test_only_folders_work_too(machine, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    sha256 = make_wheel(machine.folder, "beta", "2.1")
+    (wheel,) = resolve_wheels(make_spec("beta"), [], machine.cache, lambda _: None)
+    assert wheel.sha256 == sha256
+
+
+def test_the_specs_own_folder_is_added(machine, tmp_path):
+    make_wheel(tmp_path / "more", "beta", "2.1")
+    spec = make_spec("beta", find_links=[str(tmp_path / "more")])
+    assert machine.wheels(spec) == {"beta": "2.1"}
+
+
+@pytest.mark.parametrize("set_by", ["the file", "an override"])
+def test_the_specs_own_folder_is_relative_to_the_spec(machine, tmp_path, monkeypatch, set_by):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for name in ("beta", "pydantic", "rfc8785", "xxhash"):
+        make_wheel(home / "more", name, "9.0")
+    sources = ", sources: {find_links: [more]}" if set_by == "the file" else ""
+    (home / "tiny.yaml").write_text(
+        "schema: capsule/spec/v1\n"
+        "name: tiny\n"
+        f"image: {{packages: [beta]{sources}}}\n"
+        "environment: {suite: gymnasium, id: CartPole-v1}\n"
+        "trainer: {algorithm: dqn, network: mlp}\n"
+    )
+    overrides = [] if sources else ["image.sources.find_links=[more]"]
+    monkeypatch.chdir(elsewhere)
+    lock, found = locked(
+        Path("../home/tiny.yaml"), overrides, machine.cache, progress=lambda _: None
+    )
+    assert [wheel.name for wheel in lock.image.wheels] == ["beta", "pydantic", "rfc8785", "xxhash"]
+    assert [Path(link).resolve() for link in found.find_links] == [home / "more"]
+    assert all(Path(link).is_absolute() for link in found.find_links)
+    written = (home / "tiny.lock.json").read_text()
+    assert "more" not in written
+    assert str(tmp_path) not in written
+
+
+def test_highest_version_of_all_indexes_wins_as_with_pip(machine, tmp_path, monkeypatch):
+    machine.publish("alpha", "1.0")
+    other = Machine.__new__(Machine)
+    other.index = tmp_path / "other"
+    other.publish("alpha", "1.1")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", other.index.as_uri())
+    assert machine.wheels(make_spec("alpha")) == {"alpha": "1.1"}
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "text"),
+    [
+        ("no-such-thing", "CAP-L103", "no-such-thing"),
+        ("alpha==9", "CAP-L103", "alpha==9"),
+        ("windows-only", "CAP-L103", "windows-only"),
+        ("source-only", "CAP-L104", "source-only"),
+        ("alpha @ https://example.org/alpha.whl", "CAP-L102", "image.packages[0]"),
+        ("alpha=>1", "CAP-L102", "'alpha=>1'"),
+    ],
+)
+def test_impossible_packages_are_named(machine, package, code, text):
+    machine.publish("alpha", "1.0")
+    machine.publish("windows-only", "1.0", tag="py3-none-win32")
+    project = machine.index / "source-only"
+    project.mkdir()
+    (project / "index.html").write_text(
+        '<a href="source_only-1.0.tar.gz">source_only-1.0.tar.gz</a>'
+    )
+    with pytest.raises(CapsuleError) as caught:
+        machine.wheels(make_spec(package))
+    assert caught.value.code == code
+    assert "image.packages" in caught.value.message
+    assert text in caught.value.message
+    assert str(machine.cache.root) not in caught.value.message
+
+
+def test_cpu_takes_the_machines_own_cpu_build(torch_machine):
+    assert torch_machine.wheels(make_spec("torch==2.13.0")) == {"torch": "2.13.0+cpu"}
+    assert torch_machine.messages == ["resolving Python packages"]
+
+
+def test_cpu_never_takes_a_cuda_build(torch_machine):
+    (torch_machine.folder / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    with pytest.raises(CapsuleError) as caught:
+        torch_machine.wheels(make_spec("torch==2.13.0"))
+    assert caught.value.code == "CAP-L107"
+    assert "accelerator.kind" in caught.value.message
+    assert "cannot be reached" in caught.value.message  # PyTorch's own index was asked
+    assert "resolving Python packages with PyTorch's cpu index" in torch_machine.messages
+
+
+def test_cuda_takes_the_cuda_build_beside_a_cpu_build(torch_machine):
+    found = torch_machine.wheels(make_spec("torch==2.13.0", accelerator=CUDA))
+    assert found == {"torch": "2.13.0", **NVIDIA}
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted", "found"), [("cuda", ">=14", "13.0.96"), ("cudnn", "9.10", "9.20.0.48")]
+)
+def test_cuda_of_another_version_names_the_field(torch_machine, field, wanted, found):
+    accelerator = CUDA.model_copy(update={field: wanted})
+    with pytest.raises(CapsuleError) as caught:
+        torch_machine.wheels(make_spec("torch==2.13.0", accelerator=accelerator))
+    assert caught.value.code == "CAP-L108"
+    assert f"accelerator.{field} asks for" in caught.value.message
+    assert found in caught.value.message
+
+
+def test_cuda_without_cuda_wheels_is_refused():
+    torch = ResolvedWheel("torch", "2.13.0+cpu", "torch.whl", "0" * 64, "file:///torch.whl")
+    with pytest.raises(CapsuleError, match="bring none"):
+        check_accelerator(CUDA, [torch])
+
+
+def test_which_index_is_asked_for_torch():
+    some = MachineSources(find_links=("/wheels",))
+    cpu = make_spec("torch").accelerator
+    assert torch_backends(cpu, MachineSources()) == ("cpu",)
+    assert torch_backends(cpu, some) == (None, "cpu")
+    assert torch_backends(CUDA, some) == (None, "cu130")
+    assert torch_backends(CUDA.model_copy(update={"cuda": "==12.8.*"}), some) == (None, "cu128")
+    assert torch_backends(CUDA.model_copy(update={"cuda": ">=12.8"}), some) == (None,)
+
+
+def test_locks_again_without_a_network(machine, monkeypatch):
+    """An index is online for the first resolution and gone for the second."""
+    machine.publish("alpha", "1.5", "beta>=2")
+    machine.publish("beta", "2.0")
+
+    class Index(SimpleHTTPRequestHandler):
+        def end_headers(self):
+            self.send_header("Cache-Control", "max-age=0")
+            super().end_headers()
+
+        def log_message(self, *_args):
+            pass
+
+    handler = functools.partial(Index, directory=machine.index)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+        online = resolve_wheels(make_spec("alpha"), [], machine.cache, machine.messages.append)
+        server.shutdown()
+        thread.join()
+    offline = resolve_wheels(make_spec("alpha"), [], machine.cache, machine.messages.append)
+    assert offline == online
+    assert any("cannot be reached" in message for message in machine.messages)
+    with pytest.raises(CapsuleError) as caught:
+        machine.wheels(make_spec("gamma"))
+    assert caught.value.code == "CAP-L105"
+
+
+def test_lock_is_deterministic_and_names_no_place(torch_machine):
+    machine = torch_machine
+    for name, version in {"pydantic": "2.12", "rfc8785": "0.1.4", "xxhash": "3.6"}.items():
+        machine.publish(name, version)
+    spec = make_spec("torch==2.13.0", find_links=[str(machine.folder)])
+    first = resolve(spec, machine.cache, progress=lambda _: None)
+    fresh = Cache(machine.cache.root.with_name("fresh"))
+    assert resolve(spec, fresh, progress=lambda _: None) == first
+    document = first.document().decode()
+    for place in ("://", "file:", str(machine.folder), str(machine.index)):
+        assert place not in document
+    assert [package.name for package in first.image.debian] == sorted(
+        package.name for package in first.image.debian
+    )
+    assert cuda_libraries(first) == {}
+
+
+def test_cuda_lock_reports_its_libraries(torch_machine):
+    for name, version in {"pydantic": "2.12", "rfc8785": "0.1.4", "xxhash": "3.6"}.items():
+        torch_machine.publish(name, version)
+    spec = make_spec("torch==2.13.0", accelerator=CUDA)
+    lock = resolve(spec, torch_machine.cache, progress=lambda _: None)
+    assert lock.image.recipe == "cuda"
+    assert cuda_libraries(lock) == {"CUDA": "13.0.96", "cuDNN": "9.20.0.48", "cuBLAS": "13.1.1.3"}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "inside", "outside"),
+    [
+        ("13.0", ["13.0", "13.0.96"], ["13.1", "12.9"]),
+        ("13", ["13.0.96", "13.2"], ["12.9", "14.0"]),
+        ("13.0.*", ["13.0.96"], ["13.1"]),
+        (">=9.10", ["9.10", "9.20.0.48"], ["9.9.1"]),
+        (">=12.8,<14", ["12.8.90", "13.0"], ["14.0"]),
+        ("~=12.8", ["12.9"], ["13.0"]),
+    ],
+)
+def test_version_constraints(constraint, inside, outside):
+    versions = version_set(constraint, "accelerator.cuda")
+    assert all(versions.contains(version) for version in inside)
+    assert not any(versions.contains(version) for version in outside)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.from_regex(r"^(==|>=|<=|>|<|~=)?[0-9][0-9.*]*(,.*)?$"))
+def test_any_constraint_is_taken_or_refused_by_name(constraint):
+    try:
+        version_set(constraint, "accelerator.cuda").contains("13.0")
+    except CapsuleError as error:
+        assert error.code == "CAP-L109"
+        assert "accelerator.cuda" in error.message
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.from_regex(r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$"), max_size=3)
+)
+def test_any_requirements_are_taken_or_refused_by_position(packages):
+    try:
+        assert list(parse_requirements(packages).values()) == packages
+    except CapsuleError as error:
+        assert error.code == "CAP-L102"
+        assert "image.packages[" in error.message
+
+
+def test_a_package_named_twice_is_refused():
+    with pytest.raises(CapsuleError, match=r"image\.packages\[1\] 'Foo_Bar<2' .*second time"):
+        parse_requirements(["foo-bar>1", "Foo_Bar<2"])
+
+
+WHEELS = [
+    "a-1.0-py3-none-any.whl",
+    "a-1.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "a-1.0-1-cp311-cp311-manylinux_2_28_x86_64.whl",
+    "a-1.0-2-cp311-cp311-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp311-cp311-manylinux_2_39_x86_64.whl",
+    "a-1.0-cp312-cp312-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp311-cp311-win_amd64.whl",
+]
+
+
+def test_the_best_wheel_is_chosen_in_any_order():
+    chosen = {
+        choose_wheel({name: {"name": name} for name in order}, "a")["name"]
+        for order in itertools.islice(itertools.permutations(WHEELS), 0, None, 97)
+    }
+    assert chosen == {"a-1.0-2-cp311-cp311-manylinux_2_28_x86_64.whl"}
+    abi3 = ["a-1.0-py3-none-any.whl", "a-1.0-cp310-abi3-manylinux2014_x86_64.whl"]
+    assert choose_wheel({name: {"name": name} for name in abi3}, "a")["name"] == abi3[1]
+
+
+def test_no_fitting_wheel_is_a_coded_error():
+    with pytest.raises(CapsuleError, match="win_amd64") as caught:
+        choose_wheel({"a-1.0-cp311-cp311-win_amd64.whl": {}}, "a")
+    assert caught.value.code == "CAP-L106"
+
+
+def test_pylock_without_digest_or_wheel(tmp_path):
+    sha256 = make_wheel(tmp_path, "beta", "2.1")
+    url = (tmp_path / "beta-2.1-py3-none-any.whl").as_uri()
+    text = '[[packages]]\nname = "beta"\nversion = "2.1"\n'
+    (wheel,) = read_pylock(f'{text}wheels = [{{ url = "{url}" }}]\n')
+    assert wheel == ResolvedWheel("beta", "2.1", "beta-2.1-py3-none-any.whl", sha256, url)
+    with pytest.raises(CapsuleError, match="SHA-256"):
+        read_pylock(f'{text}wheels = [{{ url = "https://x.example/beta-2.1-py3-none-any.whl" }}]\n')
+    with pytest.raises(CapsuleError) as caught:
+        read_pylock(f'{text}sdist = {{ url = "https://x.example/beta-2.1.tar.gz" }}\n')
+    assert caught.value.code == "CAP-L104"
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("accelerator", [None, CUDA], ids=["cpu", "cuda"])
+def test_real_packages_lock(tmp_path, accelerator):
+    spec = make_spec(*ImageSpec().packages, accelerator=accelerator)
+    lock = resolve(spec, Cache(tmp_path), progress=lambda _: None)
+    names = {wheel.name for wheel in lock.image.wheels}
+    assert {"torch", "numpy", "gymnasium", "ale-py", "pydantic", "rfc8785", "xxhash"} <= names
+    sources = machine_sources(SourcesSpec())
+    for place in ("://", "file:", *sources.extra_indexes, *sources.find_links):
+        assert place not in lock.document().decode()
+    libraries = cuda_libraries(lock)
+    assert set(libraries) == ({"CUDA", "cuDNN", "cuBLAS"} if accelerator else set())
+    if accelerator:
+        assert version_set("13.0", "").contains(libraries["CUDA"])
+        assert not any("+cpu" in wheel.version for wheel in lock.image.wheels)

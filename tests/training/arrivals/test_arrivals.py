@@ -1,0 +1,422 @@
+"""Programs that use what comes first: recorded live, repeated in the recorded order.
+
+No program here depends on time. Live, it opens one gate after the other, so that things arrive in
+an order that the test chooses; repeated, all gates are open before it waits for anything, and
+everything arrives in another order.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from capsule.experiment import contract
+from capsule.experiment.arrival_log import ArrivalLog, parse_arrivals
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.native import native_part
+from capsule.training import arrivals
+from capsule.training.arrivals import waits as arrival_waits
+from capsule.training.arrivals.files import begin_arrivals, check_arrivals, collect_arrivals
+
+HEAD = """\
+import asyncio, json, multiprocessing, os, queue, sys, threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from capsule.training import arrivals
+
+ORDER = json.loads(sys.argv[1])
+LIVE = not os.path.exists(os.environ.get("CAPSULE_RUN", "") + "/arrivals.replay")
+"""
+THREADS = """
+gates = [threading.Event() for _ in ORDER]
+def work(number):
+    gates[number].wait()
+    return number, os.urandom(4).hex()
+def opened():
+    for number in ORDER if LIVE else []:
+        gates[number].set()
+        yield next(results)
+    for gate in gates:
+        gate.set()
+    yield from results
+"""
+POOL = """
+if __name__ == "__main__":
+    with ThreadPoolExecutor(len(ORDER)) as pool:
+        futures = [arrivals.submit(pool, work, number) for number in range(len(ORDER))]
+        results = (future.result() for future in arrivals.as_completed(futures))
+        print(list(opened()))
+"""
+PROCESSES = """
+gates = [multiprocessing.Event() for _ in ORDER]
+results = None
+def work(number):
+    gates[number].wait()
+    if number == 1:
+        raise ValueError("of task 1")
+    return number, os.urandom(4).hex()
+def tried():
+    while True:
+        try:
+            yield next(calls)
+        except ValueError as error:
+            yield str(error)
+        except StopIteration:
+            return
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(len(ORDER)) as pool:
+        calls = arrivals.imap_unordered(pool, work, range(len(ORDER)), name="results")
+        results = tried()
+        print(list(opened()))
+"""
+INBOX = """
+mail = arrivals.Inbox(Queue(), name="mail")
+gates = [Event() for _ in ORDER]
+def send(number):
+    gates[number].wait()
+    for part in range(2):
+        mail.put((number, part, os.urandom(2).hex()), source=f"sender {number}")
+def received():
+    for _ in range(2 * len(ORDER)):
+        yield mail.get()
+if __name__ == "__main__":
+    senders = [Sender(target=send, args=(number,)) for number in range(len(ORDER))]
+    for sender in senders:
+        sender.start()
+    got = []
+    for number in ORDER if LIVE else []:
+        try:
+            got.append(mail.get(timeout=0))
+        except queue.Empty:
+            got.append("nothing")
+        gates[number].set()
+        got += [mail.get(), mail.get()]
+    if not LIVE:
+        for gate in gates:
+            gate.set()
+        while len(got) < 3 * len(ORDER):
+            try:
+                got.append(mail.get(timeout=60))
+            except queue.Empty:
+                got.append("nothing")
+    for sender in senders:
+        sender.join()
+    print(got)
+"""
+COROUTINES = """
+async def agent(number, gate):
+    parts = [os.urandom(2).hex()]
+    await gate.wait()
+    parts.append(os.urandom(2).hex())
+    return number, parts
+
+async def main():
+    gates = [asyncio.Event() for _ in ORDER]
+    mail = arrivals.AsyncInbox(asyncio.Queue())
+    tasks = [
+        asyncio.create_task(arrivals.scoped(agent(number, gate)))
+        for number, gate in enumerate(gates)
+    ]
+    got, results = [], arrivals.completions(tasks)
+    for number in ORDER if LIVE else []:
+        gates[number].set()
+        got.append((await anext(results)).result())
+        await mail.put(got[-1], source=f"agent {number}")
+    for gate in gates:
+        gate.set()
+    async for task in results:
+        got.append(task.result())
+    for number in range(len(ORDER)) if not LIVE else []:
+        await mail.put(next(each for each in got if each[0] == number), source=f"agent {number}")
+    print(got, [await mail.get() for _ in ORDER])
+
+asyncio.run(main())
+"""
+THREADED = "from threading import Event, Thread as Sender\nfrom queue import Queue\n"
+PROCESSED = "from multiprocessing import Event, Process as Sender, Queue\n"
+PROGRAMS = {
+    "a pool of threads": THREADS + POOL,
+    "a pool of processes": THREADS + PROCESSES,
+    "a queue of threads": THREADED + INBOX,
+    "a queue of processes": PROCESSED + INBOX,
+    "coroutines": COROUTINES,
+}
+
+
+@dataclass
+class Finished:
+    output: str
+    errors: str
+    status: int
+    directory: object
+
+    @property
+    def log(self) -> ArrivalLog:
+        return parse_arrivals((self.directory / contract.ARRIVALS).read_bytes())
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a program as in a run directory, with derived randomness; collect its arrivals."""
+
+    def run(code, order=(), *, replay=None, entropy="virtual", under_capsule=True):
+        number = sum(1 for _ in tmp_path.iterdir())
+        directory = tmp_path / f"run-{number}"
+        (directory / "journal").mkdir(parents=True)
+        script = directory / "program.py"
+        script.write_text(HEAD + code)
+        if replay is not None:
+            (directory / contract.ARRIVALS_REPLAY).write_bytes(replay.document())
+        variables = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+        if entropy is not None:
+            variables |= {
+                "LD_PRELOAD": str(native_part("libcapsule-entropy.so")),
+                "CAPSULE_ENTROPY": entropy,
+                "CAPSULE_ENTROPY_PATH": "0",
+                "CAPSULE_ENTROPY_KEY": "00" * 32,
+                "CAPSULE_ENTROPY_DIRECTORY": str(directory / "journal"),
+            }
+        if under_capsule:
+            variables[contract.RUN_VARIABLE] = str(directory)
+        done = subprocess.run(
+            [sys.executable, script, json.dumps(order)],
+            capture_output=True,
+            text=True,
+            env=variables,
+            timeout=300,
+        )
+        if under_capsule and done.returncode == 0:
+            collect_arrivals(directory)
+        return Finished(done.stdout, done.stderr, done.returncode, directory)
+
+    return run
+
+
+def refusal(finished):
+    assert finished.status != 0
+    with pytest.raises(CapsuleError) as caught:
+        check_arrivals(finished.directory)
+    assert caught.value.code in finished.errors
+    return caught.value
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_arrived_live_arrives_in_that_order_again(run, program):
+    first, second = (run(PROGRAMS[program], order) for order in ((2, 0, 1), (1, 2, 0)))
+    assert first.status == second.status == 0, first.errors + second.errors
+    assert first.output != second.output
+    assert first.log != second.log
+    for live in (first, second):
+        again = run(PROGRAMS[program], (0, 1, 2), replay=live.log)
+        assert again.status == 0, again.errors
+        assert (again.output, again.log) == (live.output, live.log)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_capsule_a_program_does_the_same(run, program):
+    done = run(PROGRAMS[program], (1, 2, 0), under_capsule=False, entropy=None)
+    assert done.status == 0, done.errors
+    positions = [done.output.index(f"({number}, ") for number in (1, 2, 0) if number != 1]
+    assert positions == sorted(positions)
+
+
+def test_a_task_draws_the_same_whichever_worker_does_it(run):
+    code = """
+def work(number):
+    thread = threading.Thread(target=lambda: drawn.__setitem__(number, os.urandom(4).hex()))
+    thread.start()
+    thread.join()
+    return os.urandom(4).hex(), os.urandom(4).hex()
+drawn = {}
+with ThreadPoolExecutor(ORDER[0]) as pool:
+    futures = [arrivals.submit(pool, work, number) for number in range(6)]
+    print([future.result() for future in futures], sorted(drawn.items()))
+late = threading.Thread(target=lambda: print(os.urandom(4).hex()))
+late.start()
+late.join()
+print(os.urandom(4).hex())
+"""
+    alone, together = run(code, (1,)), run(code, (6,))
+    assert alone.output == together.output, alone.errors
+    plain = code.replace("arrivals.submit(pool, work", "pool.submit(work")
+    assert run(plain, (1,)).output != run(plain, (6,)).output
+
+
+def test_recorded_randomness_of_tasks_has_their_own_paths(run):
+    from capsule.entropy.journal import read_journal
+
+    code = THREADS + POOL
+    finished = run(code, (1, 0), entropy="record")
+    threads = read_journal(finished.directory / "journal").threads
+    paths = {thread.thread for thread in threads if thread.bytes == 4}
+    assert paths == {"0~1", "0~3"}
+
+
+def test_work_within_work_draws_its_own_bytes_however_long_its_path_is(run):
+    code = """
+from capsule.training.arrivals.scopes import Scope, next_place
+def descend(depth):
+    with Scope(next_place()):
+        yield os.urandom(4).hex()
+        if depth:
+            yield from descend(depth - 1)
+    yield os.urandom(4).hex()
+print(list(descend(120)))
+"""
+    first, second = run(code), run(code)
+    drawn = json.loads(first.output.replace("'", '"'))
+    assert len(set(drawn)) == len(drawn) == 242
+    assert first.output == second.output
+
+
+TWO = """
+with ThreadPoolExecutor(2) as pool:
+    futures = [pool.submit(pow, 2, number) for number in range(TASKS)]
+    waiting = arrivals.as_completed(futures, name="both")
+    print([next(waiting).result() for _ in range(TAKEN)])
+"""
+MAIL = """
+mail = arrivals.Inbox(queue.Queue(), name="mail")
+for number in range(SENT):
+    mail.put(number, source="me")
+for number in range(TAKEN):
+    print(mail.get())
+"""
+
+
+def with_numbers(code, **numbers):
+    return "".join(f"{name} = {value}\n" for name, value in numbers.items()) + code
+
+
+@pytest.mark.parametrize(
+    ("code", "recorded", "repeated", "message"),
+    [
+        (TWO, {"TASKS": 2, "TAKEN": 2}, {"TASKS": 3, "TAKEN": 2}, "is for 3 completions, but for"),
+        (TWO, {"TASKS": 2, "TAKEN": 1}, {"TASKS": 2, "TAKEN": 2}, "recorded run took nothing more"),
+        (TWO.replace("both", "wait"), {"TASKS": 2, "TAKEN": 2}, None, "does not occur in"),
+        (MAIL, {"SENT": 2, "TAKEN": 1}, {"SENT": 2, "TAKEN": 2}, "recorded run took nothing more"),
+    ],
+)
+def test_a_program_that_takes_another_path_is_told_so(run, code, recorded, repeated, message):
+    live = run(with_numbers(code, **recorded))
+    assert live.status == 0, live.errors
+    other = TWO if repeated is None else code
+    error = refusal(run(with_numbers(other, **(repeated or recorded)), replay=live.log))
+    assert (error.code, error.exit_code) == ("CAP-T381", ExitCode.DIFFERS)
+    assert message in error.message
+
+
+def test_calls_that_end_without_a_recorded_result_are_told_so(run):
+    code = """
+from multiprocessing.pool import ThreadPool
+with ThreadPool(2) as pool:
+    print(list(arrivals.imap_unordered(pool, abs, range(*ORDER), name="calls")))
+"""
+    error = refusal(run(code, (2,), replay=run(code, (3,)).log))
+    assert error.code == "CAP-T381"
+    assert "never gets the result of task" in error.message
+
+
+def test_fewer_arrivals_leave_another_log(run):
+    live = run(with_numbers(MAIL, SENT=2, TAKEN=2))
+    again = run(with_numbers(MAIL, SENT=2, TAKEN=1), replay=live.log)
+    assert again.status == 0
+    assert again.log != live.log
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("arrivals.as_completed([], name='1')", "cannot be called '1'"),
+        (
+            (
+                "arrivals.as_completed([], name='a')\n"
+                "with ThreadPoolExecutor(1) as pool:\n"
+                "    pool.submit(arrivals.as_completed, [], name='a').result()"
+            ),
+            "two threads or asyncio tasks have a wait called 'a'",
+        ),
+        (
+            (
+                "arrivals.as_completed([], name='a')\n"
+                "child = multiprocessing.get_context('fork').Process(\n"
+                "    target=lambda: arrivals.as_completed([], name='a'))\n"
+                "child.start(); child.join(); sys.exit(child.exitcode)"
+            ),
+            "two processes have a wait called 'a'",
+        ),
+        (
+            (
+                "mail = arrivals.Inbox(queue.Queue())\n"
+                "for _ in range(2): mail.put(0, source='me')\n"
+                "mail.get()\n"
+                "with ThreadPoolExecutor(1) as pool: pool.submit(mail.get).result()"
+            ),
+            "is read by two threads",
+        ),
+        (
+            (
+                "import pickle\n"
+                "mail = arrivals.Inbox(queue.Queue())\n"
+                "mail._queue.put(('me', 1, 0))\n"
+                "mail.get()"
+            ),
+            "two threads or processes sent as 'me'",
+        ),
+        (
+            (
+                "async def wait(): arrivals.completions([]); await asyncio.sleep(0)\n"
+                "async def main(): await asyncio.gather(wait(), wait())\n"
+                "asyncio.run(main())"
+            ),
+            "two asyncio tasks that are not scoped",
+        ),
+    ],
+)
+def test_waits_without_an_order_of_their_own_are_refused(run, code, message):
+    error = refusal(run(code))
+    assert (error.code, error.exit_code) == ("CAP-T382", ExitCode.TRAINING_FAILED)
+    assert message in error.message
+
+
+def test_without_the_library_of_random_profiles_waits_need_names(run):
+    error = refusal(run("arrivals.as_completed([])", entropy=None))
+    assert error.code == "CAP-T382"
+    assert "entropy.mode: system" in error.message
+    named = run(with_numbers(MAIL, SENT=1, TAKEN=1), entropy=None)
+    assert named.log.arrivals == 1
+
+
+def test_a_source_needs_a_name_that_a_log_can_hold():
+    import queue
+
+    for source in ("", "a" * 501):
+        with pytest.raises(ValueError, match="a name of 1 to 500"):
+            arrivals.Inbox(queue.Queue()).put(0, source=source)
+
+
+def test_too_many_arrivals_are_noticed_while_the_program_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrival_waits, "MAX_ENTRIES", 6)
+    wait = arrival_waits.Wait(tmp_path, "completions", "few~1", 3)
+    for number in range(2):
+        wait.offer(number, number)
+    wait.take()
+    with pytest.raises(CapsuleError) as caught:
+        wait.take()
+    assert caught.value.code == "CAP-T383"
+    with pytest.raises(CapsuleError, match="more arrivals"):
+        check_arrivals(tmp_path)
+
+
+def test_a_program_that_starts_over_forgets_its_arrivals_and_one_that_resumes_is_refused(tmp_path):
+    begin_arrivals(tmp_path, resumed=True)
+    arrival_waits.Wait(tmp_path, "completions", "some~1", 3)
+    with pytest.raises(CapsuleError) as caught:
+        begin_arrivals(tmp_path, resumed=True)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-T384", ExitCode.USAGE)
+    begin_arrivals(tmp_path, resumed=False)
+    assert not any(tmp_path.iterdir())
+    collect_arrivals(tmp_path)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,210 @@
+"""Determinism flags: each in a fresh interpreter, as they must be there before it starts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from capsule.experiment import contract
+from capsule.experiment.variables import environment_variables
+from capsule.training.determinism.flags import _satisfies
+from tests.training.conftest import (
+    CARTPOLE,
+    ROOT,
+    finish_run,
+    make_spec,
+    new_run,
+    read,
+    start_run,
+    start_variables,
+)
+
+CUDA = {
+    "kind": "cuda",
+    "cuda": "13.0",
+    "cudnn": ">=9.10",
+    "driver": ">=580.65",
+    "gpu": "NVIDIA H200",
+}
+
+
+def python(code, spec, *options, **changes):
+    """Run code in an interpreter with the spec's variables; ``spec`` is defined there."""
+    variables = {**start_variables(spec), **changes}
+    prelude = (
+        "import sys\n"
+        "from capsule.experiment.spec import Spec\n"
+        "from capsule.experiment.errors import CapsuleError\n"
+        "from capsule.training.determinism import flags\n"
+        "spec = Spec.model_validate_json(sys.argv[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *options, "-c", prelude + code, spec.model_dump_json(by_alias=True)],
+        env={"PYTHONPATH": str(ROOT), **{k: v for k, v in variables.items() if v is not None}},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+REFUSAL = """
+try:
+    flags.{call}(spec)
+    print("accepted")
+except CapsuleError as error:
+    print(error.exit_code.name, error)
+"""
+
+
+WRONG = {"PYTHONHASHSEED": "random", "OMP_NUM_THREADS": "9", "ATEN_CPU_CAPABILITY": "avx512"}
+
+
+@pytest.mark.parametrize("name", sorted(environment_variables(make_spec(CARTPOLE))))
+def test_a_missing_or_wrong_variable_is_named(name):
+    value = WRONG.get(name)
+    said = python(REFUSAL.format(call="prepare"), make_spec(CARTPOLE), **{name: value})
+    assert said.startswith("TRAINING_FAILED CAP-T101")
+    assert f"variable {name} is {value!r}" in said
+
+
+def test_the_right_variables_are_accepted():
+    spec = make_spec(CARTPOLE, determinism={"hash_seed": 42})
+    assert python(REFUSAL.format(call="prepare"), spec) == "accepted\n"
+
+
+def test_a_variable_set_after_the_start_does_not_count():
+    code = "import os\nos.environ['MKL_CBWR'] = 'AVX2'\n" + REFUSAL.format(call="prepare")
+    said = python(code, make_spec(CARTPOLE), MKL_CBWR=None)
+    assert "CAP-T101" in said
+    assert "MKL_CBWR is None" in said
+
+
+def test_a_variable_changed_after_the_start_does_not_count():
+    code = "import os\nos.environ['OMP_NUM_THREADS'] = '2'\n" + REFUSAL.format(call="prepare")
+    assert "OMP_NUM_THREADS is '2'" in python(code, make_spec(CARTPOLE))
+
+
+def test_torch_must_not_be_there_yet():
+    said = python("import torch\n" + REFUSAL.format(call="prepare"), make_spec(CARTPOLE))
+    assert said.startswith("TRAINING_FAILED CAP-T102")
+
+
+def test_an_interpreter_that_randomises_hashes_is_refused():
+    said = python(REFUSAL.format(call="prepare"), make_spec(CARTPOLE), "-R")
+    assert said.startswith("TRAINING_FAILED CAP-T102")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "flag"),
+    [
+        ("ATEN_CPU_CAPABILITY", "default", "torch.cpu_capability"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41", "onednn.isa"),
+        ("OPENBLAS_CORETYPE", "Nehalem", "openblas.core"),
+        ("MKL_NUM_THREADS", "2", "mkl.threads"),
+    ],
+)
+def test_a_flag_that_did_not_take_effect_stops_the_run(variable, value, flag):
+    said = python(REFUSAL.format(call="apply"), make_spec(CARTPOLE), **{variable: value})
+    if variable == "MKL_NUM_THREADS":  # torch.set_num_threads settles it for MKL, too
+        assert said == "accepted\n"
+    else:
+        assert said.startswith("TRAINING_FAILED CAP-T104")
+        assert flag in said
+
+
+def test_what_was_read_back_is_recorded(cartpole_run):
+    runtime = read(cartpole_run, contract.RUNTIME)
+    flags = runtime["flags"]
+    assert flags["torch.num_threads"] == flags["torch.num_interop_threads"] == "1"
+    assert flags["torch.deterministic_debug_mode"] == "2"
+    assert flags["torch.fill_uninitialized_memory"] == "True"
+    assert flags["torch.cpu_capability"] == "AVX2"
+    assert flags["onednn.isa"] == "Intel AVX2"
+    assert flags["environment.PYTHONHASHSEED"] == "0"
+    assert {"python", "torch", "numpy", "gymnasium", "safetensors"} == set(runtime["libraries"])
+    assert runtime["device"]["kind"] == "cpu"
+
+
+def test_weaker_settings_take_effect_too():
+    spec = make_spec(
+        CARTPOLE,
+        accelerator={"kind": "cpu", "numerics": "native"},
+        determinism={"algorithms": "warn", "fill_uninitialized_memory": False, "tf32": True},
+    )
+    code = "import json\nprint(json.dumps(flags.apply(spec).flags))"
+    flags = json.loads(python(code, spec))
+    assert flags["torch.deterministic_debug_mode"] == "1"
+    assert flags["torch.fill_uninitialized_memory"] == "False"
+    assert flags["torch.cuda.matmul.allow_tf32"] == "True"
+
+
+def test_a_missing_gpu_ends_the_run_with_its_own_status(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    directory = new_run(tmp_path / "gpu", make_spec(CARTPOLE, accelerator=CUDA))
+    status, errors = finish_run(directory)
+    assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T105")
+    assert "CUDA" in errors
+    assert not (directory / contract.RESULT).exists()
+
+
+def test_the_programme_needs_a_directory():
+    for arguments in ([], ["/nonexistent"], [".", "."]):
+        done = subprocess.run(
+            [sys.executable, "-m", "capsule.training", *arguments], capture_output=True, cwd=ROOT
+        )
+        assert done.returncode == 2
+
+
+def test_a_wrong_environment_is_a_documented_failure(tmp_path):
+    spec = make_spec(CARTPOLE)
+    directory = new_run(tmp_path / "run", spec)
+    variables = {**start_variables(spec), "PYTHONHASHSEED": "1"}
+    process = start_run(directory, environment=variables)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 6
+    assert read(directory, contract.FAILURE)["code"] == "CAP-T101"
+    assert "PYTHONHASHSEED is '1'" in errors
+
+
+@pytest.mark.parametrize(
+    ("version", "constraint", "expected"),
+    [
+        ("13.0", "13.0", True),
+        ("13.0.2", "13.0", True),
+        ("13.1", "13.0", False),
+        ("9.10.2", ">=9.10", True),
+        ("9.9.9", ">=9.10", False),
+        ("9.10.2", "==9.10.*", True),
+        ("9.10.2", "==9.10", False),
+        ("9.10.0", "==9.10", True),
+        ("580.65.06", ">=580.65", True),
+        ("579.99", ">=580.65", False),
+        ("12.8", "~=12.4", True),
+        ("13.0", "~=12.4", False),
+        ("12.4", ">=12.4,<13", True),
+        ("13.0", ">=12.4,<13", False),
+        ("12.4", ">12.4", False),
+        ("12.4", "<=12.4", True),
+        ("12.4", "nonsense", False),
+    ],
+)
+def test_version_constraints(version, constraint, expected):
+    assert _satisfies(version, constraint) is expected
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_described_and_its_libraries_named():
+    spec = make_spec(
+        CARTPOLE, accelerator={"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=500"}
+    )
+    code = "import json\nprint(flags.apply(spec).model_dump_json())"
+    runtime = json.loads(python(code, spec, LD_LIBRARY_PATH="", PATH="/usr/bin"))
+    assert runtime["device"]["kind"] == "cuda"
+    assert {"cuda", "cudnn", "cublas"} <= set(runtime["libraries"])
+    assert runtime["libraries"]["cublas"] != "unknown"

@@ -1,0 +1,447 @@
+"""Unrolls: step by step by hand, alone and together, from a snapshot; sampling, stacking."""
+
+import itertools
+import json
+from bisect import bisect_right
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import SeedsSpec
+from capsule.training.acting.inference import sample
+from capsule.training.environments import make_environment
+from capsule.training.impala.actors.actor_worker import UnrollWorker
+from capsule.training.impala.actors.unrolls import (
+    Request,
+    Unroll,
+    UnrollSettings,
+    actor_streams,
+    stacked,
+    stream_profiles,
+)
+from capsule.training.impala.learner import _document, _snapshot
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.state.streams import RequestWords, Stream, uniform_of
+from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec
+from tests.training.impala import tasks as impala_tasks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+SEEDS = SeedsSpec(root=3, streams={"no-op": 5})
+ENVIRONMENTS = {
+    "counting": make_spec(
+        CARTPOLE, environment={"id": impala_tasks.NAME, "modules": [impala_tasks.__name__]}
+    ).environment,
+    "cartpole": make_spec(CARTPOLE, environment={"max_episode_steps": 12}).environment,
+    "sticky": make_spec(
+        BREAKOUT,
+        environment={
+            "sticky_action_probability": 0.25,
+            "clip_rewards": False,
+            "max_episode_frames": 300,
+        },
+    ).environment,
+}
+
+
+def settings_of(name="counting", length=7, units=5, products=FIXED_ORDER, truncation="bootstrap"):
+    """Return what makes actors of a small network; its rows do not fill vector registers evenly."""
+    environment = ENVIRONMENTS[name]
+    example = make_environment(environment, actor_streams(SEEDS, 0), training=True)
+    network = make_actor_critic_network(
+        "shallow" if name == "sticky" else "mlp",
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=units,
+        hidden_units=6,
+        products=products,
+    )
+    return UnrollSettings((environment,), SEEDS, network, length, truncation=truncation)
+
+
+def parameters_of(settings, seed=1):
+    parameters = Parameters(settings.network.shapes, CPU)
+    initialize(parameters, Stream("initialization", seed))
+    parameters.flat.mul_(3)  # a policy that prefers something
+    return parameters
+
+
+def play(host, actors, versions, settings, *, given=None, lag=99):
+    """Let ``actors`` unroll with one version after the other; return ``[version][actor]``."""
+    given = set() if given is None else given
+    made = []
+    for version in versions:
+        new = {} if version in given else {version: parameters_of(settings, version).flat.numpy()}
+        given.add(version)
+        made.append(host.unroll([Request(actor, version) for actor in actors], new, lag))
+        assert [played.actor for played in made[-1]] == sorted(actors)
+    return made
+
+
+def same(a, b):
+    """Tell whether two unrolls are equal, bit for bit."""
+    return all(
+        left == right
+        if isinstance(left, list)
+        else (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+        for left, right in zip(a, b, strict=True)
+    )
+
+
+# --- an unroll by hand ----------------------------------------------------------------------------
+
+
+def textbook(settings, actor, versions):
+    """Play one actor alone, step by step, and return what its unrolls hold."""
+    streams = actor_streams(settings.seeds, actor)
+    environment = make_environment(settings.tasks[0], streams, training=True)
+    blank = np.zeros(environment.frame_shape, environment.frame_dtype)
+    blank_state = torch.zeros(1, *settings.network.state_shape)
+
+    def begin():
+        stack = deque([blank] * environment.frame_stack, environment.frame_stack)
+        stack.append(environment.reset())
+        return SimpleNamespace(
+            stack=stack, action=-1, reward=0.0, state=blank_state, age=0, score=0, cut_off=False
+        )
+
+    def see():
+        made.observations.append(np.stack(now.stack))
+        made.ages.append(now.age)
+        made.previous_actions.append(now.action)
+        made.previous_rewards.append(now.reward)
+
+    words, requests = RequestWords(Stream("exploration", 3, actor).key), itertools.count()
+    now, found = begin(), []
+    for version in versions:
+        parameters = parameters_of(settings, version)
+        made = SimpleNamespace(
+            observations=[], ages=[], previous_actions=[], previous_rewards=[], actions=[],
+            log_behaviour=[], rewards=[], terminals=[], returns=[], state=now.state[0].numpy(),
+            acted=[],
+        )  # fmt: skip
+
+        for _ in range(settings.length):
+            see()
+            made.acted.append(not now.cut_off)
+            if now.cut_off:
+                for part in (made.actions, made.log_behaviour, made.rewards):
+                    part.append(0)
+                made.terminals.append(True)
+                now = begin()
+                continue
+            logits, _, now.state = settings.network.unroll(
+                parameters.views,
+                torch.from_numpy(np.stack(now.stack))[None, None],
+                torch.tensor([[now.action]]),
+                torch.tensor([[now.reward]], dtype=torch.float32),
+                now.state,
+                torch.zeros(1, 1, dtype=torch.bool),
+            )
+            mu = logits[0, 0].detach().double().softmax(0)
+            uniform = uniform_of(words.word(next(requests)))
+            now.action = bisect_right(list(itertools.accumulate(mu.tolist()))[:-1], uniform)
+            transition = environment.step(now.action)
+            now.state, now.reward, now.age = now.state.detach(), transition.reward, now.age + 1
+            now.score += transition.game_reward
+            now.stack.append(transition.frame)
+            made.actions.append(now.action)
+            made.log_behaviour.append(mu[now.action].log().item())
+            made.rewards.append(transition.reward)
+            truncated = transition.ended and not transition.terminal
+            now.cut_off = truncated and settings.truncation == "bootstrap"
+            made.terminals.append(transition.terminal or (truncated and not now.cut_off))
+            if transition.ended:
+                made.returns.append(now.score)
+                if not now.cut_off:
+                    now = begin()
+        see()
+        found.append(made)
+    return found
+
+
+def check(unroll, made):
+    steps = len(made.actions)
+    assert len(unroll.ages) == steps + 1
+    for name in (
+        "ages", "previous_actions", "previous_rewards", "acted", "actions", "rewards", "terminals",
+    ):  # fmt: skip
+        array = getattr(unroll, name)
+        np.testing.assert_array_equal(array, np.array(getattr(made, name), array.dtype), name)
+    np.testing.assert_array_equal(unroll.state, made.state)
+    np.testing.assert_allclose(unroll.log_behaviour, made.log_behaviour, rtol=2e-6)
+    assert unroll.returns == made.returns
+    stack = len(made.observations[0])
+    np.testing.assert_array_equal(stacked([unroll], stack)[:, 0], np.stack(made.observations))
+    np.testing.assert_array_equal(unroll.frames[stack - 1 :], [o[-1] for o in made.observations])
+    assert [unroll.log_behaviour.dtype, unroll.previous_rewards.dtype] == [np.float32] * 2
+    assert [unroll.actions.dtype, unroll.ages.dtype, unroll.rewards.dtype] == ["i8", "i8", "f8"]
+
+
+@pytest.mark.parametrize(("units", "truncation"), [(5, "bootstrap"), (0, "terminal")])
+@pytest.mark.parametrize(("name", "length"), [("counting", 7), ("cartpole", 9), ("sticky", 20)])
+def test_an_unroll_is_what_the_actor_alone_does_step_by_step(name, length, units, truncation):
+    actors = range(1 if name == "sticky" else 3)
+    settings = settings_of(name, length, units, truncation=truncation)
+    versions = [0, 1, 1, 2, 5, 6] + ([6] * 4 if name == "sticky" else [])
+    made = play(UnrollWorker(settings, actors), actors, versions, settings)
+    for actor in actors:
+        unrolls = [played[actor].unroll for played in made]
+        for unroll, expected in zip(unrolls, textbook(settings, actor, versions), strict=True):
+            check(unroll, expected)
+        assert sum(len(unroll.returns) for unroll in unrolls) > 0
+        ended = np.concatenate([unroll.terminals for unroll in unrolls])
+        begun = np.concatenate([unroll.ages[1:] == 0 for unroll in unrolls])
+        assert (ended >= begun).all()
+        waited = sum((~unroll.acted).sum() for unroll in unrolls)
+        assert bool(waited) == (truncation == "bootstrap")
+        if name == "sticky":  # lost lives end returns, but not episodes
+            assert (ended & ~begun).sum() >= 2
+
+
+@pytest.mark.parametrize("truncation", ["bootstrap", "terminal"])
+def test_an_unroll_of_a_counting_environment_as_written_down(truncation):
+    """Terminated and truncated episodes of known lengths; what the network is shown of them."""
+    settings = settings_of(length=17, truncation=truncation)
+    (((_, unroll, after),),) = play(UnrollWorker(settings, [2]), [2], [0], settings)
+    stream = Stream("environment", 3, 2)
+    seeds = [stream.integer(2**32) for _ in range(9)]
+    lengths = [impala_tasks.length_of(seed) for seed in seeds]
+    shown_last = [impala_tasks.is_truncated(seed) and truncation == "bootstrap" for seed in seeds]
+    rows = [length + last for length, last in zip(lengths, shown_last, strict=True)]
+    ages = [age for count in rows for age in range(count)][:18]
+    episode = np.repeat(range(9), rows)[:18].tolist()
+    assert unroll.ages.tolist() == ages
+    acted = [age < lengths[number] for age, number in zip(ages, episode, strict=True)][:17]
+    assert unroll.acted.tolist() == acted
+    assert all(acted) == (truncation == "terminal")
+    assert unroll.terminals.tolist() == [age == 0 for age in ages[1:]]
+    assert unroll.frames[:, 0].tolist() == ages
+    np.testing.assert_array_equal(
+        unroll.frames[:, 2], np.array([seeds[e] % 97 / 97 for e in episode], np.float32)
+    )
+    shown = [
+        -1 if age == 0 else action for age, action in zip(ages[1:], unroll.actions, strict=True)
+    ]
+    assert unroll.previous_actions.tolist() == [-1, *shown]
+    assert unroll.frames[:, 1].tolist() == [-1, *shown]
+    rewards = [
+        impala_tasks.REWARDS[(age + 1 + action) % 4] if acts else 0.0
+        for age, action, acts in zip(ages, unroll.actions.tolist(), acted, strict=False)
+    ]
+    assert unroll.rewards.tolist() == rewards
+    complete = [sum(1 for e in episode[:17] if e == n) >= lengths[n] for n in range(9)].index(False)
+    assert {impala_tasks.is_truncated(seed) for seed in seeds[:complete]} == {True, False}
+    assert unroll.returns == [
+        sum(r for r, e in zip(rewards, episode, strict=False) if e == number)
+        for number in range(complete)
+    ]
+    earned = [0.0 if age == 0 else reward for age, reward in zip(ages[1:], rewards, strict=True)]
+    assert unroll.previous_rewards.tolist() == [0.0, *earned]
+    assert not unroll.state.any()
+    assert after.document["age"] == ages[-1]
+
+
+# --- alone, together, elsewhere -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
+@pytest.mark.parametrize("units", [5, 0])
+def test_who_unrolls_together_changes_no_bit(products, units):
+    settings = settings_of(products=products, units=units)
+    actors, versions = list(range(20)), [0, 1, 1, 2]
+    expected = play(UnrollWorker(settings, actors), actors, versions, settings)
+    alone = {
+        a: play(UnrollWorker(settings, [a]), [a], versions, settings) for a in (0, 7, 15, 16, 19)
+    }
+    some = play(UnrollWorker(settings, [1, 7, 16, 18]), [18, 7], versions, settings)
+    for version in range(len(versions)):
+        for actor, made in alone.items():
+            assert same(made[version][0].unroll, expected[version][actor].unroll)
+        for played in some[version]:
+            assert same(played.unroll, expected[version][played.actor].unroll)
+
+
+def test_versions_of_one_call_are_each_their_own():
+    """Actors that unroll with an older version do not reach those that have a newer one."""
+    settings = settings_of("cartpole")
+    host = UnrollWorker(settings, range(4))
+    flats = {version: parameters_of(settings, version).flat.numpy() for version in (3, 4)}
+    requests = [Request(2, 4), Request(0, 3), Request(3, 3), Request(1, 4)]
+    made = {played.actor: played.unroll for played in host.unroll(requests, flats, 1)}
+    for actor, version in requests:
+        ((alone,),) = play(UnrollWorker(settings, [actor]), [actor], [version], settings)
+        assert same(made[actor], alone.unroll)
+
+
+def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
+    settings = settings_of()
+    host = UnrollWorker(settings, [0])
+    flat = parameters_of(settings, 0).flat.numpy().copy()
+    host.unroll([], {0: flat}, 2)
+    flat[:] = 0
+    host.unroll([], {2: flat}, 2)
+    (played,) = host.unroll([Request(0, 0)], {}, 2)
+    ((expected,),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
+    assert same(played.unroll, expected.unroll)
+    host.unroll([], {3: flat}, 2)
+    with pytest.raises(KeyError):
+        host.unroll([Request(0, 0)], {}, 2)
+
+
+def saved(snapshot):
+    """Return a snapshot as a run that is resumed reads it."""
+    return _snapshot(json.loads(canonical_json(_document(snapshot))))
+
+
+@pytest.mark.parametrize(("name", "length"), [("counting", 3), ("cartpole", 4), ("sticky", 30)])
+def test_a_snapshot_goes_on_elsewhere_to_the_same_bits(name, length):
+    settings = settings_of(name, length)
+    actors = range(1 if name == "sticky" else 4)
+    host = UnrollWorker(settings, actors)
+    before, given = [], set()
+    for version in range(3):
+        before += play(host, actors, [version], settings, given=given)
+    expected = play(host, actors, [3, 3, 4], settings, given=given)
+    assert any(played.unroll.ages[-1] for played in before[-1])
+    if name == "cartpole":  # a snapshot between a truncated episode and the next one
+        assert not all(played.unroll.acted[0] for played in expected[0])
+    if name == "counting":  # a zero that JSON has no sign for
+        last = [played.unroll.previous_rewards[-1] for played in before[-1]]
+        assert any(reward == 0 and np.signbit(reward) for reward in last)
+    other = UnrollWorker(settings, actors)
+    other.restore({played.actor: saved(played.after) for played in before[-1]})
+    found = play(other, actors, [3, 3, 4], settings)
+    for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert same(ours.unroll, theirs.unroll)
+        assert canonical_json(_document(ours.after)) == canonical_json(_document(theirs.after))
+    alone = UnrollWorker(settings, [0])
+    alone.restore({0: saved(before[1][0].after)})
+    assert same(play(alone, [0], [2], settings)[0][0].unroll, before[2][0].unroll)
+
+
+def test_a_snapshot_is_of_one_actor():
+    settings = settings_of()
+    (((_, _, after),),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
+    with pytest.raises(CapsuleError) as refusal:
+        UnrollWorker(settings, [1]).restore({1: after})
+    assert refusal.value.code == "CAP-T201"
+
+
+def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
+    settings = settings_of("cartpole")
+    host = UnrollWorker(settings, [0])
+    ((first,),) = play(host, [0], [0], settings)
+    kept = canonical_json(_document(first.after)), first.unroll.digest()
+    play(host, [0], [1], settings)
+    assert (canonical_json(_document(first.after)), first.unroll.digest()) == kept
+
+
+def test_streams_belong_to_one_actor_each_and_an_action_takes_one_draw():
+    settings = settings_of(length=6)
+    (made,) = play(UnrollWorker(settings, range(3)), range(3), [0], settings)
+    profiles = {
+        profile.name: profile
+        for actor, _, after in made
+        for profile in stream_profiles(SEEDS, actor, after)
+    }
+    assert len({profile.key for profile in profiles.values()}) == 9
+    for actor in range(3):
+        unroll = made[actor].unroll
+        assert profiles[f"exploration/{actor}"].draws == unroll.acted.sum()
+        assert profiles[f"environment/{actor}"].draws == (unroll.ages == 0).sum()
+        assert profiles[f"no-op/{actor}"].seed == 5
+    another = replace(settings, seeds=SeedsSpec(root=4))
+    ((other,),) = play(UnrollWorker(another, [0]), [0], [0], another)
+    assert other.unroll.digest() != made[0].unroll.digest()
+
+
+def test_a_digest_is_of_every_part():
+    settings = settings_of()
+    (((_, unroll, _),),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
+    digests = {unroll.digest()}
+    parts = {name: part for name, part in unroll._asdict().items() if np.size(part)}
+    assert set(unroll._fields) - set(parts) == {"instructions"}  # there are none here
+    for name, part in parts.items():
+        changed = np.array(part).copy()
+        changed.reshape(-1).view(np.uint8)[-1] ^= 1
+        value = changed.tolist() if isinstance(part, list) else changed
+        digests.add(unroll._replace(**{name: value}).digest())
+    assert len(digests) == 1 + len(parts)
+    assert unroll._replace(state=unroll.state.copy()).digest() in digests
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def inverse(probabilities, uniform):
+    """Return the first action whose cumulated probability exceeds that share of all of it."""
+    total, target = 0.0, uniform * sum(probabilities)
+    for action, probability in enumerate(probabilities):
+        total += probability
+        if total > target:
+            return action
+    raise AssertionError("no action")
+
+
+WEIGHTS = st.lists(
+    st.sampled_from([0.0, 1e-45, 1e-30, 0.25, 0.5, 1.0]) | st.floats(0, 1, width=32),
+    min_size=1,
+    max_size=18,
+).filter(any)
+LAST = 1 - 2.0**-53
+
+
+@given(WEIGHTS, st.sampled_from([0.0, 2.0**-53, 0.25, 0.5, LAST]) | st.floats(0, LAST))
+def test_an_action_is_where_the_distribution_function_passes(weights, uniform):
+    probabilities = np.array(weights, np.float32)
+    action = sample(probabilities, uniform)
+    assert action == inverse(probabilities.astype(float).tolist(), uniform)
+    assert probabilities[action] > 0
+
+
+def test_borders_belong_to_the_action_that_begins_there():
+    probabilities = np.array([0, 0.25, 0, 0.5, 0.25, 0], np.float32)
+    borders = {0.0: 1, 0.25: 3, 0.75: 4, LAST: 4}
+    for uniform, action in borders.items():
+        assert sample(probabilities, uniform) == action
+    assert sample(probabilities, np.nextafter(0.25, 0)) == 1
+    assert sample(probabilities, np.nextafter(0.75, 0)) == 3
+
+
+def test_actions_are_as_frequent_as_they_are_probable():
+    probabilities = np.array([0.1, 0.6, 0.3], np.float32)
+    uniforms = Stream("exploration", 1).uniforms(20_000)
+    counts = np.bincount([sample(probabilities, uniform) for uniform in uniforms.tolist()])
+    np.testing.assert_allclose(counts / 20_000, probabilities, atol=0.01)
+
+
+# --- stacking -------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(0, 6), st.lists(st.integers(1, 4), min_size=4, max_size=4))
+def test_frames_of_an_earlier_episode_are_zeros(stack, before, lengths):
+    """Frames are numbered through; an unroll begins ``before`` steps into an episode."""
+    ages = [before, *[age for length in lengths for age in range(length)]]
+    rows = len(ages)
+    frames = np.arange(1, stack + rows, dtype=np.uint8).reshape(-1, 1)
+    others = dict.fromkeys(Unroll._fields, np.zeros(0))
+    unroll = Unroll(**others | {"frames": frames, "ages": np.array(ages)})
+    found = stacked([unroll, unroll], stack)
+    assert found.shape == (rows, 2, stack, 1)
+    assert found.dtype == np.uint8
+    for row, age in enumerate(ages):
+        expected = [row + stack - back if back <= age else 0 for back in range(stack - 1, -1, -1)]
+        assert found[row, 0, :, 0].tolist() == found[row, 1, :, 0].tolist() == expected

@@ -1,0 +1,212 @@
+"""Learners: the same bits for any number of them, on a real trainer; a lost one stops the run."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from capsule.experiment import contract
+from capsule.experiment.contract import Job
+from capsule.experiment.errors import CapsuleError
+from capsule.training.impala.learner_ranks import Ranks, Threads
+from capsule.training.networks.feedforward import Parameters
+from tests.training.conftest import claimed, finish_run, make_spec, new_run, read, start_run
+from tests.training.impala.trainers import IMPALA, SHARDS, Trainers, digests, saved
+
+pytestmark = pytest.mark.usefixtures("one_thread", "importable")
+
+UPDATES = 4
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """A function that makes a trainer."""
+    trainers = Trainers(tmp_path)
+    yield trainers
+    trainers.close()
+
+
+# --- equal bits -----------------------------------------------------------------------------------
+
+
+def test_one_two_four_and_eight_learners_make_the_same_updates(begin):
+    expected = digests(begin(), UPDATES)
+    assert len({update[1] for update in expected}) == UPDATES  # it learns
+    for learners in (2, 4, 8):
+        trainer = begin(learners=learners)
+        assert digests(trainer, UPDATES) == expected, learners
+        others = [other._process.pid for other in trainer._learners._others]
+        assert len(others) == learners - 1
+        trainer.close()
+        for pid in others:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def test_threads_and_ranks_that_do_not_divide_the_shards_make_them_too(begin):
+    expected = digests(begin(), 2)
+    assert digests(begin(workers=2), 2) == expected
+    assert digests(begin(learners=3), 2) == expected
+
+
+def test_how_the_batch_is_split_is_part_of_the_result(begin):
+    """Were it not, equal bits would show nothing."""
+    whole = begin(trainer={"micro_batches": [sum(SHARDS)]})
+    assert digests(whole, 1)[0][1] != digests(begin(), 1)[0][1]
+
+
+class Telling:
+    """A gradient that tells its shard and the parameters; can be made in another process."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+    def __call__(self, shard):
+        return torch.tensor(float(sum(shard))), self.parameters.flat * sum(shard)
+
+
+@pytest.fixture
+def ranks():
+    """A function that starts ranks with :class:`Telling`."""
+    started = []
+
+    def start(parameters, shapes, count, make=Telling, shards=(1,) * 8):
+        spec = make_spec(IMPALA)
+        options = {"determinism": spec.determinism, "numerics": "native"}
+        started.append(Ranks(parameters, make, shards, ranks=count, shapes=shapes, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_gradients_are_added_in_the_order_of_the_shards(ranks):
+    """In float32, where eight numbers of very different sizes have as many sums as orders."""
+    shapes = {"weight": (3,)}
+    parameters = Parameters(shapes, torch.device("cpu"))
+    parameters.flat.copy_(torch.tensor([1.0, 1 / 3, -7.0]))
+    batch = [1e8, 1.0, -1e8, 3.0, 1e-3, 2**24, 1.0, -5e7]
+    total = np.zeros(3, np.float32)
+    for number, each in enumerate(batch):
+        part = (parameters.flat * each).numpy()
+        total = part if number == 0 else total + part
+    backwards = np.float32(0)
+    for each in reversed(batch):
+        backwards = backwards + np.float32(each)
+    assert backwards != total[0]
+    learners = [Threads(Telling(parameters), [1] * 8, 3), ranks(parameters, shapes, 4)]
+    for each in learners:
+        losses, gradient = each.learn(batch)
+        assert losses == [float(np.float32(number)) for number in batch]
+        assert gradient.numpy().tobytes() == total.tobytes()
+    learners[0].close()
+
+
+def test_ranks_follow_the_parameters(ranks):
+    shapes = {"weight": (2,)}
+    parameters = Parameters(shapes, torch.device("cpu"))
+    learners = ranks(parameters, shapes, 2)
+    for value in (1.0, 5.0):
+        parameters.flat.fill_(value)
+        assert learners.learn([1.0] * 8).gradient.tolist() == [8 * value] * 2
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+class Failing(Telling):
+    def __call__(self, shard):
+        if len(shard) == 2:
+            raise ValueError("as asked")
+        return super().__call__(shard)
+
+
+def test_a_rank_that_fails_says_why_and_there_are_none_without_a_shard(ranks):
+    shapes = {"weight": (2,)}
+    learners = ranks(Parameters(shapes, torch.device("cpu")), shapes, 20, Failing, shards=[1, 2])
+    assert len(learners._others) == 1
+    with pytest.raises(CapsuleError) as caught:
+        learners.learn([1.0] * 3)
+    assert caught.value.code == "CAP-T332"
+    assert "ValueError: as asked" in str(caught.value)
+
+
+def test_a_rank_that_dies_is_named_and_any_number_goes_on_from_what_was_saved(begin):
+    expected = digests(begin(), UPDATES)
+    trainer = begin(learners=3)
+    digests(trainer, 2)
+    state = saved(trainer)
+    trainer._learners._others[1]._process.kill()
+    with pytest.raises(CapsuleError) as caught:
+        trainer.train_step()
+    assert caught.value.code == "CAP-T361"
+    assert "process 2 (gradient shards 2 and 5) died: SIGKILL" in str(caught.value)
+    for learners in (1, 2):
+        again = begin(learners=learners)
+        again.restore(*state)
+        assert digests(again, 2) == expected[2:]
+
+
+def test_a_run_that_loses_a_learner_is_resumed(tmp_path):
+    changes = {"trainer": {"total_steps": 9_600}, "recording": {"checkpoint_interval": 1_200}}
+    spec = make_spec(IMPALA, **changes, evaluation={"interval": 9_600})
+    whole = new_run(tmp_path / "whole", spec)
+    status, errors = finish_run(whole)
+    assert status == 0, errors
+    broken = new_run(tmp_path / "broken", spec)
+    order(broken, spec, 3)
+    run = start_run(broken)
+    wait_for(lambda: len(read(broken, contract.CHECKPOINT_INDEX)["checkpoints"]) > 1, run)
+    os.kill(children(run.pid)[-1], signal.SIGKILL)  # begun last, after those that play actors
+    run.communicate(timeout=300)
+    failure = read(broken, contract.FAILURE)
+    assert failure["code"] == "CAP-T361"
+    order(broken, spec, 2)
+    status, errors = finish_run(broken)
+    assert status == 0, errors
+    assert claimed(broken) == claimed(whole)
+
+
+def order(directory, spec, learners):
+    """Say how many learners an attempt has."""
+    job = Job(spec=spec, learners=learners)
+    (directory / contract.JOB).write_bytes(job.document())
+
+
+def wait_for(condition, process):
+    """Wait until something is so, while a run goes on."""
+    while process.poll() is None:
+        try:
+            if condition():
+                return
+        except FileNotFoundError:
+            pass
+        time.sleep(0.01)
+    pytest.fail("the run ended before")
+
+
+def children(pid):
+    """Return the processes that one has begun, in order."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_runs_on_gpus_are_equal_for_any_number_of_learners(tmp_path):
+    accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
+    spec = make_spec(IMPALA, accelerator=accelerator)
+    found = []
+    for learners in (1, 2, 4, 8):
+        directory = new_run(tmp_path / str(learners), spec)
+        order(directory, spec, learners)
+        status, errors = finish_run(directory)
+        assert status == 0, errors
+        found.append(claimed(directory))
+    assert all(each == found[0] for each in found)

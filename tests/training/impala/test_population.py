@@ -1,0 +1,350 @@
+"""Population-based training: appendix F by hand, its distributions, what any returns keep."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.errors import CapsuleError
+from capsule.training.impala.population import (
+    DMLAB_PRIORS,
+    Choice,
+    Evolution,
+    Generation,
+    LogUniform,
+    Population,
+    Reference,
+    explore,
+    is_fitter,
+    lineage,
+    mean_capped_score,
+)
+from capsule.training.state.streams import Stream
+
+UNIT = {"task": Reference(0.0, 1.0)}  # returns are scores
+SMALL = Evolution(members=3, burn_in=100, episodes=2)
+
+
+class Scripted(Stream):
+    """A stream that gives out these uniforms."""
+
+    def __init__(self, *uniforms):
+        super().__init__("population", 0)
+        self.left = list(uniforms)
+
+    def uniform(self):
+        return self.left.pop(0)
+
+
+def population(evolution=SMALL, references=UNIT, seed=0):
+    return Population(evolution, references, Stream("population", seed))
+
+
+def scores(value, count=2, task="task"):
+    return [(task, value)] * count
+
+
+# --- the paper's figures --------------------------------------------------------------------------
+
+
+def test_the_defaults_are_appendix_f_and_table_d1():
+    assert Evolution() == Evolution(
+        members=24, burn_in=20_000_000, episodes=5_000, margin=0.05, probability=0.33, factor=1.2,
+        priors={
+            "entropy_cost": LogUniform(5e-5, 1e-2),
+            "learning_rate": LogUniform(5e-6, 5e-3),
+            "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
+        },
+    )  # fmt: skip
+
+
+def test_initial_values_by_hand():
+    stream = Scripted(0.0, 0.5, 0.5, 0.25, 1.0 - 2.0**-53)
+    prior = LogUniform(1.0, 100.0)
+    assert [prior.draw(stream), prior.draw(stream)] == [1.0, 10.0]
+    choice = Choice((1.0, 2.0, 3.0, 4.0))
+    assert [choice.draw(stream) for _ in range(3)] == [3.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["entropy_cost", "learning_rate"])
+def test_initial_values_are_uniform_in_the_logarithm(name):
+    prior, stream = DMLAB_PRIORS[name], Stream("population", 11)
+    drawn = np.array([prior.draw(stream) for _ in range(5_000)])
+    assert stream.draws == 5_000
+    width = math.log(prior.high / prior.low)
+    assert stats.kstest(np.log(drawn / prior.low) / width, "uniform").pvalue > 0.01
+    assert np.float32(prior.low) <= drawn.min() < 1.01 * prior.low
+    assert 0.99 * prior.high < drawn.max() <= np.float32(prior.high)
+    assert (drawn == drawn.astype(np.float32)).all()
+
+
+def test_initial_epsilons_are_equally_likely():
+    stream = Stream("population", 3)
+    counts = Counter(DMLAB_PRIORS["rmsprop_epsilon"].draw(stream) for _ in range(4_000))
+    assert set(counts) == {1e-1, 1e-3, 1e-5, 1e-7}
+    assert stats.chisquare(list(counts.values())).pvalue > 0.01
+
+
+def test_members_begin_with_draws_in_the_order_of_members_and_names():
+    stream = Stream("population", 5)
+    priors = {name: DMLAB_PRIORS[name] for name in reversed(DMLAB_PRIORS)}
+    found = population(replace(SMALL, priors=priors), seed=5)
+    for member in range(3):
+        expected = {name: DMLAB_PRIORS[name].draw(stream) for name in sorted(DMLAB_PRIORS)}
+        generation = found.current(member)
+        assert generation.hyperparameters == expected
+        assert generation == Generation(member, member, None, 0, None, expected)
+    assert len(found.generations) == 3
+
+
+# --- fitness --------------------------------------------------------------------------------------
+
+
+def test_the_fitness_caps_each_task_at_the_human():
+    references = {"a": Reference(2.0, 12.0), "b": Reference(-20.0, 20.0), "c": Reference(0.0, 50.0)}
+    means = {"a": 7.0, "b": 500.0, "c": -5.0}
+    assert mean_capped_score(means, references) == pytest.approx((0.5 + 1.0 - 0.1) / 3)
+
+
+def test_a_fitness_is_of_the_mean_return_of_each_task():
+    references = {"a": Reference(0.0, 10.0), "b": Reference(0.0, 10.0)}
+    found = population(replace(SMALL, episodes=4), references)
+    found.collect(0, 100, [("a", 30.0), ("b", 1.0), ("a", -20.0)])
+    assert not found.ready(0)
+    found.collect(0, 120, [("b", 2.0)])
+    assert found.evolve(0).score == pytest.approx((0.5 + 0.15) / 2)
+
+
+def test_every_task_needs_a_return():
+    references = {"a": Reference(0.0, 1.0), "b": Reference(0.0, 1.0)}
+    found = population(references=references)
+    found.collect(0, 100, scores(1.0, 9, "a"))
+    assert not found.ready(0)
+    with pytest.raises(ValueError, match="member 0"):
+        found.evolve(0)
+    found.collect(0, 100, scores(1.0, 1, "b"))
+    assert found.ready(0)
+    with pytest.raises(KeyError, match="c"):
+        found.collect(0, 100, [("c", 1.0)])
+
+
+def test_returns_count_for_one_fitness_only():
+    found = population()
+    found.collect(0, 100, scores(1.0))
+    assert found.evolve(0).score == 1.0
+    assert not found.ready(0)
+    found.collect(0, 110, scores(0.25))
+    assert found.evolve(0).score == 0.25
+
+
+def test_nothing_evolves_during_the_burn_in_and_its_returns_do_not_count():
+    found = population()
+    drawn = found.state()["stream"]
+    found.collect(0, 99, scores(0.9, 50))
+    assert not found.ready(0)
+    with pytest.raises(ValueError, match="too few"):
+        found.evolve(0)
+    found.collect(0, 100, scores(0.1))
+    assert found.state()["stream"] == drawn
+    assert found.evolve(0).score == 0.1
+
+
+# --- exploit and explore --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "expected"),
+    [(0.5625, 0.5, True), (0.55, 0.5, False), (0.5, 0.5, False), (0.9, 0.95, False),
+     (-0.1, -0.2, True), (None, -9.0, False)],
+)  # fmt: skip
+def test_a_fitness_must_be_an_absolute_five_percent_higher(other, own, expected):
+    assert is_fitter(other, own, 0.05) is expected
+
+
+def test_changes_by_hand():
+    values = {"b": 3.0, "a": 6.0, "d": 12.0, "c": 5.0}
+    stream = Scripted(0.164, 0.166, 0.3299, 0.33)  # of a, b, c, d
+    assert explore(values, Evolution(), stream) == {
+        "a": 6.0 * 1.2,
+        "b": 3.0 / 1.2,
+        "c": 5.0 / 1.2,
+        "d": 12.0,
+    }
+
+
+def test_a_third_of_the_parameters_changes_up_and_down_alike():
+    stream = Stream("population", 4)
+    values = {str(name): 1.0 for name in range(9_000)}
+    counts = Counter(explore(values, Evolution(), stream).values())
+    assert set(counts) == {1.0, 1.2, 1 / 1.2}
+    expected = {1.0: 0.67, 1.2: 0.165, 1 / 1.2: 0.165}
+    shares = [9_000 * expected[value] for value in counts]
+    assert stats.chisquare(list(counts.values()), shares).pvalue > 0.01
+
+
+def scripted(*uniforms):
+    """Return a population with one hyper-parameter, initially 1, 2 and 3, and these draws next."""
+    priors = {"rate": Choice((1.0, 2.0, 3.0))}
+    stream = Scripted(0.0, 0.4, 0.9, *uniforms)
+    return Population(replace(SMALL, priors=priors), UNIT, stream)
+
+
+def test_the_selected_member_is_copied_and_its_values_change():
+    """Member 0 asks without a rival's fitness, 2 looks at 0 in vain, 1 copies 0, 0 looks at 1."""
+    found = scripted(0.9, 0.99, 0.0, 0.1, 0.0, 0.2, 0.0, 0.99)
+    for member, frames, score in ((0, 150, 0.75), (2, 140, 0.7), (1, 160, 0.5), (0, 200, 0.1)):
+        if member == 1:
+            found.collect(0, 180, [])
+        found.collect(member, frames, scores(score))
+        found.evolve(member)
+    first, second, third, fourth = found.generations[3:]
+    assert first == Generation(3, 0, 0, 150, 150, {"rate": 1.0}, 0.75, 2, None, False)
+    assert second == Generation(4, 2, 2, 140, 140, {"rate": 3.0 * 1.2}, 0.7, 0, 0.75, False)
+    assert third == Generation(5, 1, 3, 160, 180, {"rate": 1.0 / 1.2}, 0.5, 0, 0.75, True)
+    # With the weights member 1 has their fitness, and so gives member 0 back what it was.
+    assert third.fitness == 0.75
+    assert fourth == Generation(6, 0, 5, 200, 160, {"rate": 1.0 / 1.2}, 0.1, 1, 0.75, True)
+    assert found.current(0) == fourth
+
+
+def test_a_learning_curve_goes_back_through_the_copies():
+    found = scripted(0.9, 0.99, 0.0, 0.1, 0.0, 0.2, 0.0, 0.99)
+    for member, frames, score in ((0, 150, 0.75), (2, 140, 0.7), (1, 160, 0.5), (0, 200, 0.1)):
+        if member == 1:
+            found.collect(0, 180, [])
+        found.collect(member, frames, scores(score))
+        found.evolve(member)
+    found.collect(1, 170, [])
+    parts = lineage(found.generations, 6)
+    assert [(part.generation.member, part.first, part.last) for part in parts] == [
+        (0, 0, 150),
+        (0, 150, 180),
+        (1, 160, 160),
+        (0, 200, None),
+    ]
+    assert lineage(found.generations, 2) == [(found.generations[2], 0, None)]
+
+
+def test_any_other_member_may_be_selected_but_never_itself():
+    found = population(replace(SMALL, members=5, episodes=1))
+    rivals = {member: Counter() for member in range(5)}
+    for _ in range(200):
+        for member in range(5):
+            found.collect(member, 100, scores(0.5, 1))
+            rivals[member][found.evolve(member).rival] += 1
+    for member, counts in rivals.items():
+        assert set(counts) == set(range(5)) - {member}
+        assert stats.chisquare(list(counts.values())).pvalue > 0.001
+
+
+# --- any returns ----------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # a member
+        st.integers(0, 60),  # the frames that it trains
+        st.lists(st.sampled_from([-0.5, 0.3, 0.34, 0.4, 0.9]), max_size=4),  # what it collects
+    ),
+    min_size=40,
+    max_size=60,
+)
+FOUR = replace(SMALL, members=4, episodes=3)
+
+
+def play(found, steps, frames=None):
+    """Train as ``steps`` say; a member evolves as soon as it can."""
+    frames = dict.fromkeys(range(4), 0) if frames is None else frames
+    for member, trained, returns in steps:
+        frames[member] += trained
+        found.collect(member, frames[member], [("task", value) for value in returns])
+        if found.ready(member):
+            found.evolve(member)
+    return frames
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 99))
+def test_a_member_is_replaced_only_by_a_fitter_one_and_never_during_burn_in(steps, seed):
+    found = population(FOUR, seed=seed)
+    play(found, steps)
+    published = dict.fromkeys(range(4))
+    for generation in found.generations[4:]:
+        assert generation.frames >= FOUR.burn_in
+        assert generation.rival != generation.member
+        assert generation.rival_score == published[generation.rival]
+        fitter = is_fitter(generation.rival_score, generation.score, FOUR.margin)
+        assert generation.copied is fitter
+        if generation.copied:
+            assert generation.rival_score > generation.score
+        published[generation.member] = generation.fitness
+        assert generation.fitness >= generation.score
+    assert found._stream.draws == 4 * 3 + (len(found.generations) - 4) * (1 + 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(0, 99))
+def test_the_ancestry_is_a_forest_of_the_first_members(steps, seed):
+    found = population(FOUR, seed=seed)
+    play(found, steps)
+    generations = found.generations
+    current = {}
+    for number, generation in enumerate(generations):
+        assert generation.number == number
+        if number < 4:
+            assert (generation.parent, generation.member) == (None, number)
+        else:
+            origin = generation.rival if generation.copied else generation.member
+            assert generation.parent == current[origin] < number
+            for name, value in generation.hyperparameters.items():
+                before = generations[generation.parent].hyperparameters[name]
+                assert value in (before, before * 1.2, before / 1.2)
+        current[generation.member] = number
+        *parts, last = lineage(generations, number)
+        root = parts[0].generation if parts else last.generation
+        assert root.parent is None
+        assert last == (generation, generation.frames, None)
+        assert all(part.first <= part.last for part in parts)
+        for part, following in pairwise([*parts, last]):
+            assert following.generation.parent == part.generation.number
+    assert [found.current(member).number for member in range(4)] == [current[m] for m in range(4)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS, st.integers(0, 99))
+def test_a_seed_is_one_population(steps, seed):
+    results = []
+    for used in (seed, seed, seed + 1):
+        found = population(FOUR, seed=used)
+        play(found, steps)
+        results.append(canonical_json(found.ancestry()))
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS, STEPS, st.integers(0, 99))
+def test_a_restored_population_goes_on_as_it_would_have(before, after, seed):
+    whole = population(FOUR, seed=seed)
+    frames = play(whole, before)
+    saved = canonical_json(whole.state())
+    restored = population(FOUR, seed=seed)
+    restored.restore(json.loads(saved))
+    assert canonical_json(restored.state()) == saved
+    play(whole, after, dict(frames))
+    play(restored, after, dict(frames))
+    assert restored.ancestry() == whole.ancestry()
+    assert canonical_json(restored.state()) == canonical_json(whole.state())
+
+
+def test_a_state_of_another_seed_is_refused():
+    with pytest.raises(CapsuleError, match="key") as failure:
+        population(seed=1).restore(population(seed=2).state())
+    assert failure.value.code == "CAP-T201"

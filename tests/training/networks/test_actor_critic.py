@@ -1,0 +1,462 @@
+"""Actor-critic networks: sizes of the paper, torch.nn's values and gradients, episodes, bits."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from capsule.training.layers import kernels
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.networks.actor_critic import make_actor_critic_network
+from tests.training.networks.test_language import reference as reference_language
+from tests.training.networks.test_recurrent import (
+    CPU,
+    leaves,
+    parameters_of,
+    reference_torso,
+    same_bits,
+)
+
+KINDS = {  # torso: frame stack, shape of a frame, recurrent units
+    "shallow": (4, (44, 36), 24),
+    "nature": (2, (44, 52), 11),
+    "residual": (2, (21, 18), 19),
+    "small-conv": (1, (4, 10, 10), 21),
+    "mlp": (1, (4,), 13),
+}
+LSTM = pytest.mark.parametrize("recurrent", [True, False])
+EACH = pytest.mark.parametrize("name", KINDS)
+
+
+def network(name="mlp", recurrent=True, products=FIXED_ORDER, actions=5, **language):
+    stack, shape, units = KINDS[name]
+    return make_actor_critic_network(
+        name,
+        frame_stack=stack,
+        frame_shape=shape,
+        actions=actions,
+        recurrent_units=units if recurrent else 0,
+        hidden_units=17,
+        products=products,
+        **language,
+    )
+
+
+def sequences(net, name, time, batch, seed=0):
+    """Draw observations, previous actions and rewards, states, and some beginnings of episodes."""
+    generator = torch.Generator().manual_seed(seed)
+    stack, shape, _ = KINDS[name]
+    size = (time, batch, stack, *shape)
+    if name == "mlp":
+        observations = torch.randn(size, generator=generator)
+    else:
+        top = 2 if name == "small-conv" else 256
+        observations = torch.randint(0, top, size, generator=generator, dtype=torch.uint8)
+    actions = torch.randint(-1, net.actions, (time, batch), generator=generator)
+    rewards = torch.randn(time, batch, generator=generator)
+    states = torch.randn(batch, *net.state_shape, generator=generator) / 2
+    resets = torch.rand(time, batch, generator=generator) < 0.2
+    return observations, actions, rewards, states, resets
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def paper(name, **changes):
+    arguments = {
+        "frame_stack": 1, "frame_shape": (3, 72, 96), "actions": 9,
+        "recurrent_units": 256, "hidden_units": 256, "products": FIXED_ORDER,
+    }  # fmt: skip
+    return make_actor_critic_network(name, **arguments | changes)
+
+
+def size_of(net):
+    return sum(math.prod(shape) for shape in net.shapes.values())
+
+
+def test_the_shallow_network_of_atari():
+    """Table G.1: 84x84, four frames, grey, feed-forward, the full action set."""
+    atari = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 18, "recurrent_units": 0}
+    net = paper("shallow", **atari)
+    assert net.shapes == {
+        "conv1.weight": (16, 4, 8, 8),
+        "conv1.bias": (16,),
+        "conv2.weight": (32, 16, 4, 4),
+        "conv2.bias": (32,),
+        "dense1.weight": (256, 9 * 9 * 32),  # 84, 20, 9
+        "dense1.bias": (256,),
+        "policy.weight": (18, 256),
+        "policy.bias": (18,),
+        "baseline.weight": (1, 256),
+        "baseline.bias": (1,),
+    }
+    assert net.state_shape == (0,)
+
+
+def test_nature_has_three_convolutions():
+    """Section 5.3.2: the shallow network of Atari "features three convolutional layers"."""
+    atari = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 6, "recurrent_units": 0}
+    net = paper("nature", **atari | {"hidden_units": 512})
+    convolutions = [shape for shape in net.shapes.values() if len(shape) == 4]
+    assert convolutions == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
+    assert net.shapes["dense1.weight"] == (512, 7 * 7 * 64)  # 84, 20, 9, 7
+    assert net.shapes["policy.weight"] == (6, 512)
+
+
+def test_an_lstm_stands_before_the_heads():
+    net = paper("shallow")
+    assert net.shapes["lstm.inputs.weight"] == (1024, 256 + 1 + 9)
+    assert net.shapes["lstm.recurrent.weight"] == (1024, 256)
+    assert net.shapes["lstm.bias"] == (1024,)
+    assert net.shapes["policy.weight"] == (9, 256)
+    assert net.shapes["baseline.weight"] == (1, 256)
+    assert net.state_shape == (2, 256)
+
+
+def test_the_paper_counts_1_2_and_1_6_million_parameters():
+    """Figure 3, with what reads instructions; the number of words it leaves open."""
+    language = {"vocabulary": 1000, "words": 20}
+    shallow, residual = (size_of(paper(name, **language)) for name in ("shallow", "residual"))
+    few = {"vocabulary": 1, "words": 20}
+    assert size_of(paper("shallow", **few)) - size_of(paper("shallow")) == (
+        20 + 4 * 64 * (20 + 64 + 1) + 4 * 256 * 64  # and its way into the other LSTM
+    )
+    assert (round(shallow / 1e6, 1), round(residual / 1e6, 1)) == (1.2, 1.6)
+    # With padding, 18x24 and 9x12 would be left of 72x96, where now 17x23 and 7x10 are.
+    padded = shallow + 256 * 32 * (9 * 12 - 7 * 10)
+    assert round(padded / 1e6, 1) == 1.5
+
+
+def test_the_residual_network_has_fifteen_convolutions():
+    convolutions = [shape for shape in paper("residual").shapes.values() if len(shape) == 4]
+    assert len(convolutions) == 15
+    assert paper("residual", hidden_units=7).shapes == paper("residual").shapes
+
+
+def test_small_tasks_have_a_dense_layer_too():
+    assert network("small-conv").shapes["dense1.weight"] == (17, 8 * 8 * 16)
+    assert network("mlp").shapes["dense1.weight"] == (17, 4)
+
+
+# --- against torch.nn -----------------------------------------------------------------------------
+
+
+def features_of(name, weights, observations):
+    """Compute the torso with torch's layers."""
+    if name in ("mlp", "residual"):
+        return reference_torso(name, weights, observations)
+    if name == "small-conv":
+        flat = reference_torso(name, weights, observations)
+    else:
+        images = observations.flatten(1, -3).float() / 255
+        for layer, stride in enumerate((4, 2, 1)[: 3 if name == "nature" else 2], start=1):
+            weight, bias = weights[f"conv{layer}.weight"], weights[f"conv{layer}.bias"]
+            images = functional.conv2d(images, weight, bias, stride).relu()
+        flat = images.permute(0, 2, 3, 1).flatten(1)
+    return functional.linear(flat, weights["dense1.weight"], weights["dense1.bias"]).relu()
+
+
+def reference(net, name, weights, observations, actions, rewards, states, resets, told=None):
+    time, batch = actions.shape
+    features = features_of(name, weights, observations.flatten(0, 1))
+    if told is not None:
+        features = torch.cat((features, told), 1)
+    hidden = features.view(time, batch, -1)
+    if net.state_shape != (0,):
+        one_hot = functional.one_hot(actions + 1, net.actions + 1)[..., 1:]
+        hidden = torch.cat((hidden, rewards.unsqueeze(2), one_hot), 2)
+        cell = nn.LSTMCell(hidden.shape[2], net.state_shape[1])
+        names = "lstm.inputs.weight", "lstm.recurrent.weight", "lstm.bias"
+        values = *(weights[key] for key in names), torch.zeros(4 * net.state_shape[1])
+        theirs = dict(zip(cell.state_dict(), values, strict=True))
+        rows, state = [], (states[:, 0], states[:, 1])
+        for row in range(time):
+            goes_on = (~resets[row]).float().unsqueeze(1)
+            state = torch.func.functional_call(
+                cell, theirs, (hidden[row], tuple(part * goes_on for part in state))
+            )
+            rows.append(state[0])
+        hidden, states = torch.stack(rows), torch.stack(state, 1)
+    logits, baselines = (
+        functional.linear(hidden, weights[f"{head}.weight"], weights[f"{head}.bias"])
+        for head in ("policy", "baseline")
+    )
+    return logits, baselines.squeeze(2), states
+
+
+@pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
+@EACH
+@LSTM
+def test_results_and_gradients_equal_torchs(name, recurrent, products):
+    net = network(name, recurrent, products)
+    observations, actions, rewards, states, resets = sequences(net, name, 5, 3)
+    resets[0, 1], resets[3, 2] = True, True
+    results = []
+    for ours in (True, False):
+        weights, start = leaves(parameters_of(net)), states.clone().requires_grad_()
+        inputs = weights, observations, actions, rewards, start, resets
+        found = net.unroll(*inputs) if ours else reference(net, name, *inputs)
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
+        wanted = [*weights.values(), *([start] if recurrent else [])]
+        results.append([*found, *torch.autograd.grad(loss, wanted)])
+    assert results[0][0].shape == (5, 3, 5)
+    assert results[0][1].shape == (5, 3)
+    for mine, theirs in zip(*results, strict=True):
+        scale = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6 * scale)
+
+
+@LSTM
+def test_only_an_lstm_reads_the_previous_action_and_reward(recurrent):
+    net = network("mlp", recurrent)
+    parameters = parameters_of(net).views
+    observations, _, rewards, states, _ = sequences(net, "mlp", 1, 6)
+    observations, states = observations[:, :1].expand(1, 6, 1, 4), states[:1].expand_as(states)
+    none, actions = torch.full((1, 6), -1), torch.arange(-1, 5).view(1, 6)
+    resets = torch.zeros(1, 6, dtype=torch.bool)
+    for inputs in ((actions, torch.zeros(1, 6)), (none, rewards)):
+        logits, baselines, _ = net.unroll(parameters, observations, *inputs, states, resets)
+        different = 6 if recurrent else 1
+        assert len({tuple(row.tolist()) for row in logits[0]}) == different
+        assert len(set(baselines[0].tolist())) == different
+
+
+# --- language -------------------------------------------------------------------------------------
+
+LANGUAGE = {"vocabulary": 32, "words": 6}
+
+
+def instructed(net, time, batch):
+    """Draw sequences, of which every second row has another instruction, some none."""
+    generator = torch.Generator().manual_seed(7)
+    instructions = torch.randint(0, 32, (time, batch, 6), generator=generator)
+    lengths = torch.randint(0, 7, (time, batch, 1), generator=generator)
+    instructions[torch.arange(6) >= lengths] = -1
+    instructions[1::2] = instructions[0 : time - 1 : 2]
+    return *sequences(net, "mlp", time, batch), instructions
+
+
+@LSTM
+def test_the_features_of_instructions_follow_those_of_the_torso(recurrent):
+    plain, net = network("mlp", recurrent), network("mlp", recurrent, **LANGUAGE)
+    added = {name: shape for name, shape in net.shapes.items() if name not in plain.shapes}
+    assert net.language is not None
+    assert added == net.language.shapes
+    reader = "lstm.inputs.weight" if recurrent else "policy.weight"
+    assert net.shapes[reader][1] == plain.shapes[reader][1] + 64
+    assert (plain.language, plain.words, net.words) == (None, 0, 6)
+
+
+@pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
+@LSTM
+def test_results_and_gradients_with_instructions_equal_torchs(recurrent, products):
+    net = network("mlp", recurrent, products, **LANGUAGE)
+    *inputs, instructions = instructed(net, 5, 3)
+    results = []
+    for ours in (True, False):
+        weights = leaves(parameters_of(net))
+        if ours:
+            found = net.unroll(weights, *inputs, instructions)
+        else:
+            told = reference_language(weights, instructions.flatten(0, 1))
+            found = reference(net, "mlp", weights, *inputs, told=told)
+        generator = torch.Generator().manual_seed(1)
+        loss = sum((torch.randn(part.shape, generator=generator) * part).sum() for part in found)
+        results.append([*found, *torch.autograd.grad(loss, list(weights.values()))])
+    for mine, theirs in zip(*results, strict=True):
+        scale = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6 * scale)
+
+
+@LSTM
+def test_steps_and_rows_with_instructions_get_the_bits_of_the_whole(recurrent):
+    net = network("mlp", recurrent, **LANGUAGE)
+    parameters = parameters_of(net).views
+    *inputs, states, resets, instructions = instructed(net, 4, 7)
+    logits, baselines, after = net.unroll(parameters, *inputs, states, resets, instructions)
+    state = states
+    for step in range(4):
+        one = [part[step : step + 1] for part in (*inputs, resets, instructions)]
+        first, second, state = net.unroll(parameters, *one[:3], state, *one[3:])
+        assert same_bits(first[0], logits[step])
+        assert same_bits(second[0], baselines[step])
+    assert same_bits(state, after)
+    for row in range(7):
+        part = slice(row, row + 1)
+        one = [tensor[:, part] for tensor in (*inputs, resets, instructions)]
+        first, second, state = net.unroll(parameters, *one[:3], states[part], *one[3:])
+        assert same_bits(first, logits[:, part])
+        assert same_bits(second.contiguous(), baselines[:, part].contiguous())
+        assert same_bits(state, after[part])
+
+
+@LSTM
+def test_instructions_reach_both_heads_and_every_parameter_of_theirs_learns(recurrent):
+    net = network("mlp", recurrent, **LANGUAGE)
+    weights = leaves(parameters_of(net))
+    inputs = [part[:, :1].expand(1, 4, *part.shape[2:]) for part in sequences(net, "mlp", 1, 4)[:3]]
+    states, resets = torch.zeros(4, *net.state_shape), torch.zeros(1, 4, dtype=torch.bool)
+    none = -torch.ones(1, 4, 6, dtype=torch.int64)
+    told = none.clone()
+    told[0, :, 0] = torch.tensor([3, 5, 5, -1])
+    told[0, :, 1] = torch.tensor([-1, -1, 3, -1])
+    logits, baselines, _ = net.unroll(weights, *inputs, states, resets, told)
+    assert len({tuple(row.tolist()) for row in logits[0]}) == 4
+    assert len(set(baselines[0].tolist())) == 4
+    silent, _, _ = net.unroll(weights, *inputs, states, resets, none)
+    assert same_bits(silent[0, 3], logits[0, 3])
+    for head in (logits, baselines):
+        loss = head.square().sum()
+        names = [name for name in net.shapes if name.startswith("language.")]
+        wanted = [weights[name] for name in names]
+        assert all(part.any() for part in torch.autograd.grad(loss, wanted, retain_graph=True))
+
+
+def test_instructions_go_with_a_network_that_reads_them():
+    for language, given in ((LANGUAGE, False), ({}, True)):
+        net = network("mlp", **language)
+        *inputs, instructions = instructed(net, 2, 3)
+        with pytest.raises(ValueError, match="vocabulary"):
+            net.unroll(parameters_of(net).views, *inputs, instructions if given else None)
+
+
+# --- time and batch -------------------------------------------------------------------------------
+
+
+@EACH
+@LSTM
+def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
+    net = network(name, recurrent)
+    parameters = parameters_of(net).views
+    *inputs, states, resets = sequences(net, name, 6, 3)
+    assert resets.any()
+    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
+    for row in range(6):
+        one = [part[row : row + 1] for part in (*inputs, resets)]
+        first, second, states = net.unroll(parameters, *one[:3], states, one[3])
+        assert same_bits(first[0], logits[row])
+        assert same_bits(second[0], baselines[row])
+    assert same_bits(states, after)
+
+
+@EACH
+@LSTM
+def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
+    net = network(name, recurrent)
+    parameters = parameters_of(net).views
+    *inputs, states, resets = sequences(net, name, 2, 19)
+    logits, baselines, after = net.unroll(parameters, *inputs, states, resets)
+    for part in (*(slice(row, row + 1) for row in range(19)), slice(3, 9)):
+        alone = [tensor[:, part] for tensor in (*inputs, resets)]
+        first, second, state = net.unroll(parameters, *alone[:3], states[part], alone[3])
+        assert same_bits(first, logits[:, part])
+        assert same_bits(second.contiguous(), baselines[:, part].contiguous())
+        assert same_bits(state, after[part])
+
+
+def test_instruction_sets_give_equal_bits():
+    net, results = network("shallow"), {}
+    inputs = sequences(net, "shallow", 3, 5)
+    for name in ("AVX2", "AVX-512"):
+        if kernels.limit_instruction_set(name) == name:
+            weights = leaves(parameters_of(net))
+            logits, baselines, after = net.unroll(weights, *inputs)
+            loss = logits.square().sum() + baselines.sum()
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            parts = (part.contiguous() for part in gradients)
+            results[name] = [logits, baselines, after, *parts]
+    kernels.limit_instruction_set("AVX-512")
+    first, *others = results.values()
+    for other in others:
+        assert all(same_bits(a, b) for a, b in zip(first, other, strict=True))
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def test_an_episode_begins_with_a_state_of_zero():
+    net = network("mlp")
+    parameters = parameters_of(net).views
+    *inputs, states, _ = sequences(net, "mlp", 7, 4)
+    resets = torch.zeros(7, 4, dtype=torch.bool)
+    without = net.unroll(parameters, *inputs, states, resets)
+    resets[3, 1] = True
+    found = net.unroll(parameters, *inputs, states, resets)
+    for ours, theirs in zip(found[:2], without[:2], strict=True):
+        assert same_bits(ours[:, (0, 2, 3)], theirs[:, (0, 2, 3)])
+        assert same_bits(ours[:3], theirs[:3])
+        assert (ours[3:, 1] != theirs[3:, 1]).all()
+    rest = [part[3:] for part in (*inputs, torch.zeros_like(resets))]
+    alone = net.unroll(parameters, *rest[:3], torch.zeros_like(states), rest[3])
+    for ours, theirs in zip(found[:2], alone[:2], strict=True):
+        assert same_bits(ours[3:, 1].contiguous(), theirs[:, 1].contiguous())
+    assert same_bits(found[2][1], alone[2][1])
+
+
+def test_row_0_goes_on_from_the_state_unless_an_episode_begins():
+    net = network("mlp")
+    parameters = parameters_of(net).views
+    *inputs, states, _ = sequences(net, "mlp", 2, 3)
+    resets = torch.zeros(2, 3, dtype=torch.bool)
+    going_on = net.unroll(parameters, *inputs, states, resets)[0]
+    resets[0, 2] = True
+    found = net.unroll(parameters, *inputs, states, resets)[0]
+    states[2] = 0
+    expected = net.unroll(parameters, *inputs, states, torch.zeros_like(resets))[0]
+    assert same_bits(found, expected)
+    assert same_bits(found[:, :2], going_on[:, :2])
+    assert (found[:, 2] != going_on[:, 2]).all()
+
+
+def test_no_gradient_flows_from_one_episode_to_the_one_before():
+    net = network("mlp")
+    *inputs, states, _ = sequences(net, "mlp", 6, 2)
+    resets = torch.zeros(6, 2, dtype=torch.bool)
+    resets[4, 0] = True
+    rewards = inputs[2].clone().requires_grad_()
+    states.requires_grad_()
+    logits, baselines, _ = net.unroll(
+        parameters_of(net).views, inputs[0], inputs[1], rewards, states, resets
+    )
+    for head in (logits, baselines):
+        begun, other = head[5, 0].square().sum(), head[5, 1].square().sum()
+        through, start = torch.autograd.grad(begun, (rewards, states), retain_graph=True)
+        assert (through[4:, 0] != 0).all()
+        assert not through[:4].any()
+        assert not start.any()
+        through, start = torch.autograd.grad(other, (rewards, states), retain_graph=True)
+        assert (through[:, 1] != 0).all()
+        assert (start[1] != 0).all()
+
+
+@EACH
+@LSTM
+def test_every_parameter_gets_a_gradient(name, recurrent):
+    net = network(name, recurrent)
+    weights = leaves(parameters_of(net))
+    *inputs, _ = sequences(net, name, 3, 4)
+    resets = torch.zeros(3, 4, dtype=torch.bool)
+    logits, baselines, _ = net.unroll(weights, *inputs, resets)
+    loss = logits[2].square().sum() + baselines[2].square().sum()
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    assert all(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.gpu
+@EACH
+@LSTM
+def test_a_gpu_comes_close_to_the_cpu(name, recurrent):
+    net = network(name, recurrent, LIBRARY)
+    inputs = sequences(net, name, 5, 3)
+    results = []
+    for device in (CPU, torch.device("cuda")):
+        weights = leaves(parameters_of(net, device=device))
+        found = net.unroll(weights, *(part.to(device) for part in inputs))
+        loss = sum(part.square().sum() for part in found)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        results.append([part.cpu() for part in (*found, *gradients)])
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,561 @@
+"""Logical actors: what they report, alone and together, in one process and in several."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import DeterminismSpec, SeedsSpec
+from capsule.training.acting.batching import Batching
+from capsule.training.environments import make_environment
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
+from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.networks.recurrent import make_recurrent_network
+from capsule.training.r2d2.actor_worker import (
+    ActorSettings,
+    ActorsState,
+    ActorWorker,
+    actor_streams,
+    exploration_ladder,
+)
+from capsule.training.r2d2.actors import Actors, shares
+from capsule.training.r2d2.replay import SequenceLayout, SequenceReplay
+from capsule.training.state.streams import Stream
+from tests.training.acting.actor_networks import CountingNetwork, PlacedNetwork, TellingNetwork
+from tests.training.conftest import BREAKOUT, CARTPOLE, ROOT, make_spec, start_variables
+
+pytestmark = pytest.mark.usefixtures("one_thread", "importable")
+
+CPU = torch.device("cpu")
+SEEDS = SeedsSpec(root=3, streams={"no-op": 5})
+LAYOUT = SequenceLayout(burn_in=4, learned=6, period=3)
+ENVIRONMENTS = {
+    "cartpole": make_spec(CARTPOLE, environment={"max_episode_steps": 12}).environment,
+    "breakout": make_spec(BREAKOUT).environment,
+    "sticky": make_spec(
+        BREAKOUT,
+        environment={
+            "sticky_action_probability": 0.25,
+            "clip_rewards": False,
+            "max_episode_frames": 300,
+            "frame_stack": 2,
+        },
+    ).environment,
+}
+
+
+@pytest.fixture
+def start():
+    """A function that starts actors."""
+    started = []
+
+    def begin(settings, processes, **options):
+        options = {"determinism": DeterminismSpec(), "numerics": "native", **options}
+        started.append(Actors(settings, processes=processes, **options))
+        return started[-1]
+
+    yield begin
+    for actors in started:
+        actors.close()
+
+
+def settings_of(name="cartpole", actors=5, network=None, **changes):
+    """Return settings of actors that play in an environment."""
+    environment = ENVIRONMENTS[name]
+    example = make_environment(environment, actor_streams(SEEDS, 0), training=True)
+    network = network or CountingNetwork(example.actions)
+    settings = ActorSettings(
+        environment=environment,
+        seeds=SEEDS,
+        network=network,
+        batching=Batching.of(DeterminismSpec(), network.products),
+        layout=LAYOUT,
+        actors=actors,
+        life_loss="roll",
+        exploration_base=0.6,
+        exploration_exponent=4.0,
+    )
+    return replace(settings, **changes)
+
+
+def recurrent(name, units=20, products=FIXED_ORDER):
+    """Return a small network as it is trained; its rows do not fill vector registers evenly."""
+    example = make_environment(ENVIRONMENTS[name], actor_streams(SEEDS, 0), training=True)
+    return make_recurrent_network(
+        "mlp" if name == "cartpole" else "nature",
+        frame_stack=example.frame_stack,
+        frame_shape=example.frame_shape,
+        actions=example.actions,
+        recurrent_units=units,
+        hidden_units=12,
+        products=products,
+    )
+
+
+def parameters_of(settings, seed=1):
+    parameters = Parameters(settings.network.shapes, CPU)
+    initialize(parameters, Stream("initialization", seed))
+    return parameters
+
+
+def act(actors, steps, parameters=None):
+    actors.begin(steps, None if parameters is None else parameters.flat)
+    return actors.finish()
+
+
+def bits(value):
+    """Return nested tuples that are equal where two experiences are, bit for bit."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return tuple((key, bits(part)) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(bits(part) for part in value)
+    return value
+
+
+def textbook(settings, actor, parameters, steps):
+    """Play one actor alone, step by step, and return what an experience holds."""
+    streams = actor_streams(settings.seeds, actor)
+    environment = make_environment(settings.environment, streams, training=True)
+    span = max(1, settings.actors - 1)
+    epsilon = settings.exploration_base ** (1 + settings.exploration_exponent * actor / span)
+    blank = np.zeros(environment.frame_shape, environment.frame_dtype)
+    found = SimpleNamespace(
+        frames=[],
+        actions=[],
+        rewards=[],
+        game_rewards=[],
+        terminals=[],
+        ended=[],
+        values=[],
+        states={},
+        last_frames={},
+        last_values={},
+        returns=[],
+    )
+
+    def begin(frame):
+        stack = deque([blank] * environment.frame_stack, environment.frame_stack)
+        stack.append(frame)
+        return stack, -1, 0.0, torch.zeros(1, *settings.network.state_shape), 0
+
+    def evaluate():
+        return settings.network.unroll(
+            parameters.views,
+            torch.from_numpy(np.stack(stack))[None, None],
+            torch.tensor([[action]]),
+            torch.tensor([[reward]], dtype=torch.float32),
+            state,
+            torch.ones(1, 1, dtype=torch.bool),
+        )
+
+    stack, action, reward, state, age = begin(environment.reset())
+    score = 0.0
+    for step in range(steps):
+        starts = {0} | {k * settings.layout.period - settings.layout.burn_in for k in range(999)}
+        if age in starts:
+            found.states[step] = state[0].numpy()
+        values, state = evaluate()
+        values = values[0, 0].numpy()
+        explores = streams["exploration"].uniform() < epsilon
+        action = streams["exploration"].integer(environment.actions)
+        if not explores:
+            action = values.tolist().index(max(values.tolist()))
+        found.frames.append(stack[-1])
+        found.actions.append(action)
+        found.values.append((values[action], values.max()))
+        transition = environment.step(action)
+        reward, age, score = transition.reward, age + 1, score + transition.game_reward
+        stack.append(transition.frame)
+        found.rewards.append(reward)
+        found.game_rewards.append(transition.game_reward)
+        found.terminals.append(transition.terminal)
+        found.ended.append(
+            transition.ended or (transition.terminal and settings.life_loss == "reset")
+        )
+        if transition.ended:
+            if not transition.terminal:
+                found.last_frames[step] = transition.frame
+                found.last_values[step] = float(evaluate()[0].max())
+            found.returns.append(score)
+            score = 0.0
+            stack, action, reward, state, age = begin(environment.reset())
+        elif found.ended[-1]:
+            stack, action, reward, state, age = begin(transition.frame)
+    return found
+
+
+def check_same(experience, found):
+    for name in ("frames", "actions", "rewards", "game_rewards", "terminals", "ended", "values"):
+        array = getattr(experience, name)
+        np.testing.assert_array_equal(array, np.array(getattr(found, name), array.dtype), name)
+    for name in ("states", "last_frames"):
+        assert bits(getattr(experience, name)) == bits(getattr(found, name)), name
+    assert experience.last_values == found.last_values
+    assert experience.returns == found.returns
+
+
+@pytest.mark.parametrize("life_loss", ["roll", "reset"])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_an_experience_is_what_the_actor_alone_would_have_made(name, life_loss):
+    settings = settings_of(name, actors=3, life_loss=life_loss)
+    parameters = parameters_of(settings)
+    made = ActorWorker(settings, range(3)).act(250, parameters.flat.numpy())
+    for actor, experience in enumerate(made):
+        check_same(experience, textbook(settings, actor, parameters, 250))
+    assert any(experience.returns for experience in made)
+    if name != "breakout":
+        assert any(experience.last_frames for experience in made)
+
+
+def test_only_with_reset_a_lost_life_begins_an_episode():
+    made = {}
+    for life_loss in ("roll", "reset"):
+        settings = settings_of("breakout", actors=1, life_loss=life_loss, exploration_base=1.0)
+        made[life_loss] = ActorWorker(settings, range(1)).act(
+            250, parameters_of(settings).flat.numpy()
+        )[0]
+    roll, reset = made["roll"], made["reset"]
+    np.testing.assert_array_equal(roll.terminals, reset.terminals)
+    lost = np.flatnonzero(roll.terminals & ~roll.ended)
+    assert len(lost) >= 4
+    assert reset.ended[lost].all()
+    assert roll.returns == reset.returns
+    assert not any(reset.states[step + 1].any() for step in lost.tolist())
+    assert (roll.values[lost + 1] != reset.values[lost + 1]).any()
+
+
+def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
+    layout = SequenceLayout(burn_in=1, learned=3, period=2)
+    settings = settings_of("cartpole", actors=2, layout=layout)
+    replay = SequenceReplay(
+        None,
+        layout=layout,
+        actors=2,
+        capacity=2_000,
+        slack=100,
+        frame_shape=(4,),
+        frame_dtype=np.float32,
+        frame_stack=1,
+        state_shape=(2, 1),
+        exponent=0.9,
+        floor=1e-6,
+        initial_priority="given",
+    )
+    finished = []
+    unknown = np.full((2, 1), np.nan, np.float32)
+    made = ActorWorker(settings, range(2)).act(300, parameters_of(settings).flat.numpy())
+    for actor, experience in enumerate(made):
+        for step in range(300):
+            terminal, ended = bool(experience.terminals[step]), bool(experience.ended[step])
+            finished += replay.append(
+                actor,
+                experience.frames[step],
+                int(experience.actions[step]),
+                float(experience.rewards[step]),
+                terminal,
+                ended=ended and terminal,
+                state=experience.states.get(step, unknown),
+            )
+            if ended and not terminal:
+                finished += replay.end_episode(actor, experience.last_frames[step])
+    batch = replay.gather(np.array(finished))
+    counts = batch.states[:, 0, 0]
+    assert set(counts.tolist()) == {0.0, 1.0, 3.0, 5.0, 7.0, 9.0}
+    first = batch.resets.sum(0) - 1  # the first row that is no padding
+    begins = batch.previous_actions[first, np.arange(len(first))] == -1
+    np.testing.assert_array_equal(begins, counts == 0)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "breakout"])
+def test_any_number_of_processes_gives_the_same_bits(name, start):
+    settings = settings_of(name, actors=5, network=recurrent(name))
+    first, second = (parameters_of(settings, seed) for seed in (1, 2))
+    made = []
+    for processes in (1, 2, 4):
+        actors = start(settings, processes)
+        assert len(multiprocessing.active_children()) == (processes if processes > 1 else 0)
+        experiences = [act(actors, 20, first), act(actors, 15), act(actors, 10, second)]
+        state = actors.state()
+        made.append((bits(experiences), bits(state), actors.profiles()))
+        actors.close()
+        assert not multiprocessing.active_children()
+    assert made[0] == made[1] == made[2]
+    actors = [bits(experience) for experience in experiences[0]]
+    assert len(set(actors)) == len(actors)
+
+
+def play_apart(settings, cuts, steps=40):
+    """Return what actors do in hosts that end at ``cuts``."""
+    flat = parameters_of(settings).flat.numpy()
+    hosts = [
+        ActorWorker(settings, range(first, end)) for first, end in itertools.pairwise((0, *cuts))
+    ]
+    return bits([experience for host in hosts for experience in host.act(steps, flat)])
+
+
+@pytest.mark.parametrize("cuts", [(3, 19), (16, 19), (1, 2, 17, 19)])
+@pytest.mark.parametrize("network", [PlacedNetwork(2), recurrent("cartpole", products=LIBRARY)])
+def test_libraries_that_depend_on_the_batch_find_the_same_one_in_any_host(network, cuts):
+    settings = settings_of(actors=19, network=network)
+    assert play_apart(settings, cuts) == play_apart(settings, (19,))
+
+
+def test_in_batches_of_its_own_size_a_host_would_show_in_such_a_network():
+    free = Batching(fixed=False)
+    settings = settings_of(actors=4, network=PlacedNetwork(2), batching=free)
+    assert play_apart(settings, (1, 4)) != play_apart(settings, (4,))
+
+
+@pytest.mark.parametrize(("name", "processes"), [("cartpole", 2), ("breakout", 1)])
+def test_restored_actors_go_on_as_if_nothing_had_happened(name, processes, start):
+    settings = settings_of(name, actors=3)
+    parameters = parameters_of(settings)
+    whole = start(settings, 1)
+    act(whole, 33, parameters)
+    documents, arrays = whole.state()
+    saved = ActorsState(json.loads(json.dumps(documents)), arrays)
+    expected = act(whole, 40)
+    restored = start(settings, processes)
+    act(restored, 7, parameters)
+    restored.restore(saved)
+    assert bits(restored.state()) == bits(saved)
+    assert bits(act(restored, 40)) == bits(expected)
+    assert restored.profiles() == whole.profiles()
+
+
+def test_a_state_of_other_seeds_is_refused(start):
+    saved = start(settings_of(actors=2), 1).state()
+    other = start(settings_of(actors=2, seeds=SeedsSpec(root=4)), 1)
+    with pytest.raises(CapsuleError) as refusal:
+        other.restore(saved)
+    assert refusal.value.code == "CAP-T201"
+
+
+def test_streams_belong_to_one_actor_each(start):
+    profiles = start(settings_of("sticky", actors=3), 1).profiles()
+    keys = {profile.key for actor in profiles for profile in actor.values()}
+    assert len(keys) == 9
+    for actor in profiles:
+        assert {name: profile.seed for name, profile in actor.items()} == {
+            "environment": 3,
+            "exploration": 3,
+            "no-op": 5,
+        }
+
+
+def test_each_step_draws_twice_whichever_draw_is_used():
+    for base in (0.0, 0.5, 1.0):
+        settings = settings_of(actors=2, exploration_base=base)
+        host = ActorWorker(settings, range(2))
+        host.act(30, parameters_of(settings).flat.numpy())
+        assert [actor["exploration"].draws for actor in host.profiles()] == [60, 60]
+
+
+def test_ties_go_to_the_lowest_action():
+    settings = settings_of(exploration_base=0.0)
+    for experience in ActorWorker(settings, range(5)).act(
+        30, np.zeros_like(parameters_of(settings).flat)
+    ):
+        assert not experience.actions.any()
+        assert not experience.values.any()
+
+
+def test_the_ladder_of_exploration_rates():
+    assert exploration_ladder(1, 0.4, 7.0) == [0.4]
+    rates = exploration_ladder(256, 0.4, 7.0)
+    assert rates[0] == 0.4
+    assert rates[-1] == pytest.approx(0.4**8)
+    logarithms = np.log(rates)
+    np.testing.assert_allclose(np.diff(logarithms), 7 / 255 * np.log(0.4))
+
+
+@given(st.integers(1, 300), st.integers(1, 20))
+def test_shares_are_contiguous_and_nearly_equal(actors, processes):
+    parts = shares(actors, processes)
+    assert [actor for part in parts for actor in part] == list(range(actors))
+    assert len(parts) == min(actors, processes)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("actors", "processes"), [(0, 1), (1, 0)])
+def test_there_is_no_share_of_nothing(actors, processes):
+    with pytest.raises(ValueError, match=f"{actors} actors on {processes} processes"):
+        shares(actors, processes)
+
+
+def test_hundreds_of_actors_live_in_one_process():
+    settings = settings_of(actors=256, network=recurrent("cartpole"))
+    made = ActorWorker(settings, range(256)).act(20, parameters_of(settings).flat.numpy())
+    assert len({experience.frames.tobytes() for experience in made}) == 256
+
+
+def test_parameters_are_taken_as_they_are_when_the_actors_begin(start):
+    settings = settings_of(exploration_base=0.0)
+    parameters, copy = parameters_of(settings), parameters_of(settings)
+    expected = act(start(settings, 1), 30, copy)
+    actors = start(settings, 1)
+    actors.begin(30, parameters.flat)
+    parameters.flat.mul_(-1)
+    assert bits(actors.finish()) == bits(expected)
+
+
+def test_calls_out_of_order_are_refused(start):
+    settings = settings_of()
+    actors = start(settings, 1)
+    with pytest.raises(RuntimeError, match="needs parameters"):
+        actors.begin(1, None)
+    with pytest.raises(RuntimeError, match="follows begin"):
+        actors.finish()
+    actors.begin(1, parameters_of(settings).flat)
+    for call in (actors.state, actors.profiles, lambda: actors.begin(1, None)):
+        with pytest.raises(RuntimeError, match="the actors act"):
+            call()
+
+
+# Processes that fail, are killed, or are left alone
+
+
+def process_of(number):
+    """Return the process that plays the actors of one share."""
+    name = f"actors-{number}"
+    return next(p for p in multiprocessing.active_children() if p.name == name)
+
+
+def check_death(actors, who):
+    with pytest.raises(CapsuleError) as failure:
+        actors.finish()
+    assert failure.value.code == "CAP-T331"
+    assert failure.value.message == f"{who} died: SIGKILL"
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_killed_while_it_acts_is_named(start):
+    settings = settings_of()
+    actors = start(settings, 2)
+    actors.begin(1_000_000, parameters_of(settings).flat)
+    os.kill(process_of(0).pid, signal.SIGKILL)
+    check_death(actors, "process 0 (actors 0 to 1)")
+
+
+def test_orders_to_stop_are_the_trainers_but_a_kill_is_a_kill(start):
+    settings = settings_of(actors=3)
+    actors = start(settings, 2)
+    for number in range(2):
+        for order in (signal.SIGTERM, signal.SIGINT):
+            os.kill(process_of(number).pid, order)
+    assert len(act(actors, 5, parameters_of(settings))) == 3
+    process = process_of(0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    actors.begin(1, None)
+    check_death(actors, "process 0 (actor 0)")
+
+
+def test_an_exception_in_a_process_is_told_with_its_settings(start):
+    network = recurrent("cartpole")
+    settings = settings_of(actors=2, network=TellingNetwork(**vars(network)))
+    actors = start(settings, 2)
+    actors.begin(1, parameters_of(settings).flat)
+    with pytest.raises(CapsuleError) as failure:
+        actors.finish()
+    assert failure.value.code == "CAP-T332"
+    assert failure.value.message == "process 0 (actor 0): ValueError: 1 threads, strict: True"
+    assert not multiprocessing.active_children()
+
+
+def test_a_foreseen_failure_keeps_its_code(start):
+    environment = ENVIRONMENTS["breakout"].model_copy(update={"game": "no_such_game"})
+    with pytest.raises(CapsuleError) as failure:
+        start(settings_of("breakout", actors=4, environment=environment), 2)
+    assert failure.value.code == "CAP-T212"
+    assert failure.value.message.startswith("process 0 (actors 0 to 1): environment.game")
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_cannot_keep_the_numerics_is_refused(start):
+    with pytest.raises(CapsuleError) as failure:  # no maths shim is preloaded here
+        start(settings_of(), 2, numerics="portable-v3")
+    assert failure.value.code == "CAP-T104"
+    assert failure.value.message.startswith("process 0 (actors 0 to 1): library flag ")
+
+
+SCRIPT = """
+import hashlib, multiprocessing, os, signal, sys
+from capsule.experiment.spec import Spec
+from tests.training.r2d2.test_actors import Actors, act, bits, parameters_of, recurrent, settings_of
+
+def main(end):
+    spec = Spec.model_validate_json(os.environ["SPEC"])
+    settings = settings_of(actors=3, network=recurrent("cartpole"))
+    for processes in (1, 2):
+        actors = Actors(
+            settings,
+            processes=processes,
+            determinism=spec.determinism,
+            numerics=spec.accelerator.numerics,
+        )
+        made = act(actors, 30, parameters_of(settings))
+        print(hashlib.sha256(repr(bits(made)).encode()).hexdigest(), flush=True)
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    if end == "kill":
+        actors.begin(1_000, None)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("leave", 0), ("kill", -signal.SIGKILL)])
+def test_no_process_outlives_the_trainer(end, status, tmp_path):
+    """Under a portable profile, with all that a run's processes are given."""
+    script = tmp_path / "trainer.py"
+    script.write_text(SCRIPT)
+    spec = make_spec(CARTPOLE)
+    variables = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "SPEC": spec.model_dump_json(by_alias=True),
+        **start_variables(spec),
+    }
+    done = subprocess.run(
+        [sys.executable, script, end], env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == status, done.stderr
+    one, two, processes = done.stdout.splitlines()
+    assert one == two
+    wait_for_end([int(number) for number in processes.split()])
+    assert done.stderr == ""
+
+
+def wait_for_end(processes):
+    assert len(processes) == 2
+    deadline = time.monotonic() + 60
+    while any(running(process) for process in processes):
+        assert time.monotonic() < deadline, "a process was left behind"
+        time.sleep(0.1)
+
+
+def running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,224 @@
+"""Bisecting real runs: the exact update and operator, and what cannot be bisected."""
+
+import json
+
+import pytest
+
+from capsule import execution
+from capsule.experiment import contract
+from capsule.experiment.canonical import canonical_json
+from capsule.experiment.contract import Outputs
+from capsule.experiment.dense import read_header, read_updates
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.states import RESUME
+from capsule.experiment.trace import BEGINNING, read_trace
+from capsule.image.cache import Cache
+from capsule.report.divergence import divergence_lines
+from capsule.report.progress import SilentReporter
+from capsule.verification import diff as diff_module
+from capsule.verification.analysis.bisection import bisect, dense_record, window_of
+from capsule.verification.analysis.divergence import compare_sides
+from capsule.verification.analysis.runs import directory_side
+from capsule.verification.diff import Request, diff
+from tests.verification.runs import CARTPOLE, IMPALA, Machine, bundled, make_lock, merged, train
+
+
+@pytest.fixture(scope="module")
+def execute():
+    """Execute a side as its machine does."""
+    machines = {}
+
+    def work(side, window, directory):
+        machine, schedule = machines[side.name], side.training.schedule
+        execution.execute(
+            side.lock,
+            machine,
+            directory,
+            stop_after=window.last,
+            schedule=schedule,
+            dense=window,
+            reporter=SilentReporter(),
+        )
+        return BEGINNING
+
+    work.machines = machines
+    return work
+
+
+@pytest.fixture
+def sides(execute):
+    """Return the sides of two runs."""
+
+    def make(*runs):
+        for run in runs:
+            execute.machines[run.folder.name] = run.machine
+        return [directory_side(run.folder, run.folder.name) for run in runs]
+
+    return make
+
+
+def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, execute, tmp_path):
+    a, b = sides(honest, patched)
+    comparison = compare_sides(a, b)
+    window = window_of(comparison.report, a)
+    assert (window.first, window.last) == (204, 240)
+    found = bisect(a, b, window, execute, tmp_path)
+    operator = found.operator
+    assert (found.step, found.component) == (204, "parameters")  # the first update of all
+    assert operator.a.operator == operator.b.operator == "capsule::centred_rmsprop"
+    assert operator.a.where.startswith("capsule/training/optimizers/centred_rmsprop.py:")
+    assert operator.same_inputs
+    assert operator.a.arguments["floor"] != operator.b.arguments["floor"]
+    assert operator.ulp > 0
+    report = comparison.with_bisection(found)
+    assert report.causes[0].name == "changed-code-or-library"
+    text = "\n".join(line for _, line in divergence_lines(report))
+    assert "capsule::centred_rmsprop at capsule/training/optimizers/centred_rmsprop.py:" in text
+    assert "argument floor: 0.01 / 0.015" in text
+
+
+@pytest.fixture
+def differ(monkeypatch, tmp_path):
+    """Call ``capsule diff`` with the packages of the tests in place of a lock's."""
+
+    def work(
+        a,
+        b,
+        *,
+        bisect=False,
+        dense=None,
+        keys=(),
+        allow_untrusted=False,
+        engine="auto",
+        error=None,
+    ):
+        def open_engine(*_arguments, **_options):
+            if error is not None:
+                raise error
+            return Machine()
+
+        monkeypatch.setattr(diff_module, "open_engine", open_engine)
+        monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
+        request = Request(a, b, bisect, dense, keys, allow_untrusted, engine)
+        return diff(request, Cache(tmp_path / "cache"), SilentReporter())
+
+    return work
+
+
+def test_a_dense_record_stands_for_a_side_that_is_elsewhere(
+    honest, other_numerics, differ, tmp_path
+):
+    away = tmp_path / "away.dense"
+    found = differ(honest.folder, other_numerics.folder, dense=away)
+    assert found.causes[0].name == "arithmetic"
+    header = read_header(away)
+    assert (header.spec, header.first, header.last) == (honest.lock.spec.digest(), 204, 240)
+    updates = list(read_updates(away))
+    assert [each.record.step for each in updates] == list(range(204, 241, 4))
+    assert all(each.calls for each in updates)
+    found = differ(away, other_numerics.folder, bisect=True).bisection
+    assert (found.step, found.component) == (204, "gradient")
+    operators = found.operator.a.operator, found.operator.b.operator
+    assert operators == ("capsule::dense", "aten::addmm")
+    assert found.operator.ulp is None  # they compute other things on the way to the same
+
+
+def test_bundles_that_kept_their_states_are_bisected_from_the_checkpoint_before(
+    differ, key, tmp_path, monkeypatch
+):
+    bundles = []
+    for numerics in ("portable-v3", "portable-v2"):
+        changes = {
+            "accelerator": {"kind": "cpu", "numerics": numerics},
+            "recording": {"segment_states": True},
+        }
+        run = train(tmp_path / numerics, make_lock(merged(CARTPOLE, changes)))
+        bundles.append(bundled(run, key, tmp_path / f"{numerics}-bundle"))
+    began, execute = [], execution.execute
+
+    def watched(lock, engine, directory, **options):
+        state = directory / contract.STATE / RESUME
+        began.append(json.loads(state.read_bytes())["step"] if state.exists() else 0)
+        return execute(lock, engine, directory, **options)
+
+    monkeypatch.setattr(execution, "execute", watched)
+    options = {"bisect": True, "allow_untrusted": True}
+    found = differ(*bundles, **options, engine="process")
+    assert began == [200, 200]
+    assert found.bisection.step == 204
+    for choice in ("auto", "docker"):  # both were made without a container
+        with pytest.raises(CapsuleError, match="CAP-V009") as refusal:
+            differ(*bundles, **options, engine=choice)
+        assert (refusal.value.code, refusal.value.exit_code) == ("CAP-V070", 4)
+    assert began == [200, 200]
+
+
+def refused(differ, *arguments, **options):
+    with pytest.raises(CapsuleError) as caught:
+        differ(*arguments, **options)
+    return caught.value.code, caught.value.exit_code
+
+
+def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, differ):
+    status = ExitCode.NO_ENGINE
+    no_engine = CapsuleError("CAP-E001", "no engine answers", fix="Start one.", exit_code=status)
+    pair = honest.folder, patched.folder
+    assert refused(differ, *pair, bisect=True, error=no_engine) == ("CAP-V070", 4)
+    bare = honest.directory, patched.directory
+    assert refused(differ, *bare, bisect=True) == ("CAP-V070", 2)
+    untrusted = honest_bundle, patched.folder
+    assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
+
+
+def test_what_is_no_run_is_refused(honest, differ, tmp_path):
+    assert refused(differ, tmp_path / "nothing", honest.folder) == ("CAP-V071", 2)
+    assert refused(differ, tmp_path, honest.folder) == ("CAP-V071", 2)
+    program = honest.copy(tmp_path / "program")
+    outputs = Outputs(files={}, standard_output=None).model_dump(mode="json", by_alias=True)
+    (program.directory / contract.OUTPUTS).write_bytes(canonical_json(outputs))
+    assert refused(differ, program.folder, honest.folder) == ("CAP-V073", 2)
+
+
+def test_a_dense_record_leaves_everything_else_as_it_was(tmp_path):
+    """Records cover two updates: what is handed over once must reach both files."""
+    every_two = {"trainer": {"total_steps": 240, "schedule": {"mode": "lockstep"}}}
+    recording = {"trace_interval": 80, "tensor_interval": 240, "checkpoint_interval": 240}
+    changes = every_two | {"recording": recording, "evaluation": {"interval": 240}}
+    lock = make_lock(merged(IMPALA, changes))
+    plain, watched = train(tmp_path / "plain", lock), tmp_path / "watched"
+    window = contract.DenseWindow(first=120, last=200)
+    execution.execute(lock, Machine(), watched, dense=window, reporter=SilentReporter())
+    for name in (contract.TRACE, contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.STREAMS):
+        assert (watched / name).read_bytes() == (plain.directory / name).read_bytes()
+    records = [update.record for update in read_updates(watched / contract.DENSE)]
+    assert [record.step for record in records] == [120, 160, 200]
+    traced = {
+        name: digest
+        for record in read_trace(plain.directory / contract.TRACE)
+        for name, digest in record.values["unrolls"].items()
+    }
+    learned = [name for record in records for name in record.values["unrolls"]]
+    assert learned == [name for name in traced if name.split(",")[0][7:] in ("2", "3", "4")]
+
+
+def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute, tmp_path):
+    liar = honest.copy(tmp_path / "liar")
+    path = liar.directory / contract.TRACE
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[2])
+    record["actions"] = "0" * 32
+    lines[2] = json.dumps(record, separators=(",", ":"))
+    path.write_text("\n".join(lines) + "\n")
+    (side,) = sides(liar)
+    window = contract.DenseWindow(first=116, last=120)
+    with pytest.raises(CapsuleError) as caught:
+        dense_record(side, window, execute, tmp_path / "again")
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V075", ExitCode.INCONCLUSIVE)
+    assert "step 120, actions" in caught.value.message
+
+
+def test_equal_runs_have_nothing_to_bisect(honest, sides):
+    (side,) = sides(honest)
+    with pytest.raises(CapsuleError) as caught:
+        window_of(compare_sides(side, side).report, side)
+    assert caught.value.code == "CAP-V076"

@@ -1,0 +1,236 @@
+"""The rules for classes of causes on made-up facts, and the walk on made-up traces."""
+
+import json
+
+import pytest
+
+from capsule.experiment.dense import is_dense, read_updates
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import RecordingSpec
+from capsule.experiment.trace import Difference
+from capsule.verification.analysis.bisection import compare_dense
+from capsule.verification.analysis.causes import Facts, explain
+from capsule.verification.analysis.pin_differences import Change
+from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
+from capsule.verification.content.ulp import distance
+from capsule.verification.verdict import Bisection, Call, ComponentDifference, OperatorDivergence
+
+EVERY = RecordingSpec(trace_interval=4, tensor_interval=8)
+
+
+def parting(component, *also, step=40, last_equal=36):
+    return TraceAlignment(
+        first=Difference(step, component, None, "a", "b", also), last_equal=last_equal
+    )
+
+
+def change(kind, what="something"):
+    return Change(kind, what, "1", "2")
+
+
+def name(walk, *changes, **facts):
+    """Return the classes that are named, the most likely first, and how certain they are."""
+    given = {"results": (), **facts}
+    causes = explain(Facts(walk=walk, changes=changes, **given))
+    return [(cause.name, cause.certainty) for cause in causes]
+
+
+def test_equal_actions_and_other_observations_are_the_environments():
+    found = name(parting("observations", "rewards", "loss"))
+    assert found == [("environment-dynamics", "shown")]
+    found = name(parting("streams", "observations"), change("code"))
+    assert found == [("environment-dynamics", "shown"), ("changed-code-or-library", "possible")]
+
+
+def test_other_actions_beside_other_observations_leave_it_open():
+    mixed = parting("observations", "actions", "loss")
+    assert name(mixed) == [("environment-dynamics", "possible")]
+    found = name(mixed, change("numerics"))
+    assert found == [("environment-dynamics", "possible"), ("arithmetic", "possible")]
+    assert name(mixed, change("environment"))[0] == ("environment-dynamics", "likely")
+
+
+def test_a_seed_explains_what_a_changed_environment_would():
+    found = name(parting("streams", "observations"), change("seed"), change("environment"))
+    assert found == [("other-seed", "shown")]
+
+
+def test_rounding_tells_arithmetic_from_another_program():
+    small, large = distance(1.0, 1.0 + 2e-7, 32), distance(1.0, 1.5, 32)
+    both = change("machine"), change("code")
+    assert name(parting("loss"), change("machine"), loss=small) == [("arithmetic", "likely")]
+    assert name(parting("loss"), *both, loss=large) == [("changed-code-or-library", "likely")]
+    found = name(parting("loss"), *both, loss=small)
+    assert found == [("arithmetic", "possible"), ("changed-code-or-library", "possible")]
+
+
+def test_an_operator_with_equal_inputs_and_arguments_shows_arithmetic():
+    call = Call(operator="aten::addmm", where="capsule/training/x.py:1", arguments={})
+    operator = OperatorDivergence(
+        step=40, call=3, a=call, b=call, same_inputs=True, elements=4, differing=1, ulp=1
+    )
+    found = Bisection(step=40, component="gradient", operator=operator)
+    assert name(parting("loss"), bisection=found) == [("arithmetic", "shown")]
+    floor = call.model_copy(update={"arguments": {"floor": "0.015"}})
+    other = found.model_copy(update={"operator": operator.model_copy(update={"b": floor})})
+    assert name(parting("loss"), change("code"), bisection=other) == [
+        ("changed-code-or-library", "likely")
+    ]
+
+
+def test_what_was_asked_for_comes_before_how_it_was_computed():
+    found = name(parting("loss"), change("settings"), change("library"))
+    assert found == [("other-settings", "likely"), ("changed-code-or-library", "possible")]
+
+
+def test_equal_traces_and_other_results():
+    equal = TraceAlignment(records=9, steps=36)
+    judged = (ComponentDifference(component="evaluation.points[0]", claimed="1", found="2"),)
+    learned = (ComponentDifference(component="checkpoints[0].digest", claimed="1", found="2"),)
+    assert name(equal, results=judged) == [("tampering", "likely")]
+    assert name(equal, change("library"), results=judged) == [("tampering", "possible")]
+    assert name(equal, change("library"), results=learned) == [("tampering", "shown")]
+    outside = (ComponentDifference(component="flags.threads", claimed="1", found="2"),)
+    assert name(equal, results=outside) == [("unexplained", None)]
+
+
+def test_without_evidence_nothing_is_named():
+    assert name(parting("loss")) == [("unexplained", None)]
+    assert name(None, change("code")) == [("unexplained", None)]
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in records))
+    return path
+
+
+def record(step, **changes):
+    tensors = {"parameters": {"w": "p"}} if step % 8 == 0 else {}
+    loss = {"last": (0.5).hex(), "digest": "l"}
+    return {"step": step, "actions": "a", "loss": loss, **tensors, **changes}
+
+
+@pytest.fixture
+def walked(tmp_path):
+    """Walk two traces, given as changes of the second one's records by their steps."""
+
+    def walk(changes=None, steps=24, recordings=(EVERY, EVERY), prefix=False):
+        left = [record(step) for step in range(4, 25, 4)]
+        right = [record(step, **(changes or {}).get(step, {})) for step in range(4, steps + 1, 4)]
+        paths = write(tmp_path / "a", left), write(tmp_path / "b", right)
+        return walk_traces(*paths, recordings, prefix=prefix)
+
+    return walk
+
+
+def test_equal_traces(walked):
+    walk = walked()
+    assert (walk.first, walk.last_equal, walk.records, walk.reconverged) == (None, 24, 6, False)
+    assert walk.equal_until == {"actions": 24, "loss": 24, "parameters": 24}
+    assert walk.map().components == {"actions": (), "loss": (), "parameters": ()}
+
+
+def test_intervals_losses_and_what_was_equal(walked):
+    other = {"loss": {"last": (0.75).hex(), "digest": "m"}}
+    walk = walked({8: other, 12: other, 20: {"actions": "b"}})
+    assert (walk.first.step, walk.first.component, walk.last_equal) == (8, "loss", 4)
+    assert walk.losses == (8, 0.5, 0.75)
+    assert walk.map().components == {
+        "loss": ((8, 12),),
+        "actions": ((20, 20),),
+        "parameters": (),
+    }
+    assert walk.equal_until == {"loss": 4, "actions": 16, "parameters": 24}
+    assert walk.differing == 3
+    assert walk.reconverged  # by the record of step 24, which has tensors
+
+
+def test_a_difference_in_the_last_record_is_not_healed(walked):
+    assert not walked({24: {"actions": "b"}}).reconverged
+    assert not walked({20: {"actions": "b"}}, steps=20).reconverged
+
+
+def test_only_a_prefix_may_end_early(walked):
+    assert walked(steps=16).first.component == "end"
+    assert walked(steps=16, prefix=True).first is None
+
+
+def test_other_intervals_leave_the_tensors_to_compare(walked):
+    coarse = RecordingSpec(trace_interval=8, tensor_interval=8)
+    walk = walked({16: {"actions": "b"}}, recordings=(EVERY, coarse))
+    assert walk.first is None
+    assert walk.equal_until == {"parameters": 24}
+    walk = walked({16: {"parameters": {"w": "q"}}}, recordings=(EVERY, coarse))
+    assert (walk.first.component, walk.first.name) == ("parameters", "w")
+
+
+def test_a_loss_that_is_none_is_not_measured(walked):
+    assert walked({8: {"loss": {"last": "0xnone"}}}).losses is None
+
+
+HEADER = {"schema": "capsule/dense/v1", "spec": "0" * 64, "first": 4, "last": 8}
+
+
+def dense(path, *lines):
+    path.write_text("".join(json.dumps(x, separators=(",", ":")) + "\n" for x in (HEADER, *lines)))
+    return path
+
+
+def call(operator, digest, data=None, inputs=("in",)):
+    result = {"dtype": "float32", "shape": [1], "digest": digest, "data": data}
+    return {
+        "operator": operator,
+        "where": "x.py:1",
+        "arguments": {},
+        "inputs": list(inputs),
+        "results": [result],
+    }
+
+
+def test_dense_records_are_compared_update_by_update(tmp_path):
+    one, other = "AACAPw==", "AQCAPw=="  # 1.0 and the next float32
+    same = {"step": 4, "loss": "l"}
+    a = dense(tmp_path / "a", call("f", "1"), same, call("g", "2", one), {"step": 8, "loss": "l"})
+    b = dense(tmp_path / "b", call("f", "1"), same, call("g", "3", other), {"step": 8, "loss": "m"})
+    assert is_dense(a)
+    assert [update.record.step for update in read_updates(a)] == [4, 8]
+    found, measured = compare_dense(a, b)
+    assert measured
+    assert (found.step, found.component, found.operator.call) == (8, "loss", 0)
+    assert (found.operator.ulp, found.operator.differing, found.operator.same_inputs) == (
+        1,
+        1,
+        True,
+    )
+
+
+def test_copies_are_passed_over_where_the_sides_call_other_operators(tmp_path):
+    a = dense(tmp_path / "a", call("clone", "in"), call("f", "1"), {"step": 4, "loss": "l"})
+    b = dense(tmp_path / "b", call("g", "2"), {"step": 4, "loss": "m"})
+    operator = compare_dense(a, b)[0].operator
+    assert (operator.call, operator.a.operator, operator.b.operator) == (1, "f", "g")
+
+
+def test_operators_that_only_follow_other_data_are_not_blamed(tmp_path):
+    a = dense(tmp_path / "a", call("f", "1", inputs=["x"]), {"step": 4, "observations": "x"})
+    b = dense(tmp_path / "b", call("f", "2", inputs=["y"]), {"step": 4, "observations": "y"})
+    assert compare_dense(a, b)[0].operator is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["{}"], "CAP-V074"),
+        (["[]"], "CAP-V074"),
+        (['{"step":"4"}'], "CAP-V074"),
+        (['{"operator":"f"}'], "CAP-V074"),
+        (["[" * 10_000], "CAP-V074"),
+        (['{"step":4}'], "CAP-V077"),
+    ],
+)
+def test_malformed_and_equal_dense_records_are_refused(tmp_path, lines, code):
+    path = tmp_path / "dense"
+    path.write_text("\n".join([json.dumps(HEADER, separators=(",", ":")), *lines]) + "\n")
+    with pytest.raises(CapsuleError) as caught:
+        compare_dense(path, path)
+    assert caught.value.code == code

@@ -1,0 +1,216 @@
+"""What a program wrote against what its re-execution wrote: which files differ, and in what."""
+
+import shutil
+
+import pytest
+
+from capsule.bundle.claims import ProgramClaims
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.contract import WORKSPACE, Output
+from capsule.verification.analysis.causes import Facts, explain
+from capsule.verification.analysis.comparison import compare_claims
+from capsule.verification.analysis.outputs import STANDARD_OUTPUT, compare_outputs
+from capsule.verification.content.times import Span, Times
+from capsule.verification.execution.reexecution import _judge_program
+
+ZERO = "0" * 64
+CLAIMED, FOUND = 1_732_262_000, 1_763_798_000
+TIMES = Times(Span(CLAIMED, CLAIMED + 600), Span(FOUND, FOUND + 600))
+
+
+def make_claims(outputs, standard_output=None, **others):
+    return ProgramClaims(
+        lock=ZERO,
+        image=None,
+        relaxations=(),
+        flags={},
+        libraries={},
+        outputs=outputs,
+        standard_output=standard_output,
+        **others,
+    )
+
+
+def make_output(folder, path, data, **facts):
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(data)
+    return Output(size=len(data), sha256=sha256_hex(data), **facts)
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Compare a recorded run with another, both given as files and standard output."""
+
+    def compare(recorded_files, found_files, printed=(b"", b""), claimed=None, found=None):
+        recorded, directory = tmp_path / "recorded", tmp_path / "again"
+        sides = []
+        for files, text, folder, output, others in (
+            (recorded_files, printed[0], recorded, "stdout.txt", claimed),
+            (found_files, printed[1], directory / WORKSPACE, "../stdout.txt", found),
+        ):
+            outputs = {path: make_output(folder, path, data) for path, data in files.items()}
+            sides.append(make_claims(outputs, make_output(folder, output, text), **(others or {})))
+        members = {path: recorded / path for path in recorded_files}
+        members[STANDARD_OUTPUT] = recorded / "stdout.txt"
+        return compare_outputs(*sides, members, directory, TIMES), compare_claims(*sides)
+
+    return compare
+
+
+def test_equal_outputs_do_not_differ(two_runs):
+    assert two_runs({"a": b"1"}, {"a": b"1"}) == (None, ())
+
+
+def test_every_file_that_differs_is_compared_in_order_of_paths(two_runs):
+    found, all_of_them = two_runs(
+        {"b.jsonl": b'{"x":1}\n{"x":2}\n', "c": b"x", "a": b"="},
+        {"b.jsonl": b'{"x":1}\n{"x":3}\n', "c": b"y", "a": b"="},
+        printed=(b"1\nlast\n", b"1\nend\n"),
+    )
+    assert [(each.path, each.where) for each in found.files] == [
+        ("b.jsonl", "line 2: x"),
+        ("c", "line 1"),
+        (STANDARD_OUTPUT, "line 2"),
+    ]
+    assert (found.files[0].claimed, found.files[0].found) == ("2", "3")
+    assert (found.count, found.nature) == (3, "content")
+    assert [item.component for item in all_of_them] == [
+        "outputs.b.jsonl.sha256",
+        "outputs.c.sha256",
+        "standard_output.sha256",
+        "standard_output.size",
+    ]
+
+
+def test_a_shorter_text_differs_where_it_ends(two_runs):
+    found, _ = two_runs({"a": b"1\n2\n"}, {"a": b"1\n"})
+    first = found.files[0]
+    assert (first.where, first.claimed, first.found) == ("line 2", "2", "end of file")
+
+
+def test_a_missing_and_an_additional_file_are_named(two_runs):
+    found, _ = two_runs({"a": b"", "b": b""}, {"b": b""})
+    assert (found.files[0].path, found.files[0].found) == ("a", "no output")
+    found, _ = two_runs({"b": b""}, {"a": b"", "b": b""})
+    assert (found.files[0].path, found.files[0].claimed) == ("a", "no output")
+
+
+def test_deletions_and_empty_folders_are_compared(two_runs):
+    found, _ = two_runs({}, {}, claimed={"deleted": ("a",)}, found={"empty_folders": ("b",)})
+    assert [(each.path, each.claimed, each.found) for each in found.files] == [
+        ("a", "deleted", "no output"),
+        ("b", "no output", "an empty folder"),
+    ]
+    assert found.nature == "content"
+
+
+def test_a_file_called_like_the_standard_output_is_not_taken_for_it(two_runs):
+    """No name of a file may hide it behind the standard output, which is equal here."""
+    for name in ("standard output", "dev/stdout", STANDARD_OUTPUT.lstrip("/")):
+        found, _ = two_runs({name: b"score 500\n"}, {name: b"score 3\n"}, printed=(b"1", b"1"))
+        assert [(each.path, each.nature) for each in found.files] == [(name, "content")]
+
+
+def judged(claimed, found, outputs):
+    return _judge_program(
+        claimed, {"outputs": outputs, "differences": compare_claims(claimed, found)}
+    )
+
+
+def test_a_difference_that_no_comparison_accounts_for_is_a_difference(tmp_path):
+    """Claims of what neither run left, as if the comparison of the files had overlooked them."""
+    file = make_output(tmp_path, "a", b"1")
+    honest = make_claims({"a": file})
+    assert judged(honest, honest, None)[0] == "reproduced-bitwise"
+    for others in ({"deleted": ("b",)}, {"empty_folders": ("b",)}):
+        assert judged(make_claims({"a": file}, **others), honest, None)[0] == "not-reproduced"
+    other = make_claims({"a": make_output(tmp_path, "a", b"2")})
+    assert judged(other, honest, None)[0] == "not-reproduced"
+
+
+def test_the_executable_bit_is_content(tmp_path):
+    output = make_output(tmp_path / WORKSPACE, "a", b"1")
+    left = make_claims({"a": output})
+    right = make_claims({"a": output.model_copy(update={"executable": True})})
+    recorded = {"a": tmp_path / WORKSPACE / "a"}
+    found = compare_outputs(left, right, recorded, tmp_path, TIMES)
+    assert (found.nature, found.files[0].content) == ("content", None)
+    assert "executable" in found.files[0].found
+
+
+def causes(found, differences=()):
+    facts = Facts(None, tuple(differences), (), outputs=found)
+    return [(cause.name, cause.certainty) for cause in explain(facts)]
+
+
+def test_equal_content_under_another_name_is_recognised(two_runs):
+    found, differences = two_runs({"model-81": b"1", "z": b"="}, {"model-97": b"1", "z": b"="})
+    file = found.files[0]
+    assert (found.count, file.path, file.found_path) == (1, "model-81", "model-97")
+    assert found.nature == "content"
+    assert causes(found, differences) == [("other-names", "shown")]
+
+
+def test_a_name_that_differs_in_a_date_only_is_that_of_the_same_file(two_runs):
+    names = f"events.{CLAIMED + 5}.host", f"events.{FOUND + 9}.host"
+    found, differences = two_runs({names[0]: b"1"}, {names[1]: b"1"})
+    assert (found.count, found.nature, found.files[0].found_path) == (1, "date", names[1])
+    assert causes(found, differences) == [("clock", "shown")]
+    found, _ = two_runs({names[0]: b"score 1\n"}, {names[1]: b"score 2\n"})
+    assert (found.nature, found.files[0].where) == ("content", "line 1")
+
+
+def test_only_dates_is_said_only_if_every_output_differs_in_dates_only(two_runs):
+    dates = b"start %d\n" % (CLAIMED + 1), b"start %d\n" % (FOUND + 1)
+    found, differences = two_runs({"a": dates[0]}, {"a": dates[1]}, printed=dates)
+    assert (found.count, found.nature) == (2, "date")
+    assert causes(found, differences) == [("clock", "shown")]
+    found, differences = two_runs({"a": dates[0], "b": b"1"}, {"a": dates[1], "b": b"2"})
+    assert found.nature == "content"
+    assert causes(found, differences) == [("clock", "likely")]
+
+
+def test_the_order_of_lines_is_a_cause_of_its_own(two_runs):
+    found, differences = two_runs({}, {}, printed=(b"1\n2\n", b"2\n1\n"))
+    assert found.nature == "order"
+    assert causes(found, differences) == [("order-of-lines", "shown")]
+
+
+def test_where_no_cause_is_known_none_is_called_possible(two_runs):
+    found, differences = two_runs({"a": b"1"}, {"a": b"2"})
+    assert causes(found, differences) == [("unexplained", None)]
+
+
+@pytest.mark.parametrize("link", ["a", "folder"])
+def test_a_file_of_the_machine_never_ends_up_in_a_report(two_runs, tmp_path, link):
+    """A program says that it wrote a file, and leaves a link to one that only the machine has."""
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine/a").write_text("secret")
+    path = "a" if link == "a" else "folder/a"
+    two_runs({path: b"claimed"}, {path: b"secret"})
+    workspace = tmp_path / "again" / WORKSPACE
+    if link == "a":
+        (workspace / "a").unlink()
+        (workspace / "a").symlink_to(tmp_path / "machine/a")
+    else:
+        shutil.rmtree(workspace / "folder")
+        (workspace / "folder").symlink_to(tmp_path / "machine")
+    left, right = (
+        make_claims({path: Output(size=len(data), sha256=sha256_hex(data))})
+        for data in (b"claimed", b"secret")
+    )
+    recorded = {path: tmp_path / "recorded" / path}
+    found = compare_outputs(left, right, recorded, tmp_path / "again", TIMES)
+    assert (found.files[0].path, found.files[0].content) == (path, None)
+    assert "secret" not in found.files[0].found
+
+
+def test_claims_say_in_words_what_they_are(tmp_path):
+    printed = make_output(tmp_path, "stdout", b"12")
+    assert make_claims({"a": printed}, printed, deleted=("b", "c")).described == (
+        "1 file, 2 deleted files, 2 bytes of standard output"
+    )
+    nothing = make_claims({}, make_output(tmp_path, "stdout", b""))
+    assert nothing.nothing
+    assert nothing.described.startswith("NOTHING")
+    assert not make_claims({}, None, empty_folders=("a",)).nothing
