@@ -168,7 +168,7 @@ def _write_training(directory, lock, parts):
     for step in range(100, STEPS + 1, 100):
         record = {"step": step, "loss": "aa"}
         if population and step == 100:
-            record["generations"] = {each.name: each.document() for each in GENERATIONS}
+            record["generations"] = {each.name: each.facts() for each in GENERATIONS}
         line = json.dumps(record).encode()
         head = extend(head, line)
         lines.append(line + b"\n")

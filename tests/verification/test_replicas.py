@@ -260,7 +260,7 @@ def test_what_decides_nothing_has_no_receipt(verified, bundle, here, folder):
     assert line == "no receipt: inconclusive decides nothing about the run"
     assert receipts_beside(bundle) == before
     for mode in ("integrity", "environment", "fresh-seed"):
-        with pytest.raises(CapsuleError, match="nothing to vouch for") as caught:
+        with pytest.raises(CapsuleError, match="nothing to attest") as caught:
             require_execution(Mode.parse(mode))
         assert caught.value.code == "CAP-V080"
 
