@@ -92,8 +92,8 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return str(Path(sys.argv[1], "capsule/experiment/trainers.py"))
     def get_data(self, path):
         text = Path(path).read_text()
-        old = "    discount: Probability = 0.99\\n"  # of the first trainer, DQN
-        new = "    discount: Probability = 0.5\\n    novelty: int = added(absent=0, default=7)\\n"
+        old = "    discount: Probability = Field(0.99, "  # of the first trainer, DQN
+        new = "    novelty: int = added(absent=0, default=7)\\n" + old.replace("0.99", "0.5")
         text = text.replace("    Model,\\n", "    Model,\\n    added,\\n", 1)
         changed = text.replace(old, new, 1)
         assert changed.count("added") == 2

@@ -66,7 +66,7 @@ def test_an_interval_is_one_parameter_update():
         (["actors=33"], "it needs 5 at least"),
         (
             ["schedule.policy_lag=1"],
-            "schedule.lag 1 cannot be kept: 16 actors take turns in batches of 8",
+            "schedule.policy_lag 1 cannot be kept: 16 actors take turns in batches of 8",
         ),
         (["schedule.policy_lag=0"], "trainer.schedule.policy_lag: Input should be greater than 0"),
         (

@@ -110,7 +110,7 @@ def test_values_that_members_draw_are_not_given(name):
 
 def test_a_recorded_schedule_is_refused():
     message = refusal(schedule={"mode": "recorded", "policy_lag": 8})
-    assert "schedule.mode 'recorded' cannot be had with population" in message
+    assert "schedule.mode 'recorded' is not supported with a population" in message
 
 
 def test_a_trace_record_has_room_for_the_unrolls_of_all_members():
