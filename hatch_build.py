@@ -19,6 +19,8 @@ SOURCES = ROOT / "capsule" / "native" / "source"
 OUTPUT = ROOT / "capsule" / "native" / "lib"
 
 WHEEL_TAG = "py3-none-manylinux_2_28_x86_64"
+# Zig turns checks for undefined behaviour on by itself. In a release they would cost time, and a
+# finding would end other people's programs; scripts/sanitize.sh builds and tests with sanitizers.
 COMMON = ("-O2", "-std=c17", "-Wall", "-Wextra", "-Werror", "-s", "-fno-sanitize=all")
 # Loaded into other people's processes: an old C library must do.
 SHARED = ("-target", "x86_64-linux-gnu.2.28", "-shared", "-fPIC", "-fvisibility=hidden")
@@ -39,8 +41,8 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libcapsule-math.so": (_files("numerics", "math"), (*SHARED, "-O3", "-fno-math-errno", "-lm")),
     "capsule-launch": (
         (
-            *_files("launcher", "launch filter supervisor tasks program proc account channel"),
-            *_files("launcher", "numbers"),
+            *_files("launcher", "launch supervisor filter tasks program proc account channel"),
+            *_files("launcher", "numbers options events ending"),
             *_files("shared", "recording journal entropy"),
         ),
         STATIC,
@@ -83,7 +85,9 @@ class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
     """Hatch's hook."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Build every part before the files of the wheel are collected."""
+        """Build every part before the files of the wheel are collected. An sdist has sources."""
+        if self.target_name == "sdist":
+            return
         for name in PARTS:
             build(name)
         build_data["pure_python"] = False

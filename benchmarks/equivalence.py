@@ -13,6 +13,7 @@ import argparse
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import trim_mean
 
 ALPHA = 0.05
 POPULATION = 1_000_000
@@ -56,9 +57,7 @@ def draw(random: np.random.Generator, kind: str, size: int) -> tuple[Returns, Re
 
 
 def interquartile_mean(returns: Returns) -> Returns:
-    ordered = np.sort(returns, axis=-1)
-    cut = ordered.shape[-1] // 4
-    middle: Returns = ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
+    middle: Returns = trim_mean(returns, 0.25, axis=-1)
     return middle
 
 

@@ -283,9 +283,9 @@ class Stopwatch:
 def watch_recording() -> Stopwatch:
     """Watch what recording takes: the schedule, and the digests of unrolls."""
     from capsule.training.impala.actors.unrolls import Unroll
-    from capsule.training.impala.schedule.recorder import Recorder
+    from capsule.training.impala.schedule.recorder import ScheduleRecorder
 
-    return Stopwatch((Recorder, "append"), (Unroll, "digest"))
+    return Stopwatch((ScheduleRecorder, "append"), (Unroll, "digest"))
 
 
 # A shared queue

@@ -18,14 +18,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from capsule.experiment.trainers import R2d2Trainer
+from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
-from capsule.training.evaluation.protocol import Policy, Seen
+from capsule.training.evaluation.protocol import EvaluatedPolicy, Seen
 from capsule.training.networks.recurrent import RecurrentNetwork
 from capsule.training.r2d2.actor_worker import Experience
 from capsule.training.r2d2.actors import Actors
+from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.factory import (
     actor_settings,
     make_network,
@@ -33,14 +35,10 @@ from capsule.training.r2d2.factory import (
     sequence_layout,
 )
 from capsule.training.r2d2.learner import R2D2
-from capsule.training.r2d2.replay import (
-    Draw,
-    SequenceBatch,
-    SequenceLayout,
-    SequenceReplay,
-)
+from capsule.training.r2d2.replay import Draw, SequenceBatch, SequenceReplay
 from capsule.training.state.streams import Stream, make_streams
-from capsule.training.trainer import TrainerContext, cpu_numerics
+from capsule.training.trainer import TrainerContext
+from capsule.verification.equivalence.statistics import interquartile_mean, quantile
 
 InitialState = Literal["stored", "zero"]
 Tensors = Mapping[str, torch.Tensor]
@@ -77,7 +75,7 @@ class RecordingReplay(SequenceReplay):
             options: As for :class:`SequenceReplay`.
         """
         super().__init__(None, **options)
-        size = self.actors * self._ring
+        size = self.actors * self._entries.slots
         self._every_state = np.zeros((size, *network.state_shape), np.float32)
         self._announced: list[deque[NDArray[np.float32]]] = [deque() for _ in range(self.actors)]
         self._step_numbers = np.full(size, NO_STEP)
@@ -133,17 +131,15 @@ class RecordingReplay(SequenceReplay):
         return slice(self.layout.burn_in, self.layout.burn_in + self.layout.learned)
 
     def _next_slot(self, actor: int) -> int:
-        return actor * self._ring + int(self._counts[actor]) % self._ring
+        return self._entries.at(int(self._entries.counts[actor]), actor)
 
     def _rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return where the entry of each row lies, and whether it is one with a step."""
         numbers, actors = np.divmod(indices, self.actors)
-        of = {
-            name: self._sequence_fields[name][actors * self._table + numbers % self._table]
-            for name in ("starts", "fronts", "steps")
-        }
+        at = self._sequences.at(numbers, actors)
+        of = {name: self._sequences.fields[name][at] for name in ("starts", "fronts", "steps")}
         places = np.arange(self.layout.rows)[:, None] - of["fronts"]
-        slots = actors * self._ring + (of["starts"] + places) % self._ring
+        slots = self._entries.at(of["starts"] + places, actors)
         return slots, (places >= 0) & (places < of["steps"])
 
 
@@ -172,13 +168,8 @@ def make_recorded(context: TrainerContext, trainer: R2d2Trainer) -> tuple[R2D2, 
     network = make_network(trainer, example, spec.accelerator)
     replay = RecordingReplay(network, **replay_options(context, trainer, example, network))
     every_step = sequence_layout(trainer, EveryStep)
-    actors = RecordedActors(
-        replay,
-        actor_settings(context, trainer, example, every_step),
-        processes=1,
-        determinism=spec.determinism,
-        numerics=cpu_numerics(spec),
-    )
+    settings = actor_settings(context, trainer, example, every_step)
+    actors = RecordedActors(replay, settings, Serial(settings, trainer.actors, lag=0))
     return R2D2(context, trainer, network, actors, replay), replay
 
 
@@ -391,9 +382,9 @@ class HistoryPoint(NamedTuple):
 
 
 def truncated_evaluation(
-    play: Callable[[Policy], Sequence[float]],
-    full: Callable[[], Policy],
-    truncated: Callable[[int], Policy],
+    play: Callable[[EvaluatedPolicy], Sequence[float]],
+    full: Callable[[], EvaluatedPolicy],
+    truncated: Callable[[int], EvaluatedPolicy],
     histories: Sequence[int],
 ) -> list[HistoryPoint]:
     """Measure how much an agent needs its memory (Figure 5).
@@ -437,7 +428,7 @@ class _Comparison:
 
     recurrent = True
 
-    def __init__(self, acting: Policy, others: Sequence[Policy]) -> None:
+    def __init__(self, acting: EvaluatedPolicy, others: Sequence[EvaluatedPolicy]) -> None:
         self._acting = acting
         self._others = others
         self.steps = 0
@@ -459,36 +450,18 @@ class _Comparison:
 # --- several seeds --------------------------------------------------------------------------------
 
 
-def interquartile_mean(scores: ArrayLike) -> NDArray[np.float64]:
-    """Return the mean without the lowest and the highest quarter (Agarwal et al. 2021).
-
-    Of ``n`` scores ``floor(n / 4)`` are left out at each end.
-
-    Args:
-        scores: ``[..., n]``.
-
-    Returns:
-        float64 ``[...]``.
-    """
-    ordered = np.sort(np.asarray(scores, np.float64), axis=-1)
-    count = ordered.shape[-1]
-    mean: NDArray[np.float64] = ordered[..., count // 4 : count - count // 4].mean(-1)
-    return mean
-
-
 def bootstrap_interval(
-    scores: ArrayLike, *, confidence: float = 0.95, resamples: int = 10_000
+    scores: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000
 ) -> tuple[float, float]:
     """Return a percentile bootstrap interval of the interquartile mean (Efron 1979).
 
     Args:
-        scores: ``[n]``, one of each seed.
+        scores: One of each seed.
         confidence: Share of the resampled means within the interval.
-        resamples: How often ``n`` scores are drawn with replacement; always the same draws.
+        resamples: How often as many scores are drawn with replacement; always the same draws.
     """
-    values = np.asarray(scores, np.float64)
-    stream = Stream("bootstrap", 0)
-    drawn = stream.integers(len(values), resamples * len(values)).reshape(resamples, -1)
+    drawn = Stream("bootstrap", 0).integers(len(scores), resamples * len(scores))
+    samples = drawn.reshape(resamples, -1).tolist()
+    means = sorted(interquartile_mean([scores[each] for each in sample]) for sample in samples)
     tail = (1 - confidence) / 2
-    low, high = np.quantile(interquartile_mean(values[drawn]), [tail, 1 - tail])
-    return float(low), float(high)
+    return quantile(means, tail), quantile(means, 1 - tail)

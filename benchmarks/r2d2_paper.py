@@ -34,6 +34,7 @@ from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
+from capsule.verification.equivalence.statistics import interquartile_mean
 
 EPISODES = 20  # of an evaluation
 SEQUENCES = 512  # whose Q-values are compared
@@ -333,8 +334,8 @@ def strategy_table(task: str, runs: dict[str, list[dict[str, Any]]]) -> str:
             for name in ("first", "last")
         ]
         columns += [
-            f"{middle([run['lag'] for run in found]):.0f}",
-            f"{middle([run['replay_ratio'] for run in found]):.2f}",
+            f"{interquartile_mean([run['lag'] for run in found]):.0f}",
+            f"{interquartile_mean([run['replay_ratio'] for run in found]):.2f}",
         ]
         lines.append(f"| {strategy} | {' | '.join(columns)} |")
     return "\n".join([*lines, ""])
@@ -353,7 +354,7 @@ def history_table(task: str, runs: dict[str, list[dict[str, Any]]]) -> str:
     for strategy, found in runs.items():
         for measure in ("score", "difference", "agreement"):
             columns = [
-                f"{middle([run['histories'][place][measure] for run in found]):.3g}"
+                f"{interquartile_mean([run['histories'][place][measure] for run in found]):.3g}"
                 for place in range(len(names))
             ]
             lines.append(f"| {strategy} | {measure} | {' | '.join(columns)} |")
@@ -370,13 +371,7 @@ def summary(values: Sequence[float]) -> str:
     from r2d2_measures import bootstrap_interval
 
     low, high = bootstrap_interval(values)
-    return f"{middle(values):.3g} ({low:.3g} to {high:.3g})"
-
-
-def middle(values: Sequence[float]) -> float:
-    from r2d2_measures import interquartile_mean
-
-    return float(interquartile_mean(values))
+    return f"{interquartile_mean(values):.3g} ({low:.3g} to {high:.3g})"
 
 
 def draw(results: Sequence[dict[str, Any]], directory: Path) -> None:
@@ -398,7 +393,7 @@ def draw(results: Sequence[dict[str, Any]], directory: Path) -> None:
                 if found:
                     lengths = [point["history"] for point in found[0]["histories"]]
                     heights = [
-                        middle([run["histories"][place][measure] for run in found])
+                        interquartile_mean([run["histories"][place][measure] for run in found])
                         for place in range(len(lengths))
                     ]
                     names = ["all" if length is None else str(length) for length in lengths]

@@ -25,7 +25,6 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.beneath import entries_beneath
 from capsule.experiment.canonical import open_regular, write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
@@ -38,6 +37,7 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.variables import environment_variables
+from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
@@ -54,7 +54,7 @@ Document = TypeVar("Document", bound=Model)
 
 
 class Reporter(Protocol):
-    """Who is told how the work goes (``capsule.report.progress`` has the implementations)."""
+    """Receives progress messages (``capsule.report.progress`` has the implementations)."""
 
     def note(self, message: str) -> None:
         """Say one line about what is being done."""
@@ -284,16 +284,18 @@ def _outcome(
         raise CapsuleError(
             "CAP-E012",
             f"the run was interrupted; its state is kept in {run_directory}",
-            fix="Continue with 'capsule run --resume'"
+            fix="Resume it with 'capsule run --resume'"
             + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
-            exit_code=ExitCode.INTERRUPTED,
         )
     failure = run_directory / contract.FAILURE
     if failure.exists():
         report = _checked(contract.Failure, failure)
         at = "" if report.step is None else f" (step {report.step})"
-        status = _FAILED.get(ended.status, ExitCode.TRAINING_FAILED)
-        raise CapsuleError(report.code, report.message + at, fix=report.fix, exit_code=status)
+        if report.code not in IMAGE_CODES:
+            raise _malformed(
+                failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
+            )
+        raise CapsuleError(report.code, report.message + at, fix=report.fix)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
         raise CapsuleError(
@@ -301,7 +303,6 @@ def _outcome(
             f"training ended with status {ended.status} ({ended.reason}); "
             f"last output: {_last_line(run_directory / contract.LOG)!r}",
             fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     return _result(spec, run_directory)
 
@@ -330,13 +331,11 @@ def _malformed(path: Path, error: Exception) -> CapsuleError:
         "CAP-E011",
         f"{path.name} is malformed: {str(error).splitlines()[0]}",
         fix=f"See {contract.LOG} in the run directory.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 
 # What an exit status of the training side means for the host, if it is not a failed training: a
 # machine that cannot decide, and a program that does not repeat what was recorded of it.
-_FAILED = {status.value: status for status in (ExitCode.DIFFERS, ExitCode.INCONCLUSIVE)}
 _FIX = {
     "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",

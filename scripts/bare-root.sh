@@ -25,7 +25,7 @@ if [ "${1:-}" = --inside ]; then
   # Only configuration of package sources and certificates passes, by name.
   kept=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8)
   while read -r name; do kept+=("$name=${!name}"); done < <(
-    compgen -e | grep -E '^(PIP_.*|.*_CERTS?(_.*)?|.*_CA_.*|SSL_.*|.*_CAINFO|([a-z]+|[A-Z]+)_(proxy|PROXY))$'
+    compgen -e | grep -E '^(PIP_.*|XDG_CONFIG_.*|.*_CERTS?(_.*)?|.*_CA_.*|SSL_.*|.*_CAINFO|([a-z]+|[A-Z]+)_(proxy|PROXY))$'
   )
   exec chroot "$root" /usr/bin/env -i "${kept[@]}" bash -c "cd /root/capsule && $command"
 fi
@@ -56,6 +56,12 @@ copy_in() {
   done
 }
 
+# Copies the files whose absolute paths stand in a configuration: constraints, certificates, keys.
+copy_named_in() {
+  local file
+  while read -r file; do copy_in "$file"; done < <(grep -oE "/[^ '\",;]+" | sort -u)
+}
+
 # apt: proxies, certificates and the like, as one file; and the sources, if they are of Debian 12.
 apt-config dump | grep '^Acquire::' >"$root.apt" || true
 trap 'rm -rf --one-file-system "$root" "$root.apt"' EXIT
@@ -64,11 +70,15 @@ if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
   rm -f "$root/etc/apt/sources.list"
   copy_in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} /etc/apt/keyrings/*
 fi
+copy_named_in <"$root.apt"
 
-# pip and npm: configuration files, and read-only the local folders that they name. The pages of a
-# local index link to files beside it, so its parent folder comes too.
-copy_in /etc/pip.conf /etc/xdg/pip/pip.conf ~/.config/pip/pip.conf ~/.pip/pip.conf \
-  "${PIP_CONFIG_FILE:-/nonexistent}" ~/.npmrc /etc/npmrc
+# pip and npm: configuration files, wherever pip reads one, the files that they name, and read-only
+# the local folders. The pages of a local index link to files beside it, so its parent folder comes too.
+python3 -m pip config debug | sed -n 's/, exists: True$//p' | copy_named_in
+python3 -m pip config list | copy_named_in
+for file in ~/.npmrc /etc/npmrc; do
+  if [ -f "$file" ]; then copy_in "$file"; copy_named_in <"$file"; fi
+done
 local_paths() {
   python3 -m pip config list | grep -E "$1" | grep -oE "(file://)?/[^ '\"]+" |
     sed 's|^file://||' | grep '^/[^/]' || true

@@ -1,7 +1,9 @@
 # ruff: noqa: INP001
-"""Install this checkout, editable, with uv and the package sources that pip is configured for.
+"""Install this checkout, editable, with the packages that requirements/*.txt lock.
 
-The training side gets the versions that a spec pins by default, so that tests run what images hold.
+uv installs them from the sources that pip is configured for, and refuses a file whose SHA-256 is
+not locked. The training side has the versions that a spec pins by default, so that tests run what
+images hold. scripts/lock.py writes the lock.
 
 usage: python scripts/install.py [train] [dev]
 """
@@ -10,33 +12,35 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from uv import find_uv_bin
 
-from capsule.experiment.spec import ImageSpec, SourcesSpec
+from capsule.experiment.spec import SourcesSpec
 from capsule.image.resolution.sources import MachineSources, machine_sources
 
-GROUPS = {"dev"}
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(parts: list[str]) -> int:
     """Install the host side and ``parts`` into the environment that runs this; return a status."""
-    extras = ",".join(part for part in parts if part not in GROUPS)
+    needed = ["setup", "host", *(["train"] if parts else []), *(["dev"] if "dev" in parts else [])]
+    locked = [word for name in needed for word in ("--requirements", str(part_file(name)))]
+    # Building the native parts needs hatchling and ziglang, which are locked with dev.
+    checkout = ["--no-deps", "--build-constraints", str(part_file("dev")), "--editable", str(ROOT)]
     sources = machine_sources(SourcesSpec())
-    command = [find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]
-    command += source_options(sources)
-    for group in GROUPS.intersection(parts):
-        command += ["--group", group]
-    command += ["--editable", f".[{extras}]" if extras else "."]
-    root = Path(__file__).resolve().parents[1]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write("\n".join(ImageSpec().packages))
-        constraints.flush()
-        command += ["--constraints", constraints.name]
-        done = subprocess.run(command, cwd=root, env=sources.uv_environment(), check=False)
-    return done.returncode
+    for arguments in (["--require-hashes", "--no-build", *locked], checkout):
+        command = [find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]
+        command += [*source_options(sources), *arguments]
+        done = subprocess.run(command, env=sources.uv_environment(), check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
+
+
+def part_file(name: str) -> Path:
+    """Return the file that locks one part of the environment."""
+    return ROOT / "requirements" / f"{name}.txt"
 
 
 def source_options(sources: MachineSources) -> list[str]:

@@ -58,7 +58,7 @@ install_packages() {
 # Changes when what would be installed changes, and when the checkout moves.
 stamp() {
   {
-    cat pyproject.toml hatch_build.py
+    cat pyproject.toml hatch_build.py requirements/*.txt
     find capsule/native/source -type f | LC_ALL=C sort | xargs cat
     python3 --version
     pwd
@@ -84,7 +84,8 @@ install_capsule() {
   rm -f .venv/stamp-*
   usable_venv || python3 -m venv --clear .venv
   # pip, which the machine is configured for, brings uv, which installs the rest ten times faster.
-  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check uv pydantic rfc8785
+  .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
+    --require-hashes --requirement requirements/setup.txt
   PYTHONPATH=. .venv/bin/python scripts/install.py "${parts[@]}"
   local part
   for part in host "${parts[@]}"; do stamp "$part" >".venv/stamp-$part"; done

@@ -13,6 +13,30 @@ settings.register_profile("capsule", deadline=None)
 settings.load_profile("capsule")
 
 
+@pytest.hookimpl(wrapper=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items):
+    """Group the tests: one process runs a group, and takes the groups in this order.
+
+    Containers and Ray clusters come first, since they take longest; each is a group, so that no two
+    tests of an engine run at the same time. A file is a group otherwise, and those with slow tests
+    precede the others. What imports JAX is last: a process should not fork after that.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    ranks = {}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        if item.get_closest_marker("engine"):
+            group = "engine"
+        else:
+            group = mark.args[0] if mark else item.nodeid.split("::")[0]
+        if mark is None:
+            item.add_marker(pytest.mark.xdist_group(group))
+        position = {"engine": 0, "ray": 1, "jax": 4}.get(group, 2 if item.path in slow else 3)
+        ranks[item] = position
+    items.sort(key=ranks.__getitem__)
+    return (yield)
+
+
 @pytest.fixture
 def one_thread():
     """Have one maths thread, as a run has."""

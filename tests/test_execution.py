@@ -2,10 +2,18 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from capsule.execution import MAX_READ_BYTES, MAX_SHOWN_EVENTS, _EventTail, check_run_directory
+from capsule.engine.interface import Exit
+from capsule.execution import (
+    MAX_READ_BYTES,
+    MAX_SHOWN_EVENTS,
+    _EventTail,
+    _outcome,
+    check_run_directory,
+)
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 
@@ -116,3 +124,26 @@ def test_an_event_without_end_is_an_error(tmp_path):
     tail.poll()
     path.write_bytes(b"x" * MAX_READ_BYTES)
     assert "longer" in refused("CAP-E011", tail.poll)
+
+
+def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
+    def outcome(code):
+        failure = contract.Failure(code=code, message="it failed", fix="Repair it.", step=7)
+        (tmp_path / contract.FAILURE).write_bytes(failure.document())
+        with pytest.raises(CapsuleError) as caught:
+            _outcome(SimpleNamespace(trainer=None), tmp_path, Exit(6, "exited"))
+        return caught.value
+
+    for code, status in (
+        ("CAP-T302", ExitCode.TRAINING_FAILED),
+        ("CAP-T384", ExitCode.USAGE),
+        ("CAP-T381", ExitCode.DIFFERS),
+        ("CAP-T109", ExitCode.INCONCLUSIVE),
+    ):
+        error = outcome(code)
+        assert (error.code, error.exit_code) == (code, status)
+        assert (error.message, error.fix) == ("it failed (step 7)", "Repair it.")
+    for code in ("CAP-T999", "CAP-V010", "anything"):  # the image raises none of these
+        error = outcome(code)
+        assert (error.code, error.exit_code) == ("CAP-E011", ExitCode.TRAINING_FAILED)
+        assert f"failure.json is malformed: the unknown code {code!r}: it failed" in error.message

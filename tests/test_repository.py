@@ -1,9 +1,15 @@
 """The repository's promises to its readers: error catalogue, documents, structure."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from ruamel.yaml import YAML
+
+from capsule.experiment.spec import ImageSpec
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -51,3 +57,111 @@ def test_the_readme_shows_only_commands_that_exist():
 def test_shipped_data_names_no_place():
     for path in (*sources("images", "*.json"), *sources("images", "*.yaml")):
         assert "://" not in path.read_text()
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = {part: ROOT / "requirements" / f"{part}.txt" for part in ("setup", "host", "train", "dev")}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def locked(*parts, python):
+    """Return the version of each package that is installed with some parts for one Python."""
+    versions = {}
+    for part in parts:
+        for line in re.findall(r"^[a-z].*?(?= \\$)", LOCK[part].read_text(), re.MULTILINE):
+            entry = Requirement(line)
+            here = {"python_version": python, "python_full_version": f"{python}.0"}
+            if entry.marker is None or entry.marker.evaluate(here):
+                assert entry.name not in versions, entry.name
+                (pin,) = entry.specifier
+                assert pin.operator == "=="
+                versions[entry.name] = pin.version
+    return versions
+
+
+def check_fit(requirements, versions):
+    for text in requirements:
+        wanted = Requirement(text)
+        version = versions.get(canonicalize_name(wanted.name))
+        assert version is not None, f"{text}: not locked, run scripts/lock.py"
+        assert wanted.specifier.contains(version), f"{text}: {version} is locked"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_fits_the_project(python):
+    host = locked("setup", "host", python=python)
+    check_fit(PROJECT["project"]["dependencies"], host)
+    extras = PROJECT["project"]["optional-dependencies"]
+    train = locked("setup", "host", "train", python=python)
+    check_fit(extras["train"], train)
+    everything = locked(*LOCK, python=python)
+    for extra in extras.values():
+        check_fit(extra, everything)
+    check_fit(PROJECT["dependency-groups"]["dev"], everything)
+    check_fit(PROJECT["build-system"]["requires"], everything)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_environment_has_the_training_packages_of_a_spec(python):
+    versions = locked("setup", "host", "train", python=python)
+    check_fit(ImageSpec().packages, versions)
+
+
+def test_the_lock_holds_digests_and_no_places():
+    for path in LOCK.values():
+        text = path.read_text()
+        assert "/" not in re.sub("^#.*$", "", text, flags=re.MULTILINE)
+        for entry in re.split(r"\n(?=[a-z])", re.sub("^#.*\n", "", text, flags=re.MULTILINE)):
+            assert re.fullmatch(r"\S+==.*( \\\n    --hash=sha256:[0-9a-f]{64})+\n?", entry), entry
+
+
+def test_shipped_specs_pin_the_same_versions():
+    """A list of packages replaces the default one, so its versions are written out."""
+    versions = locked(*LOCK, python="3.11")
+    pins = 0
+    for folder in ("specs", "examples", "benchmarks"):
+        for path in sources(folder, "*.yaml"):
+            image = YAML(typ="safe").load(path).get("image") or {}
+            pinned = [
+                text for text in image.get("packages", ()) if Requirement(text).name in versions
+            ]
+            check_fit(pinned, versions)
+            pins += len(pinned)
+    assert pins
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_pin_actions_and_run_scripts_of_this_repository(path):
+    text = path.read_text()
+    actions = re.findall(r"uses: (.*)", text)
+    assert actions
+    assert all(re.fullmatch(r"\S+@[0-9a-f]{40} # v[\d.]+", action) for action in actions)
+    scripts = re.findall(r"bash (\S+\.sh)", text)
+    assert scripts
+    assert all((ROOT / script).is_file() for script in scripts)
+    workflow = YAML(typ="safe").load(text)
+    assert workflow["permissions"] == {}
+    assert {str(job["permissions"]) for job in workflow["jobs"].values()} == {
+        "{'contents': 'read'}"
+    }
+
+
+def test_texts_for_users_avoid_the_worst_phrases():
+    """The word list is in CONTRIBUTING.md, which has to quote these."""
+    riddles = re.compile(
+        r"\b(nobody|somebody|whoever|stranger'?s?|cannot be had|one that is there|count no more"
+        r"|go(es)? on from|whom to trust is|is no (report|record|key that))\b",
+        re.IGNORECASE,
+    )
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *PAGES]
+    code = [*sources("capsule/cli"), *sources("capsule/report"), *sources("capsule/host")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in (*pages, *code)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in riddles.finditer(line)
+    ]
+    assert not found

@@ -183,6 +183,7 @@ def test_times_of_runs_that_differ_in_length_are_not_compared(
     assert row == f"| lstm |{' - |' * 8} 0.0 kB | 0.0 kB | 57.1% |"
 
 
+@pytest.mark.slow
 def test_an_unseeded_run_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     arguments = ["--model", "lstm", "--data", "series", "--epochs", "2"]
     recording, replay = tmp_path / "recording", tmp_path / "replay"

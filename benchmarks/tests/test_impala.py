@@ -102,6 +102,7 @@ def test_tasks_have_specs_that_differ_by_seed_alone(task):
     assert TASKS[task].random < TASKS[task].score
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_not_trained_again(tmp_path, capfd):
     path = tmp_path / "results.json"
     runs = [Run("impala-catch", SMALL, seed) for seed in range(2)]
@@ -282,7 +283,7 @@ def test_processes_stand_still_when_it_is_not_their_turn(monkeypatch):
 
         with impala.its_turn():
             assert state() != "T"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while state() != "T" and time.monotonic() < deadline:
             time.sleep(0.01)
         assert state() == "T"

@@ -24,6 +24,7 @@ def test_strategies_differ_by_the_recurrent_state_alone(task):
     assert make_spec(task, "zero", 3, {}).seeds.root == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["stored + burn-in", BASELINE])
 def test_a_run_leaves_its_measurements_and_is_not_repeated(tmp_path, capfd, strategy):
     launch(tmp_path, "cartpole-positions", strategy, 0, SMALL)
@@ -85,6 +86,7 @@ def test_tables_by_hand():
     ]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_where_matplotlib_is(tmp_path, monkeypatch, capsys):
     r2d2_paper.draw([run_of(strategy, 0, 1.0) for strategy in STRATEGIES], tmp_path)
     figure = tmp_path / "repeat-previous.png"

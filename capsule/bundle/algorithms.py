@@ -165,7 +165,7 @@ def _p256_weakness(raw: bytes) -> str | None:
 def _is_low(signature: bytes) -> bool:
     """Tell which of two signatures this is: with (r, s), (r, n - s) is right for the same message.
 
-    Anybody can turn the one into the other. Capsule writes the one with the smaller s.
+    Anyone can turn one into the other. Capsule writes the one with the smaller s.
     """
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 

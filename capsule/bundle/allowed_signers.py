@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from capsule.bundle.algorithms import KEY_TYPES
 from capsule.bundle.keys import PublicKey, parse_openssh
-from capsule.experiment.errors import CapsuleError
+from capsule.host.errors import CapsuleError
 
 _QUOTED = r'"(?:\\"|[^"\\]|\\(?!"))*"'
 _PRINCIPALS = re.compile(r'"([^"]+)"\s+|([^\s"]+)\s+')
@@ -57,7 +57,9 @@ class AllowedSigner:
         if self.valid_before is not None and now > self.valid_before:
             return f"expired at {_show(self.valid_before)}"
         if identities and not any(matches(identity, self.principals) for identity in identities):
-            return f"belongs to {self.principals!a}, not to {' or '.join(map(ascii, identities))}"
+            return (
+                f"is listed for {self.principals!a}, not for {' or '.join(map(ascii, identities))}"
+            )
         return None
 
 
@@ -96,19 +98,21 @@ def parse_allowed_signers(text: str) -> tuple[AllowedSigner, ...]:
 
 def _parse_line(line: str) -> AllowedSigner | None:
     if (found := _PRINCIPALS.match(line)) is None:
-        raise ValueError("it must be: principals, options, type of key, key")
+        raise ValueError("the line must consist of principals, options, key type and key")
     principals, rest = found[1] or found[2], line[found.end() :]
     options: dict[str, str] = {}
     if not rest.startswith(_ANY_TYPE):
         if (listed := _OPTIONS.match(rest)) is None:
-            raise ValueError("the options are broken, or no key follows them")
+            raise ValueError("the options are malformed, or no key follows them")
         options, rest = _parse_options(listed[1]), rest[listed.end() :]
     if rest.startswith(_ANY_TYPE) and rest.split()[0] not in KEY_TYPES:
         return None
     try:
         key = parse_openssh(rest)
     except ValueError as error:
-        raise ValueError("no OpenSSH public key stands after principals and options") from error
+        raise ValueError(
+            "there is no OpenSSH public key after the principals and options"
+        ) from error
     after, before = (_parse_time(options.get(name)) for name in ("valid-after", "valid-before"))
     if after is not None and before is not None and before <= after:
         raise ValueError("valid-before is not after valid-after")
@@ -119,14 +123,14 @@ def _parse_options(text: str) -> dict[str, str]:
     options: dict[str, str] = {}
     while text:
         if (found := _OPTION.match(text)) is None:
-            raise ValueError(f"the options are broken at {text[:40]!a}")
+            raise ValueError(f"the options are malformed at {text[:40]!a}")
         name, quoted = found[1].lower(), found[2]
         if name == "cert-authority":
             raise ValueError("cert-authority is not supported: list the signers' own keys")
         if name not in ("namespaces", "valid-after", "valid-before") or quoted is None:
-            raise ValueError(f"option {found[1]!a} is not known, or has no quoted value")
+            raise ValueError(f"option {found[1]!a} is unknown or has no quoted value")
         if name in options:
-            raise ValueError(f"option {name} stands there twice")
+            raise ValueError(f"option {name} is given twice")
         options[name] = quoted[1:-1].replace('\\"', '"')
         text = text[found.end() :]
     return options

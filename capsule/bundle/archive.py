@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from capsule.experiment.canonical import NotRegularError, open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 BLOCK = 512
 MAX_NAME = 100  # bytes of the ustar name field; the prefix field stays empty
@@ -52,7 +52,7 @@ Data = bytes | Callable[[], BinaryIO]  # the bytes, or what opens a stream of th
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader accepts at most; sizes in bytes.
+    """Upper bounds that a reader accepts; sizes are in bytes.
 
     An archive is neither compressed nor sparse, so the size of the file bounds all it unpacks to.
     """
@@ -65,7 +65,7 @@ class Limits:
 
 def tampered(code: str, message: str, fix: str = ASK_AGAIN) -> CapsuleError:
     """Return the error that refuses a bundle as altered or malformed (exit status 3)."""
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.TAMPERED)
+    return CapsuleError(code, message, fix=fix)
 
 
 def header(name: str, size: int) -> bytes:
@@ -135,7 +135,6 @@ def open_archive(path: Path) -> BufferedReader:
             "CAP-B101",
             f"cannot open the bundle {str(path)!a}: {error.strerror}",
             fix="Give the path of a readable .capsule.tar file.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 

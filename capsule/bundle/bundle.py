@@ -36,10 +36,10 @@ from capsule.bundle.manifest import (
     parse_document,
 )
 from capsule.bundle.members import Member, Members
-from capsule.bundle.trust import Policy, Signature, Signer
+from capsule.bundle.trust import KeySignature, Signer, TrustPolicy
 from capsule.experiment.canonical import open_regular, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -48,7 +48,7 @@ _M = TypeVar("_M", bound=Model)
 
 
 class Content(NamedTuple):
-    """What goes into one file of a bundle: bytes, or the path of a regular file."""
+    """The content of one file of a bundle: bytes, or the path of a regular file."""
 
     source: Path | bytes
     role: Role
@@ -186,7 +186,7 @@ def pack(
             read, or changed meanwhile), B143 (the bundle cannot be written).
     """
     manifest = _describe(files, claim_id, with_sshsig=ssh_sign is not None)
-    statement = envelope.Statement.about(manifest)
+    statement = envelope.RunStatement.about(manifest)
     documents = {
         ENVELOPE: envelope.sign(statement, key),
         MANIFEST: manifest.document(),
@@ -211,7 +211,7 @@ def pack(
 
 
 def open_bundle(
-    path: Path, trust: Policy | Iterable[PublicKey], limits: Limits | None = None
+    path: Path, trust: TrustPolicy | Iterable[PublicKey], limits: Limits | None = None
 ) -> OpenedBundle:
     """Check a bundle completely and leave it open.
 
@@ -237,14 +237,14 @@ def open_bundle(
         with _copying():
             root = stack.enter_context(temporary_folder("capsule-bundle-"))
             resources = ExitStack()
-            opened = _check(stream, Policy.of(trust), limits, root, resources)
+            opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
         resources.callback(stack.pop_all().close)
         return opened
 
 
 def _check(
     stream: BufferedReader,
-    policy: Policy,
+    policy: TrustPolicy,
     limits: Limits,
     root: Path,
     resources: ExitStack,
@@ -253,10 +253,10 @@ def _check(
     attestation = envelope.examine(reader.read(ENVELOPE, limits.envelope), policy.candidates)
     document = reader.read(MANIFEST, limits.manifest)
     manifest = _attested_manifest(document, attestation.statement, limits)
-    signatures = [Signature("dsse", attestation.fingerprint, attestation.signer)]
+    signatures = [KeySignature("dsse", attestation.fingerprint, attestation.signer)]
     if "sshsig" in manifest.signatures:
         key = sshsig.verify(reader.read(SSHSIG, sshsig.MAX_SIZE), document)
-        signatures.append(Signature("sshsig", key.fingerprint, key))
+        signatures.append(KeySignature("sshsig", key.fingerprint, key))
     checksums = manifest.checksums
     reader.check(CHECKSUMS, len(checksums), sha256_hex(checksums))
     members = {
@@ -271,7 +271,9 @@ def _check(
     return OpenedBundle(manifest, files, root, attestation.fingerprint, signers, resources)
 
 
-def _attested_manifest(document: bytes, statement: envelope.Statement, limits: Limits) -> Manifest:
+def _attested_manifest(
+    document: bytes, statement: envelope.RunStatement, limits: Limits
+) -> Manifest:
     """Parse a manifest after its digest matched, and check that the statement says no more."""
     attested = statement.subject[0].digest.sha256
     if sha256_hex(document) != attested:
@@ -280,7 +282,7 @@ def _attested_manifest(document: bytes, statement: envelope.Statement, limits: L
     if len(manifest.files) > limits.files:
         count = len(manifest.files)
         raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {limits.files}")
-    if statement != envelope.Statement.about(manifest):
+    if statement != envelope.RunStatement.about(manifest):
         raise tampered("CAP-B113", f"the signed statement and {MANIFEST} contradict each other")
     return manifest
 
@@ -307,7 +309,6 @@ def _describe(files: Mapping[str, Content], claim_id: str, *, with_sshsig: bool)
             f"these files cannot be bundled: {error.errors(include_url=False)[0]['msg']}",
             fix="Check the path, role and media type of each file, and that the claim id is the "
             "SHA-256 of the claims file.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 
@@ -354,16 +355,12 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
             "CAP-B143",
             f"cannot write the bundle {str(destination)!a}: {error.strerror}",
             fix="Choose a folder you may write to, with enough free space.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 
 def _unreadable(message: str) -> CapsuleError:
     return CapsuleError(
-        "CAP-B142",
-        message,
-        fix="Let the run finish, leave its directory alone, and pack again.",
-        exit_code=ExitCode.USAGE,
+        "CAP-B142", message, fix="Let the run finish, leave its directory alone, and pack again."
     )
 
 
@@ -376,5 +373,4 @@ def _copying() -> Iterator[None]:
             "CAP-B110",
             f"cannot read the bundle, or copy files of it for checking: {error.strerror}",
             fix="Set TMPDIR to a folder with room for the files of the bundle.",
-            exit_code=ExitCode.INCONCLUSIVE,
         ) from error

@@ -18,12 +18,12 @@ from capsule.experiment.canonical import (
     sha256_file,
     sha256_hex,
 )
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import MAX_FACTS, Facts, Model
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
+from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Fingerprint
 
 Document = TypeVar("Document", bound=Model)
@@ -55,7 +55,7 @@ class CheckpointClaim(Model):
 
 
 class Claims(Model):
-    """What every run claims. Equal claims, byte for byte, are the meaning of *reproduced*."""
+    """The claims of every run. *Reproduced* means that the claims are equal, byte for byte."""
 
     lock: Sha256
     image: ImageClaim | None = Field(description="Null when no image was used (process engine).")
@@ -73,7 +73,7 @@ class Claims(Model):
 
 
 class TrainingClaims(Claims):
-    """What a run of one of Capsule's own trainers claims."""
+    """The claims of a run of one of Capsule's own trainers."""
 
     schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
     streams: tuple[contract.StreamProfile, ...]
@@ -89,7 +89,7 @@ class TrainingClaims(Claims):
 
 
 class ProgramClaims(Claims):
-    """What a run of a user's own program claims: what it wrote, and what it printed."""
+    """The claims of a run of a user's own program: its files and its output."""
 
     schema_id: Literal["capsule/program-claims/v1"] = Field(
         "capsule/program-claims/v1", alias="schema"
@@ -135,6 +135,9 @@ class Observations(Model):
 
     schema_id: Literal["capsule/observations/v1"] = Field("capsule/observations/v1", alias="schema")
     capsule: str = Field(description="Version of Capsule on the host.")
+    capsule_sha256: Sha256 = Field(
+        description="Digest of that Capsule's modules: of the canonical listing of path to SHA-256."
+    )
     started: str = Field(description="UTC, ISO 8601.")
     finished: str
     training_seconds: float
@@ -198,7 +201,6 @@ def _broken(name: str, what: str, reason: str) -> CapsuleError:
         "CAP-B090",
         f"{name} of the run is not a valid {what}: {reason}",
         fix="The training side did not keep the run contract; look at its output.log.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 

@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from capsule.bundle import sshsig
 from capsule.bundle.bundle import open_bundle
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 
 class Signed(NamedTuple):
-    """What was signed, and by which key."""
+    """The signed claims and the signing key."""
 
     claim_id: str
     fingerprint: str
 
 
 def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> Signed:
-    """Sign an intact bundle; whoever else signed it is not asked.
+    """Sign an intact bundle. Its other signatures are not checked.
 
     Args:
         bundle: The bundle; it stays as it is.
@@ -42,7 +42,6 @@ def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> S
         raise CapsuleError(
             "CAP-B143",
             f"cannot write the signature {str(destination)!a}: {error.strerror}",
-            fix="Name another file with -o.",
-            exit_code=ExitCode.USAGE,
+            fix="Use -o to name another file.",
         ) from error
     return Signed(claim_id, signer.fingerprint)

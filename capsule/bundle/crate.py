@@ -37,10 +37,10 @@ Entity = dict[str, Any]
 Files = Mapping[str, tuple[Role, MediaType]]
 
 _MEANING: dict[Role, str] = {
-    "claims": "Facts that a re-execution must give again",
-    "observations": "Facts about this execution that need not recur",
+    "claims": "Facts that a re-execution must obtain again",
+    "observations": "Facts about this execution, which may differ in another one",
     "guide": "For readers",
-    "lock": "What every pin of the experiment resolved to",
+    "lock": "The resolved pins of the experiment",
     "job": "What the training process was asked to do",
     "image": "The container image",
     "sbom": "Bill of materials (CycloneDX 1.6)",
@@ -57,7 +57,7 @@ _MADE: frozenset[Role] = frozenset(
 )
 _SIGNED = {  # what stands before the files of the manifest: meaning and media type
     MANIFEST: ("Every file of this bundle with its size, SHA-256 and role", "application/json"),
-    CHECKSUMS: ("The same for sha256sum", "text/plain"),
+    CHECKSUMS: ("The same digests in the format of sha256sum", "text/plain"),
     ENVELOPE: (
         "Signature over the manifest (DSSE)",
         "application/vnd.dev.sigstore.bundle.v0.3+json",
@@ -82,8 +82,8 @@ def run_crate(lock: Lock, claims: Claims, observations: Observations, files: Fil
             "@id": LICENCE,
             "@type": "CreativeWork",
             "name": "Not stated",
-            "description": "The signer says nothing about the licence of this run; that of each "
-            "piece of software is in image/sbom.cdx.json.",
+            "description": "The licence of this run is not stated. The licences of its software "
+            "are in image/sbom.cdx.json.",
         },
         _run(lock, claims, observations, files),
         *_software(lock, claims),

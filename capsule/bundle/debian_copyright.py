@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from capsule.image.archives.layers import Entry, read_tar
+from capsule.image.archives.layers import TarEntry, read_tar
 
 MAX_LINKS = 8  # followed for one file, at most
 
@@ -85,7 +85,7 @@ def copyright_files(layer: Path, packages: Iterable[str]) -> dict[str, bytes]:
         return {name: b"".join(file.content()) for name, file in files.items() if file}
 
 
-def _followed(path: str, entries: Mapping[str, Entry]) -> Entry | None:
+def _followed(path: str, entries: Mapping[str, TarEntry]) -> TarEntry | None:
     """Return the file that a path leads to, through links: packages share a documentation."""
     for _ in range(MAX_LINKS):
         steps = [path, *map(str, PurePosixPath(path).parents)]
@@ -98,7 +98,7 @@ def _followed(path: str, entries: Mapping[str, Entry]) -> Entry | None:
     return None
 
 
-def _is_link(entry: Entry | None) -> bool:
+def _is_link(entry: TarEntry | None) -> bool:
     return entry is not None and entry.kind == "symlink"
 
 

@@ -1,7 +1,7 @@
 """The members of a bundle that say nothing of their own: they follow from its other documents.
 
 ``capsule run`` writes them for people and for other tools, and ``capsule verify`` makes them again
-and compares bytes, so that nobody can hide a statement, or a command, in one of them.
+and compares bytes, so that no statement or command can be hidden in one of them.
 """
 
 from __future__ import annotations

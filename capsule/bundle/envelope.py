@@ -37,7 +37,7 @@ class Digest(Model):
     sha256: Sha256
 
 
-class Subject(Model):
+class RunSubject(Model):
     """One artifact that a statement is about."""
 
     name: Literal["manifest.json", "SHA256SUMS"]
@@ -45,19 +45,19 @@ class Subject(Model):
 
 
 class Predicate(Model):
-    """What is said about the artifacts: that they describe the run with these claims."""
+    """The statement about the artifacts: they describe the run with these claims."""
 
     schema_id: Literal["capsule/run/v1"] = Field("capsule/run/v1", alias="schema")
     claim_id: Sha256 = Field(alias="claimId")
 
 
-class Statement(Model):
+class RunStatement(Model):
     """An in-toto Statement v1."""
 
     type_id: Literal["https://in-toto.io/Statement/v1"] = Field(
         "https://in-toto.io/Statement/v1", alias="_type"
     )
-    subject: tuple[Subject, Subject]
+    subject: tuple[RunSubject, RunSubject]
     predicate_type: Literal["https://capsule-rl.dev/run/v1"] = Field(
         "https://capsule-rl.dev/run/v1", alias="predicateType"
     )
@@ -70,19 +70,19 @@ class Statement(Model):
         return self
 
     @classmethod
-    def about(cls, manifest: Manifest) -> Statement:
+    def about(cls, manifest: Manifest) -> RunStatement:
         """Return the only statement that fits ``manifest``."""
         document = Digest(sha256=sha256_hex(manifest.document()))
         checksums = Digest(sha256=sha256_hex(manifest.checksums))
         subject = (
-            Subject(name="manifest.json", digest=document),
-            Subject(name="SHA256SUMS", digest=checksums),
+            RunSubject(name="manifest.json", digest=document),
+            RunSubject(name="SHA256SUMS", digest=checksums),
         )
         return cls(subject=subject, predicate=Predicate(claimId=manifest.claim_id))
 
 
 class KeyHint(Model):
-    """Names the signing key to whoever has it."""
+    """The fingerprint of the signing key, by which a reader finds the key."""
 
     hint: Fingerprint
 
@@ -93,7 +93,7 @@ class VerificationMaterial(Model):
     public_key: KeyHint = Field(alias="publicKey")
 
 
-class Signature(Model):
+class EnvelopeSignature(Model):
     """A DSSE signature."""
 
     keyid: Fingerprint
@@ -107,7 +107,7 @@ class DsseEnvelope(Model):
     payload_type: Literal["application/vnd.in-toto+json"] = Field(
         "application/vnd.in-toto+json", alias="payloadType"
     )
-    signatures: tuple[Signature]
+    signatures: tuple[EnvelopeSignature]
 
 
 class SigstoreBundle(Model):
@@ -122,7 +122,7 @@ class SigstoreBundle(Model):
 
 @dataclass(frozen=True)
 class Attestation:
-    """What an envelope says, and who is known to say it.
+    """The statement of an envelope, and its known signer.
 
     Attributes:
         statement: Its statement.
@@ -130,7 +130,7 @@ class Attestation:
         signer: The trusted key whose signature verified, or None if no trusted key did.
     """
 
-    statement: Statement
+    statement: RunStatement
     fingerprint: str
     signer: PublicKey | None
 
@@ -141,7 +141,7 @@ def pre_authentication_encoding(payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def sign(statement: Statement, key: PrivateKey) -> bytes:
+def sign(statement: RunStatement, key: PrivateKey) -> bytes:
     """Return the signed envelope; equal input gives equal bytes."""
     hint = KeyHint(hint=key.public.fingerprint)
     bundle = SigstoreBundle(
@@ -156,7 +156,7 @@ def seal(payload: bytes, key: PrivateKey) -> DsseEnvelope:
     signature = key.sign(pre_authentication_encoding(payload))
     return DsseEnvelope(
         payload=_encode(payload),
-        signatures=(Signature(keyid=key.public.fingerprint, sig=_encode(signature)),),
+        signatures=(EnvelopeSignature(keyid=key.public.fingerprint, sig=_encode(signature)),),
     )
 
 
@@ -180,9 +180,11 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
     (signature,) = bundle.dsse_envelope.signatures
     claimed = bundle.verification_material.public_key.hint
     if signature.keyid != claimed:
-        raise tampered("CAP-B121", f"the envelope names two keys: {claimed}, {signature.keyid}")
+        raise tampered(
+            "CAP-B121", f"the envelope names two different keys: {claimed}, {signature.keyid}"
+        )
     payload, signer = unseal(bundle.dsse_envelope, keys)
-    statement = parse_exact(payload, Statement, "the signed statement", "CAP-B124")
+    statement = parse_exact(payload, RunStatement, "the signed statement", "CAP-B124")
     return Attestation(statement, claimed, signer)
 
 
@@ -202,7 +204,7 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
     if signer is not None and signer.fingerprint != claimed:
         raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
     if signer is not None and not signer.algorithm.is_canonical(raw):
-        raise tampered("CAP-B122", f"the signature of {claimed} is not in its one spelling (low s)")
+        raise tampered("CAP-B122", f"the signature of {claimed} is not in canonical form (low s)")
     return payload, signer
 
 
@@ -210,7 +212,7 @@ def parse_exact(data: bytes, model: type[_M], name: str, code: str, *, grows: bo
     """Parse a document that is written as Capsule writes it: see :func:`parse_document`."""
     document = parse_document(data, model, name, code, grows=grows)
     if document.document() != data:
-        raise tampered(code, f"{name} leaves out a field, or spells one in another way")
+        raise tampered(code, f"{name} has a missing or misspelled field")
     return document
 
 
@@ -223,7 +225,7 @@ def _decode(text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise tampered("CAP-B121", "the signature envelope holds broken base64") from error
+        raise tampered("CAP-B121", "the signature envelope contains malformed base64") from error
     if _encode(data) != text:
-        raise tampered("CAP-B121", "the signature envelope holds non-canonical base64")
+        raise tampered("CAP-B121", "the signature envelope contains non-canonical base64")
     return data

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from capsule.bundle.archive import tampered
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 
 def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
@@ -35,16 +35,15 @@ def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
     except ModuleNotFoundError as error:
         raise CapsuleError(
             "CAP-B158",
-            "--keyless takes the sigstore package, which is not installed",
+            "--keyless requires the sigstore package, which is not installed",
             fix="pip install 'capsule-rl[sigstore]'",
-            exit_code=ExitCode.USAGE,
         ) from error
     logging.getLogger("sigstore").setLevel(logging.ERROR)  # being offline is no news
     try:
         bundle = Bundle.from_json(data)
         policy = Identity(identity=identity, issuer=issuer)
         Verifier.production(offline=True).verify_artifact(message, bundle, policy)
-    except Exception as error:  # a stranger's file in another project's parsers
+    except Exception as error:  # an untrusted file in another project's parsers
         raise tampered(
             "CAP-B159",
             f"the keyless signature is not one of {identity!a} over this bundle's manifest: "

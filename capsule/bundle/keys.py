@@ -24,7 +24,7 @@ from capsule.bundle.algorithms import (
     Algorithm,
 )
 from capsule.experiment.canonical import open_regular, write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -40,7 +40,7 @@ class PublicKey:
 
     Attributes:
         raw: The encoded point: 32 bytes (RFC 8032 section 5.1.2), or 65 (SEC 1 section 2.3.3).
-        comment: What the key's file says of its owner; signed by nobody.
+        comment: The unsigned comment of the key's file.
         algorithm: The only algorithm with which this key verifies anything.
         application: For whom a FIDO token made the key, ``ssh:`` as a rule; else empty.
     """
@@ -58,8 +58,8 @@ class PublicKey:
         """
         if (problem := self.algorithm.weakness(self.raw)) is not None:
             name = self.algorithm.name
-            raise _key_error(
-                "CAP-B134", f"the {name} public key is not acceptable: {problem}", _NEW_KEY
+            raise CapsuleError(
+                "CAP-B134", f"the {name} public key is not acceptable: {problem}", fix=_NEW_KEY
             )
 
     @classmethod
@@ -175,13 +175,13 @@ def generate(
     beside = path.with_name(path.name + ".pub")
     for target in (path, beside):
         if os.path.lexists(target):
-            raise _key_error("CAP-B135", f"{target} exists already", "Choose another name.")
+            raise CapsuleError("CAP-B135", f"{target} exists already", fix="Choose another name.")
     try:
         _write_secret(path, secret)
         _write_beside(path, beside, public)
     except OSError as error:
         message = f"cannot write the key {path}: {error.strerror}"
-        raise _key_error("CAP-B135", message, "Choose a folder you may write to.") from error
+        raise CapsuleError("CAP-B135", message, fix="Choose a folder you may write to.") from error
     return public
 
 
@@ -206,13 +206,13 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
             raise _in_openssh_format(path) from error
         if passphrase:
             raise _undecipherable(path) from error
-        raise _key_error(ENCRYPTED, f"the key {path} has a passphrase", _UNLOCK) from error
+        raise CapsuleError(ENCRYPTED, f"the key {path} has a passphrase", fix=_UNLOCK) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         if openssh and isinstance(error, UnsupportedAlgorithm):
             raise _in_openssh_format(path) from error
         if passphrase:
             raise _undecipherable(path) from error
-        raise _key_error("CAP-B132", f"{path} is not a private key", _NEW_KEY) from error
+        raise CapsuleError("CAP-B132", f"{path} is not a private key", fix=_NEW_KEY) from error
     try:
         return PrivateKey(key)  # type: ignore[arg-type]  # the constructor looks at the type
     except TypeError as error:
@@ -221,10 +221,10 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
 
 def _in_openssh_format(path: Path) -> CapsuleError:
     """Return the error of a key that needs a key derivation which Capsule does not have."""
-    return _key_error(
+    return CapsuleError(
         "CAP-B136",
         f"the key {path} has a passphrase and OpenSSH's format, which is not supported",
-        "Let ssh-keygen sign with it (--ssh-key), or convert a copy: ssh-keygen -p -m PKCS8.",
+        fix="Let ssh-keygen sign with it (--ssh-key), or convert a copy: ssh-keygen -p -m PKCS8.",
     )
 
 
@@ -241,11 +241,11 @@ def read_passphrase(path: Path) -> str:
             line = stream.readline(_MAX_FILE)
     except OSError as error:
         message = f"cannot read the passphrase in {path}: {error.strerror}"
-        raise _key_error("CAP-B131", message, "Give the path of a readable file.") from error
+        raise CapsuleError("CAP-B131", message, fix="Give the path of a readable file.") from error
     mode = stat.S_IMODE(facts.st_mode)
     if stat.S_ISREG(facts.st_mode) and mode & 0o077:
         message = f"others may read the passphrase in {path} (mode {mode:04o})"
-        raise _key_error("CAP-B137", message, f"chmod 600 {path}")
+        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     try:
         passphrase = line.rstrip(b"\r\n").decode()
     except UnicodeDecodeError as error:
@@ -264,8 +264,8 @@ def load_public(path: Path) -> PublicKey:
     """
     data = _read(path, private=False)
     if b"PRIVATE KEY-----" in data:
-        fix = "Give the public key, the file that ends in .pub; never pass a private key on."
-        raise _key_error("CAP-B132", f"{path} is a private key", fix)
+        fix = "Give the public key, whose file name ends in .pub. Never give a private key away."
+        raise CapsuleError("CAP-B132", f"{path} is a private key", fix=fix)
     if data.lstrip().startswith(b"-----BEGIN"):
         return _from_pem(data, path)
     return _from_openssh(data, path)
@@ -316,9 +316,9 @@ def openssh_blob(line: str) -> bytes:
     kind, text, *_ = line.split(maxsplit=2)
     blob = base64.b64decode(text, validate=True)
     if base64.b64encode(blob).decode() != text:
-        raise ValueError("not the one base64 spelling of a key")
+        raise ValueError("not the canonical base64 form of a key")
     if blob[4 : 4 + int.from_bytes(blob[:4])] != kind.encode():
-        raise ValueError("the type of the key is not the one in front of it")
+        raise ValueError("the key is not of the type in front of it")
     return blob
 
 
@@ -346,17 +346,19 @@ def _read(path: Path, *, private: bool) -> bytes:
             data = stream.read(_MAX_FILE + 1)
     except OSError as error:
         message = f"cannot read the key {path}: {error.strerror}"
-        raise _key_error("CAP-B131", message, "Give the path of a readable key file.") from error
+        raise CapsuleError(
+            "CAP-B131", message, fix="Give the path of a readable key file."
+        ) from error
     if private and mode & 0o077:
         message = f"others may read the private key {path} (mode {mode:04o})"
-        raise _key_error("CAP-B137", message, f"chmod 600 {path}")
+        raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     if len(data) > _MAX_FILE:
         raise _not_public(path)
     return data
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a file that nobody else may read, and that must be new.
+    """Write a new file that only its owner may read.
 
     Folders that are missing are made for the owner alone, whatever the umask.
     """
@@ -384,28 +386,26 @@ def _write_beside(path: Path, beside: Path, public: PublicKey) -> None:
 
 
 _NEW_KEY = "Make a key with `capsule keygen`, or give another file."
-_UNLOCK = "Run the command on a terminal, where it asks for it; or pass --passphrase-file FILE."
-
-
-def _key_error(code: str, message: str, fix: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.USAGE)
+_UNLOCK = (
+    "Run the command on a terminal, which asks for the passphrase, or pass --passphrase-file FILE."
+)
 
 
 def _no_passphrase(path: Path) -> CapsuleError:
-    fix = "Write the passphrase into its first line, in UTF-8."
-    return _key_error("CAP-B139", f"{path} holds no passphrase", fix)
+    fix = "Write the passphrase into the first line of the file, in UTF-8."
+    return CapsuleError("CAP-B139", f"{path} holds no passphrase", fix=fix)
 
 
 def _undecipherable(path: Path) -> CapsuleError:
-    fix = "Give the passphrase the key was made with, or none if it has none."
-    return _key_error("CAP-B136", f"cannot decrypt the key {path}", fix)
+    fix = "Give the passphrase of the key, or none if the key has none."
+    return CapsuleError("CAP-B136", f"cannot decrypt the key {path}", fix=fix)
 
 
 def _not_public(path: Path) -> CapsuleError:
     fix = "Give one key: a line `ssh-ed25519 AAAA…`, or a PEM file with BEGIN PUBLIC KEY."
-    return _key_error("CAP-B132", f"{path} is not a public key", fix)
+    return CapsuleError("CAP-B132", f"{path} is not a public key", fix=fix)
 
 
 def _wrong_type(path: Path, kind: str) -> CapsuleError:
-    message = f"{path} holds a key of type {kind!a}; only Ed25519 and ECDSA P-256 are in use"
-    return _key_error("CAP-B133", message, _NEW_KEY)
+    message = f"{path} holds a key of type {kind!a}; only Ed25519 and ECDSA P-256 are supported"
+    return CapsuleError("CAP-B133", message, fix=_NEW_KEY)

@@ -15,8 +15,8 @@ from typing import Any
 
 from capsule.bundle.debian_copyright import SPDX_IDS, copyright_files, declared_licences
 from capsule.bundle.package_urls import debian_purl, wheel_purl
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedWheel
+from capsule.host.errors import CapsuleError
 
 Choice = list[dict[str, Any]]
 
@@ -99,7 +99,6 @@ def _metadata(wheel: LockedWheel, path: Path) -> bytes:
             "CAP-B061",
             f"the metadata of wheel {wheel.filename} cannot be read: {error}",
             fix="Delete it from the cache and build again.",
-            exit_code=ExitCode.BUILD_FAILED,
         ) from error
 
 
@@ -131,7 +130,6 @@ def expression_choice(expression: str) -> Choice:
             "CAP-B060",
             f"licence {expression!r} is not an SPDX expression",
             fix="Leave out the licence, or name it by its SPDX identifier.",
-            exit_code=ExitCode.USAGE,
         )
     if is_supported_id(expression):
         return [{"license": {"id": expression, "acknowledgement": "declared"}}]

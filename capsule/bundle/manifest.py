@@ -16,9 +16,9 @@ from pydantic import Field, ValidationError, model_validator
 from capsule import __version__
 from capsule.bundle.archive import MAX_NAME, MAX_SIZE, NAME_PATTERN, tampered
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
+from capsule.host.errors import CapsuleError
 
 ENVELOPE = "signatures/run.sigstore.json"
 SSHSIG = "signatures/manifest.json.sshsig"
@@ -56,7 +56,7 @@ class BundleFile(Model):
 
 
 class Manifest(Model):
-    """What a bundle holds, in ascending order of paths."""
+    """The files of a bundle in ascending order of their paths."""
 
     schema_id: Literal["capsule/bundle/v1"] = Field("capsule/bundle/v1", alias="schema")
     claim_id: Sha256 = Field(alias="claimId", description="SHA-256 of the claims file.")
@@ -95,7 +95,9 @@ def _check_names(paths: Iterable[str]) -> None:
     for path in paths:
         name = path.lower()
         if name in taken or name.startswith("signatures/"):
-            raise ValueError(f"{path}: reserved, or equal to another path but for case")
+            raise ValueError(
+                f"{path}: the path is reserved, or differs from another path only in case"
+            )
         taken.add(name)
         parts = name.split("/")
         folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
@@ -130,13 +132,12 @@ def parse_document(
         detail = f"{where!a}: {first['msg']}" if where else first["msg"]
         raise tampered(code, f"{name} is not valid: {detail}") from error
     except ValueError as error:
-        raise tampered(code, f"{name} is not canonical JSON: {str(error)!a}") from error
+        raise tampered(code, f"{name} is not in canonical form: {str(error)!a}") from error
 
 
 def _newer(name: str, field: str) -> CapsuleError:
     return CapsuleError(
         "CAP-B145",
-        f"{name} has the field {field!a}, which Capsule {__version__} does not know",
-        fix="Use the version of Capsule that wrote it, or a later one.",
-        exit_code=ExitCode.INCONCLUSIVE,
+        f"{name} has the field {field!a}, which is unknown to Capsule {__version__}",
+        fix="Use the version of Capsule that wrote the bundle, or a later one.",
     )

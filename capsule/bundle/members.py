@@ -1,4 +1,4 @@
-"""The members of an open bundle: read in place, or copied for whoever needs a path.
+"""The members of an open bundle: read in place, or copied for users that need a path.
 
 The bundle was checked through one descriptor, and everything is read through that descriptor, at
 the offsets that were checked: replacing the file, or appending to it, changes nothing. A file can
@@ -84,7 +84,7 @@ class Members(Mapping[str, Path]):
         if file.size > limit:
             raise tampered(
                 "CAP-B160",
-                f"{path} has {file.size} bytes; no more than {limit} are read of it",
+                f"{path} has {file.size} bytes; the limit is {limit}",
                 fix="Do not trust this bundle; no run makes such a file.",
             )
         with self.open(path) as stream:

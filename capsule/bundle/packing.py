@@ -30,8 +30,9 @@ from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import validate_sbom
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.code import package_digest
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, write_archive
 from capsule.image.cache import Cache
@@ -83,7 +84,9 @@ def pack_run(
     observations = _observations(run, claims)
     with temporary_folder("capsule-pack-") as scratch:
         sources: Sources = {
-            **_documents(run, claims, observations),
+            run_bundle.CLAIMS: claims.document(),
+            run_bundle.OBSERVATIONS: observations.document(),
+            run_bundle.LOCK: run.lock.document(),
             **_run_files(run, claims),
             RUN + contract.EVENTS: _events(run.directory, scratch),
             **_state_files(run, scratch),
@@ -99,14 +102,6 @@ def pack_run(
         return pack(members, claim_id, key, path, ssh_sign), claims
 
 
-def _documents(run: FinishedRun, claims: Claims, observations: Observations) -> Sources:
-    return {
-        run_bundle.CLAIMS: claims.document(),
-        run_bundle.OBSERVATIONS: observations.document(),
-        run_bundle.LOCK: run.lock.document(),
-    }
-
-
 def _derived(
     lock: Lock, claims: Claims, observations: Observations, kinds: Mapping[str, Kind]
 ) -> dict[str, bytes]:
@@ -120,6 +115,7 @@ def _observations(run: FinishedRun, claims: Claims) -> Observations:
     runtime = read_document(run.directory / contract.RUNTIME, contract.Runtime)
     return Observations(
         capsule=__version__,
+        capsule_sha256=package_digest(),
         started=run.started.isoformat(timespec="seconds"),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         training_seconds=seconds,
@@ -202,7 +198,6 @@ def _written(workspace: Path, path: str) -> Path:
             "CAP-B142",
             f"the program says that it wrote {path!a}, which cannot be read: {error.strerror}",
             fix="Do not trust this program; look at its output.log.",
-            exit_code=ExitCode.USAGE,
         ) from error
     return workspace / path
 
@@ -255,9 +250,8 @@ def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:
         raise CapsuleError(
             "CAP-B161",
             f"the source tree has {lock.project.size} bytes and compresses to "
-            f"{packed.stat().st_size}: no verifier would unpack that",
-            fix="Leave files that are mostly empty out of it, by code.files, and run again.",
-            exit_code=ExitCode.USAGE,
+            f"{packed.stat().st_size}: no verifier would unpack it",
+            fix="Exclude files that are mostly empty with code.files, and run again.",
         )
     files: Sources = {run_bundle.LAYER.format(name="project"): packed}
     if lock.project.git is not None and lock.project.git.diff is not None:

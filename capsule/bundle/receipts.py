@@ -26,9 +26,9 @@ from capsule.bundle.envelope import (
 )
 from capsule.bundle.keys import PrivateKey
 from capsule.experiment.canonical import sha256_hex, write_output
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
 from capsule.machine.kind import MachineKind
 
 MAX_RECEIPT = 1 << 16  # bytes; a receipt has about two thousand
@@ -78,8 +78,8 @@ FIRST_YEAR = 2026  # there were no receipts before
 # --- the document ---------------------------------------------------------------------------------
 
 
-class Subject(Model):
-    """What a receipt is about: the claims, whose SHA-256 is the claim id."""
+class ReceiptSubject(Model):
+    """The subject of a receipt: the claims, whose SHA-256 is the claim id."""
 
     name: Literal["claims.json"] = "claims.json"
     digest: Digest
@@ -92,14 +92,14 @@ class Version(Model):
 
 
 class Verifier(Model):
-    """What verified; who did is said by the signature."""
+    """The program that verified. The signature tells who ran it."""
 
     id: Literal["https://capsule-rl.dev/verify/v1"] = "https://capsule-rl.dev/verify/v1"
     version: Version
 
 
 class PolicyReference(Model):
-    """The policy by its digest, that of :class:`Policy` in canonical form."""
+    """The policy by its digest, that of :class:`VerificationPolicy` in canonical form."""
 
     uri: Literal["https://capsule-rl.dev/policy/v1"] = "https://capsule-rl.dev/policy/v1"
     digest: Digest
@@ -112,7 +112,7 @@ class InputAttestation(Model):
     digest: Digest
 
 
-class Policy(Model):
+class VerificationPolicy(Model):
     """How far the verification went, and what it accepted."""
 
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
@@ -122,17 +122,18 @@ class Policy(Model):
         "layer, which was the signer's, or the signer's; or none.",
     )
     own_code: bool = Field(
-        description="The training code was that of the verifier's Capsule, not the signer's."
+        description="The training code was Capsule's own, of the verifier's version or of a "
+        "release that it knows by digest; not the signer's."
     )
     tolerance: ToleranceSpec | None
 
 
 class Detail(Model):
-    """What a Verification Summary has no field for."""
+    """Facts for which a Verification Summary has no field."""
 
     verdict: Verdict
     expected: Literal["bitwise", "statistical"]
-    policy: Policy
+    policy: VerificationPolicy
     signers: tuple[Fingerprint, ...] = Field(
         min_length=1,
         max_length=MAX_SIGNERS,
@@ -156,7 +157,7 @@ def _instant(text: str) -> str:
 Instant = Annotated[str, Field(max_length=20), AfterValidator(_instant)]
 
 
-class Summary(Model):
+class VerificationSummary(Model):
     """SLSA's Verification Summary, version 1."""
 
     verifier: Verifier
@@ -172,27 +173,29 @@ class Summary(Model):
     def _consistent(self) -> Self:
         (level,) = self.verified_levels
         if level != LEVELS[self.detail.verdict]:
-            raise ValueError(f"verdict {self.detail.verdict} has not the level {level}")
+            raise ValueError(f"verdict {self.detail.verdict} does not match the level {level}")
         if (level == "FAILED") != (self.verification_result == "FAILED"):
             raise ValueError(f"level {level} is not {self.verification_result}")
         if self.policy.digest.sha256 != sha256_hex(self.detail.policy.document()):
             raise ValueError("policy.digest is not that of the policy")
         if not MODES[self.detail.verdict].fullmatch(self.detail.policy.mode):
-            raise ValueError(f"mode {self.detail.policy.mode} cannot give {self.detail.verdict}")
+            raise ValueError(
+                f"mode {self.detail.policy.mode} cannot result in {self.detail.verdict}"
+            )
         return self
 
 
-class Statement(Model):
+class ReceiptStatement(Model):
     """An in-toto Statement v1 with a Verification Summary."""
 
     type_id: Literal["https://in-toto.io/Statement/v1"] = Field(
         "https://in-toto.io/Statement/v1", alias="_type"
     )
-    subject: tuple[Subject]
+    subject: tuple[ReceiptSubject]
     predicate_type: Literal["https://slsa.dev/verification_summary/v1"] = Field(
         "https://slsa.dev/verification_summary/v1", alias="predicateType"
     )
-    predicate: Summary
+    predicate: VerificationSummary
 
     @model_validator(mode="after")
     def _one_claim(self) -> Self:
@@ -211,7 +214,7 @@ def resource_uri(claim_id: str) -> str:
     return f"https://capsule-rl.dev/claims/{claim_id}"
 
 
-def make_statement(claim_id: str, manifest: str, time: str, detail: Detail) -> Statement:
+def make_statement(claim_id: str, manifest: str, time: str, detail: Detail) -> ReceiptStatement:
     """Build the statement of a receipt.
 
     Args:
@@ -232,16 +235,18 @@ def make_statement(claim_id: str, manifest: str, time: str, detail: Detail) -> S
         "verifiedLevels": (level,),
         "https://capsule-rl.dev/receipt/v1": detail,
     }
-    return Statement(
-        subject=(Subject(digest=Digest(sha256=claim_id)),),
-        predicate=Summary.model_validate(summary),
+    return ReceiptStatement(
+        subject=(ReceiptSubject(digest=Digest(sha256=claim_id)),),
+        predicate=VerificationSummary.model_validate(summary),
     )
 
 
 # --- writing and reading --------------------------------------------------------------------------
 
 
-def write_receipt(statement: Statement, key: PrivateKey, bundle: Path, path: Path | None) -> Path:
+def write_receipt(
+    statement: ReceiptStatement, key: PrivateKey, bundle: Path, path: Path | None
+) -> Path:
     """Sign a statement and write it; equal input gives equal bytes.
 
     Args:
@@ -266,7 +271,6 @@ def write_receipt(statement: Statement, key: PrivateKey, bundle: Path, path: Pat
             "CAP-B173",
             f"cannot write the receipt {path}: {error.strerror}",
             fix="Name a file in a folder you may write to with --receipt.",
-            exit_code=ExitCode.USAGE,
         ) from error
     return path
 

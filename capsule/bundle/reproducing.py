@@ -1,4 +1,4 @@
-"""REPRODUCING.md: how a stranger checks and repeats a run, with Capsule and without it."""
+"""REPRODUCING.md: how to check and repeat a run, with Capsule and without it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Run it again with Docker alone:
         --entrypoint {launcher} {reference} \\
         {arguments}
 
-`capsule-launch` is the first thing to start: it gives the program its randomness.
+`capsule-launch` starts first and provides the program's randomness.
 
 The image's config digest must be `{config}`
 (`docker image inspect --format '{{{{.Id}}}}' {reference}`; engines that use the containerd image
@@ -61,7 +61,7 @@ store print the manifest digest instead).
 """
 
 _COMPARE = """
-Compare; each pair must be byte for byte the same:
+Compare. The two files of each pair must be equal, byte for byte:
 
     cmp run/trace.jsonl again/trace.jsonl
     cmp run/checkpoints.json again/checkpoints.json
@@ -72,16 +72,16 @@ The first line in which the two `trace.jsonl` differ is the first step at which 
 """
 
 _COMPARE_PROGRAM = """
-Compare what the program wrote and printed; the two must be byte for byte the same:
+Compare what the program wrote and printed. The two files must be equal, byte for byte:
 
     cmp run/outputs.json again/outputs.json
 
-They list every output with its SHA-256. The outputs themselves are in `workspace/`, here and there;
-one whose name an archive cannot hold is in this bundle as `outputs/SHA256`.
+They list every output with its SHA-256. The outputs themselves are in the folder `workspace/` of
+each run. An output whose name an archive cannot contain is in this bundle as `outputs/SHA256`.
 """
 
 _NOTHING = """
-**Nothing is claimed.** The program left no file and printed nothing: equal lists show no result.
+**Nothing is claimed.** The program left no file and printed nothing, so equal lists show no result.
 """
 
 _WITHOUT_ARCHIVE = """
@@ -89,8 +89,8 @@ This bundle does not carry the whole image. `capsule build spec/lock.json --arch
 builds it from the packages that `spec/lock.json` names with SHA-256 digests, and writes an archive
 for `docker load`; it contains the image whose config digest is `{config}`.
 
-`image/layer-*.tar.zst` are copies of layers that package mirrors may one day no longer hold. Only
-the signer vouches for the base layer among them, unless its digest is one that Capsule ships.
+`image/layer-*.tar.zst` are copies of layers whose packages may disappear from the mirrors one day.
+Only the signer vouches for the base layer among them, unless Capsule itself ships its digest.
 """
 
 _PROCESS = """

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from capsule.bundle.licences import Choice, is_own_form
 from capsule.bundle.sbom import Component, image_document
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 
-# Bounds on a stranger's document: the schema check compares all entries of a list pairwise.
+# Bounds on an untrusted document: the schema check compares all entries of a list pairwise.
 MAX_BYTES = 4 << 20
 MAX_ENTRIES = 2_000
 # The fields of CycloneDX that Capsule writes; see _check_profile.
@@ -30,7 +30,7 @@ _IMAGE_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def validate_sbom(data: bytes) -> None:
-    """Check a document that a stranger may have written.
+    """Check an untrusted document.
 
     Beyond the strict CycloneDX 1.6 schema, which the library brings along, the document must be
     canonical JSON that keeps to the fields Capsule writes, every ``bom-ref`` must be unique, every
@@ -128,9 +128,8 @@ def _repeated(values: Iterable[str]) -> str | None:
 def _refuse(reason: str) -> NoReturn:
     raise CapsuleError(
         "CAP-B062",
-        f"the SBOM is not a sound CycloneDX 1.6 document: {reason}",
-        fix="Do not trust this bundle; ask its signer for a sound one.",
-        exit_code=ExitCode.TAMPERED,
+        f"the SBOM is not a valid CycloneDX 1.6 document: {reason}",
+        fix="Do not trust this bundle; ask its signer for a valid one.",
     )
 
 

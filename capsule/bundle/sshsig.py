@@ -18,7 +18,7 @@ from pathlib import Path
 
 from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PrivateKey, PublicKey
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 NAMESPACE = "capsule-manifest@capsule-rl.dev"
 PROBE = "capsule-probe@capsule-rl.dev"  # a signature in this namespace counts nowhere
@@ -30,12 +30,12 @@ _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _COLUMNS = 70  # of the armor's base64
 _HASHES = ("sha512", "sha256")
 _STATE = 5  # bytes of a token's flags and counter
-_TOUCHED = 1  # flag: somebody was there (FIDO's "user present")
+_TOUCHED = 1  # FIDO's flag "user present"
 
 
 @dataclass(frozen=True)
 class SshSignature:
-    """What an SSH signature holds.
+    """The fields of an SSH signature.
 
     Attributes:
         key: The key that it says made it.
@@ -100,13 +100,13 @@ def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) ->
     if done.returncode != 0:
         raise _not_signed(
             f"ssh-keygen did not sign with {str(key)!a}, for the reason above",
-            "Give a private key, or a public key whose private half your ssh-agent holds.",
+            "Give a private key, or the public key of a private key in your ssh-agent.",
         )
     try:
         verify(done.stdout, message, namespace)
     except CapsuleError as error:
         raise _not_signed(
-            f"{str(key)!a} makes signatures that bundles cannot carry: {error.message}",
+            f"{str(key)!a} makes signatures that bundles do not support: {error.message}",
             "Give an Ed25519 or ECDSA P-256 key.",
         ) from error
     return done.stdout
@@ -134,7 +134,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
         value = _der(value)
     found = SshSignature(key, hash_name.decode(), value, signature[end:])
     if key.algorithm.of_token and not found.state[0] & _TOUCHED:
-        raise ValueError("the token was not touched for it")
+        raise ValueError("the security token was not touched for it")
     if _blob(found, namespace) != blob:
         raise ValueError("not in the one canonical encoding")
     return found
@@ -148,7 +148,9 @@ def _key(blob: bytes) -> PublicKey:
     except ValueError as error:
         size = int.from_bytes(blob[:4])
         kind = _show(blob[4 : 4 + min(size, 60)])
-        raise ValueError(f"a key of type {kind}; Ed25519 and ECDSA P-256 are in use") from error
+        raise ValueError(
+            f"a key of type {kind}; only Ed25519 and ECDSA P-256 are supported"
+        ) from error
 
 
 def _blob(found: SshSignature, namespace: str) -> bytes:
@@ -179,7 +181,7 @@ def _armor(blob: bytes) -> bytes:
 def _dearmor(data: bytes) -> bytes:
     first, *lines, last, end = data.decode("ascii").split("\n")
     if (first, last, end) != (_BEGIN, _END, ""):
-        raise ValueError("the armor is broken")
+        raise ValueError("the armor is malformed")
     blob = base64.b64decode("".join(lines), validate=True)
     if _armor(blob) != data:
         raise ValueError("the armor is not the one that ssh-keygen writes")
@@ -201,7 +203,7 @@ def _strings(data: bytes, count: int) -> list[bytes]:
         found.append(data[4 : 4 + size])
         data = data[4 + size :]
     if data:
-        raise ValueError("something follows its last field")
+        raise ValueError("data follows its last field")
     return found
 
 
@@ -226,4 +228,4 @@ def _show(data: bytes) -> str:
 
 
 def _not_signed(message: str, fix: str) -> CapsuleError:
-    return CapsuleError("CAP-B156", message, fix=fix, exit_code=ExitCode.USAGE)
+    return CapsuleError("CAP-B156", message, fix=fix)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import AtariEnvironment, task_name
+from capsule.host.errors import CapsuleError
 
 
 def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet:
@@ -21,7 +21,9 @@ def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet
     if spec.evaluation.start_set is not None:
         return spec.evaluation.start_set
     if spec.evaluation.noop_max:
-        raise _refused(f"evaluation.noop_max {spec.evaluation.noop_max} makes its starts no-ops")
+        raise _refused(
+            f"with evaluation.noop_max {spec.evaluation.noop_max}, its starts are no-ops"
+        )
     environment, evaluation = spec.environment, spec.evaluation
     return StartSet(
         schema="capsule/starts/v1",
@@ -41,5 +43,4 @@ def _refused(reason: str) -> CapsuleError:
         "CAP-S011",
         f"the run has no start set: {reason}",
         fix="Give the bundle of a run whose evaluation ranks random starts.",
-        exit_code=ExitCode.USAGE,
     )

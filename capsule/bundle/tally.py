@@ -22,13 +22,12 @@ from capsule.bundle.archive import tampered
 from capsule.bundle.bundle import OpenedBundle, open_bundle
 from capsule.bundle.envelope import DsseEnvelope, Fingerprint, parse_exact, unseal
 from capsule.bundle.keys import PublicKey
-from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, Statement, Verdict
-from capsule.bundle.trust import Policy as TrustPolicy
-from capsule.bundle.trust import Signature, UntrustedError
+from capsule.bundle.receipts import LEVELS, MAX_RECEIPT, TIME_FORMAT, ReceiptStatement, Verdict
+from capsule.bundle.trust import KeySignature, TrustPolicy, UntrustedError
 from capsule.experiment.canonical import open_regular, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.machine.kind import MachineKind
 
 CLOCKS_APART = timedelta(days=1)  # how far the clock of a verifier may be ahead
@@ -81,7 +80,9 @@ class Receipt(Model):
     """A receipt that is well-formed and about the claim id in question."""
 
     file: str
-    signer: Fingerprint = Field(description="By its own account; a fact only if trusted.")
+    signer: Fingerprint = Field(
+        description="As the receipt states it; reliable only if it is trusted."
+    )
     trusted: bool
     identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
     rejection_reason: str | None = Field(None, description="Why it is not trusted, or null.")
@@ -105,7 +106,7 @@ class Receipt(Model):
 
     @property
     def counts(self) -> bool:
-        """Whether it is a voice: of somebody trusted who is not the author of the bundle."""
+        """Whether it counts: its signer is trusted and is not the author of the bundle."""
         known = self.of_this_bundle and self.author_known
         return self.trusted and not self.own and known and not self.borrowed
 
@@ -137,7 +138,7 @@ class Refusal(Model):
     message: str
 
 
-class Tally(Model):
+class ReceiptTally(Model):
     """How many vouch for one verdict."""
 
     signers: int = Field(description="Distinct trusted keys.")
@@ -145,18 +146,18 @@ class Tally(Model):
 
 
 class Receipts(Model):
-    """What all receipts of a claim id come to."""
+    """The tallies of all receipts of a claim id."""
 
     schema_id: Literal["capsule/receipts/v1"] = Field("capsule/receipts/v1", alias="schema")
     claim_id: Sha256
     summary: str = Field(description="The tallies in one sentence.")
-    tallies: dict[Verdict, Tally] = Field(description="Of what counts, the strongest first.")
+    tallies: dict[Verdict, ReceiptTally] = Field(description="Of what counts, the strongest first.")
     receipts: tuple[Receipt, ...]
     refused: tuple[Refusal, ...]
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 reproduced bitwise; 1 not, or something weaker; 3 a file was refused, or nobody."""
+        """0: reproduced bitwise; 1: not, or only weaker; 3: a file was rejected, or none counts."""
         if self.refused or not self.tallies:
             return ExitCode.TAMPERED
         if "not-reproduced" in self.tallies or "reproduced-bitwise" not in self.tallies:
@@ -171,7 +172,7 @@ def read_receipts(
 
     Args:
         original: What they must be about.
-        paths: The files; anybody's.
+        paths: The files, from any source.
         trust: Whose receipts count.
     """
     policy = TrustPolicy.of(trust)
@@ -200,15 +201,17 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
     """
     envelope = parse_exact(_bytes(path), DsseEnvelope, "the receipt", "CAP-B171")
     payload, key = unseal(envelope, policy.candidates)
-    statement = parse_exact(payload, Statement, "the receipt's statement", "CAP-B171")
+    statement = parse_exact(payload, ReceiptStatement, "the receipt's statement", "CAP-B171")
     summary, detail = statement.predicate, statement.predicate.detail
     if statement.claim_id != original.claim_id:
         raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
     latest = (policy.now + CLOCKS_APART).strftime(TIME_FORMAT)
     if summary.time_verified > latest:
-        raise tampered("CAP-B175", f"the receipt is of {summary.time_verified}, which is to come")
+        raise tampered(
+            "CAP-B175", f"the receipt is dated {summary.time_verified}, which is in the future"
+        )
     fingerprint = envelope.signatures[0].keyid
-    (signer,) = policy.judge([Signature("dsse", fingerprint, key)], b"")
+    (signer,) = policy.judge([KeySignature("dsse", fingerprint, key)], b"")
     return Receipt(
         file=path.name,
         signer=fingerprint,
@@ -241,14 +244,14 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, Tally]:
+def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, ReceiptTally]:
     tallies = {}
     for verdict in LEVELS:
         voices = [receipt for receipt in receipts if receipt.counts and receipt.verdict == verdict]
         if voices:
             signers = {receipt.signer for receipt in voices}
             machines = {receipt.machine.key for receipt in voices}
-            tallies[verdict] = Tally(signers=len(signers), machines=len(machines))
+            tallies[verdict] = ReceiptTally(signers=len(signers), machines=len(machines))
     return tallies
 
 
@@ -262,7 +265,7 @@ _PHRASES: dict[Verdict, str] = {
 }
 
 
-def _sentence(tallies: dict[Verdict, Tally], receipts: Sequence[Receipt]) -> str:
+def _sentence(tallies: dict[Verdict, ReceiptTally], receipts: Sequence[Receipt]) -> str:
     parts = [
         f"{_PHRASES[verdict]} by {_number(tally.signers, 'signer')} on "
         f"{_number(tally.machines, 'kind')} of machine"
@@ -274,8 +277,8 @@ def _sentence(tallies: dict[Verdict, Tally], receipts: Sequence[Receipt]) -> str
             "bundle"
         )
     if not parts and any(receipt.standing == "by the author's code" for receipt in receipts):
-        return "nothing counts: what was executed was the author's own image or training code"
-    return "; ".join(parts) or "no independent receipt by anybody you trust"
+        return "nothing counts: the author's own image or training code was executed"
+    return "; ".join(parts) or "no independent receipt by a trusted verifier"
 
 
 def _number(count: int, noun: str) -> str:

@@ -21,8 +21,8 @@ from capsule.bundle.allowed_signers import AllowedSigner, parse_allowed_signers
 from capsule.bundle.archive import tampered
 from capsule.bundle.keys import PublicKey, fingerprint, load_public, openssh_blob
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
 
 MAX_FILE = 1 << 20  # bytes of a trust file, a revocation list or a signature
 UNTRUSTED = ("CAP-B125", "CAP-B154", "CAP-B155", "CAP-B157", "CAP-B159")  # of intact bundles
@@ -33,7 +33,7 @@ Kind = Literal["dsse", "sshsig", "detached", "keyless"]
 
 
 class Signer(Model):
-    """Who signed, and whether that counts."""
+    """A signer, and whether the signature counts."""
 
     kind: Kind = Field(
         description="Signature envelope, SSH signature in the bundle or beside it, or Sigstore's."
@@ -57,12 +57,12 @@ class UntrustedError(CapsuleError):
     """
 
     def __init__(self, code: str, message: str, *, fix: str, signers: Sequence[Signer]) -> None:
-        super().__init__(code, message, fix=fix, exit_code=ExitCode.TAMPERED)
+        super().__init__(code, message, fix=fix)
         self.signers = tuple(signers)
 
 
-class Signature(NamedTuple):
-    """A signature that was found, and the key that verifies it unless only its name is known."""
+class KeySignature(NamedTuple):
+    """A signature, and the key that verifies it if the key is known."""
 
     kind: Kind
     fingerprint: str
@@ -70,25 +70,25 @@ class Signature(NamedTuple):
 
 
 class Detached(NamedTuple):
-    """A signature that came apart from the bundle: its name, and its bytes."""
+    """A signature from a separate file: the file name and the bytes."""
 
     name: str
     data: bytes
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Whose signatures count, how many it takes, and the signatures that came by themselves.
+class TrustPolicy:
+    """The signatures that count, the required number of them, and separate signature files.
 
     Attributes:
-        keys: Keys that count whoever has them.
+        keys: Keys that count regardless of their owner.
         allowed: Lines of a trust file.
         revoked: Fingerprints of keys that never count.
-        identities: Where given, whose lines of the trust file count.
+        identities: If given, only lines of the trust file for one of these names count.
         threshold: How many distinct keys must have signed.
-        detached: SSH signatures over the manifest from files of their own.
+        detached: SSH signatures over the manifest from separate files.
         keyless: Sigstore bundles over the manifest.
-        issuer: Who must have vouched for the identity of a keyless signature.
+        issuer: Identity provider that must have authenticated a keyless signature.
         now: The time at which keys must be valid.
     """
 
@@ -103,9 +103,9 @@ class Policy:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @classmethod
-    def of(cls, trust: Policy | Iterable[PublicKey]) -> Policy:
+    def of(cls, trust: TrustPolicy | Iterable[PublicKey]) -> TrustPolicy:
         """Return the policy that trusts some keys, or the policy given."""
-        return trust if isinstance(trust, Policy) else cls(keys=tuple(trust))
+        return trust if isinstance(trust, TrustPolicy) else cls(keys=tuple(trust))
 
     @property
     def trusts_nobody(self) -> bool:
@@ -117,12 +117,12 @@ class Policy:
         """The keys to try on a signature, each once; whether they count is asked later."""
         return tuple(dict.fromkeys((*self.keys, *(line.key for line in self.allowed))))
 
-    def judge(self, signatures: Sequence[Signature], manifest: bytes) -> tuple[Signer, ...]:
-        """Say of each signature over a manifest, of the bundle or beside it, whether it counts.
+    def judge(self, signatures: Sequence[KeySignature], manifest: bytes) -> tuple[Signer, ...]:
+        """Judge whether each signature over a manifest, in the bundle or beside it, counts.
 
         Raises:
-            CapsuleError: CAP-B157 or CAP-B159: a signature that came by itself is not one over
-                this manifest; CAP-B158: keyless signatures cannot be verified here.
+            CapsuleError: CAP-B157 or CAP-B159: a separate signature is not over this
+                manifest; CAP-B158: keyless signatures cannot be verified here.
         """
         apart = [self._read_detached(file, manifest) for file in self.detached]
         return (
@@ -131,11 +131,11 @@ class Policy:
         )
 
     def require(self, signers: Sequence[Signer]) -> None:
-        """Ask for as many distinct signers as it takes.
+        """Require the necessary number of distinct signers.
 
         Raises:
-            UntrustedError: CAP-B125 (nobody known signed), B154 (somebody known, but it does not
-                count), B155 (too few did).
+            UntrustedError: CAP-B125 (no trusted key signed), B154 (the signatures of known keys
+                do not count), B155 (too few trusted keys signed).
         """
         counted = {
             str(signer.key or signer) for signer in signers if signer.rejection_reason is None
@@ -150,7 +150,7 @@ class Policy:
         if counted:
             raise UntrustedError(
                 "CAP-B155",
-                f"{len(counted)} of the {self.threshold} keys it takes signed this bundle"
+                f"{len(counted)} of the required {self.threshold} trusted keys signed this bundle"
                 + (f"; {objections}" if objections else ""),
                 fix="Get further signatures (`capsule sign`) and pass each as `--signature FILE`; "
                 "signatures by one key count once.",
@@ -166,7 +166,7 @@ class Policy:
             signers=signers,
         )
 
-    def _judge(self, signature: Signature) -> Signer:
+    def _judge(self, signature: KeySignature) -> Signer:
         identity, rejection_reason = self._standing(signature)
         return Signer(
             kind=signature.kind,
@@ -175,8 +175,8 @@ class Policy:
             rejection_reason=rejection_reason,
         )
 
-    def _standing(self, signature: Signature) -> tuple[str | None, str | None]:
-        """Return whom a signature is by, as far as that is known, and why it does not count."""
+    def _standing(self, signature: KeySignature) -> tuple[str | None, str | None]:
+        """Return the identity of a signature, if known, and why the signature does not count."""
         names, now = self.identities, self.now
         lines = [
             (line.identity(names), line.rejection_reason(sshsig.NAMESPACE, names, now))
@@ -189,12 +189,12 @@ class Policy:
             return identity, "is revoked"
         return identity, None if signature.key in self.keys else rejection_reason
 
-    def _read_detached(self, file: Detached, manifest: bytes) -> Signature:
+    def _read_detached(self, file: Detached, manifest: bytes) -> KeySignature:
         try:
             key = sshsig.verify(file.data, manifest)
         except CapsuleError as error:
             raise _not_over_this(file, error) from error
-        return Signature("detached", key.fingerprint, key)
+        return KeySignature("detached", key.fingerprint, key)
 
     def _judge_keyless(self, file: Detached, manifest: bytes) -> Signer:
         (identity,) = self.identities
@@ -212,15 +212,15 @@ def load_policy(
     signatures: Iterable[Path] = (),
     keyless_signatures: Sequence[Path] = (),
     issuer: str | None = None,
-) -> Policy:
-    """Read what a reader trusts, from the files that he named.
+) -> TrustPolicy:
+    """Read the keys, trust files and signatures that the user named.
 
     Raises:
         CapsuleError: A key is not acceptable (see :func:`keys.load_public`); CAP-B150 (a file
             cannot be read), B151 (a trust file or revocation list is malformed, or the options
             do not fit together).
     """
-    policy = Policy(
+    policy = TrustPolicy(
         keys=load_trusted(keys),
         allowed=tuple(line for path in allowed_signers for line in _read_allowed(path)),
         revoked=frozenset(name for path in revoked for name in _read_revoked(path)),
@@ -234,20 +234,20 @@ def load_policy(
     return policy
 
 
-def _check_options(policy: Policy) -> None:
-    """Refuse options of which one is without effect, or lacks another."""
+def _check_options(policy: TrustPolicy) -> None:
+    """Reject options that have no effect or that require another option."""
     if policy.keyless and (policy.issuer is None or len(policy.identities) != 1):
         raise _misused(
-            "--keyless asks for one --identity and its --issuer",
-            "Say whose signature you expect and who vouches for the name.",
+            "--keyless requires exactly one --identity and its --issuer",
+            "Give the identity that you expect and the provider that authenticated it.",
         )
     if policy.issuer is not None and not policy.keyless:
-        raise _misused("--issuer goes with --keyless", "Leave it out, or give --keyless FILE.")
+        raise _misused("--issuer requires --keyless", "Remove --issuer, or add --keyless FILE.")
     if policy.identities and not (policy.allowed or policy.keyless):
         raise _misused(
-            "--identity goes with --allowed-signers or --keyless",
-            "A key that `--key` names is trusted without a name; use a trust file to name the "
-            "people that keys belong to.",
+            "--identity requires --allowed-signers or --keyless",
+            "A key given with `--key` is trusted without a name. Use a trust file to assign names "
+            "to keys.",
         )
     if policy.trusts_nobody and (policy.detached or policy.revoked or policy.threshold > 1):
         raise _misused(
@@ -265,14 +265,14 @@ def load_trusted(paths: Iterable[Path]) -> tuple[PublicKey, ...]:
     return tuple(dict.fromkeys(load_public(path) for path in paths))
 
 
-_UNKNOWN = "is not one of the keys that you named"
+_UNKNOWN = "is not a trusted key"
 
 
 def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
     try:
         lines = parse_allowed_signers(_read(path).decode())
         if not lines:
-            raise ValueError("it names no one who may sign a bundle")
+            raise ValueError("it lists no key that may sign a bundle")
         return lines
     except ValueError as error:
         raise _misused(
@@ -283,7 +283,7 @@ def _read_allowed(path: Path) -> tuple[AllowedSigner, ...]:
 
 
 def _read_revoked(path: Path) -> list[str]:
-    """Read fingerprints and public keys, one a line; of any type, for it does no harm."""
+    """Read fingerprints and public keys of any type, one per line."""
     found = []
     try:
         for number, line in enumerate(_read(path).decode().split("\n"), 1):
@@ -328,21 +328,20 @@ def _unreadable(path: Path, reason: str) -> CapsuleError:
         "CAP-B150",
         f"cannot read {str(path)!a}: {reason}",
         fix="Give the path of a readable trust file, revocation list or signature.",
-        exit_code=ExitCode.USAGE,
     )
 
 
 def _misused(message: str, fix: str) -> CapsuleError:
-    return CapsuleError("CAP-B151", message, fix=fix, exit_code=ExitCode.USAGE)
+    return CapsuleError("CAP-B151", message, fix=fix)
 
 
 def _untrusted(signers: Sequence[Signer]) -> UntrustedError:
     fingerprint = signers[0].key
     return UntrustedError(
         "CAP-B125",
-        f"the bundle is intact but untrusted: it says that {fingerprint} signed it, and none of "
-        "the keys you gave did",
-        fix="Get the signer's public key from the signer (not from where the bundle came from), "
+        f"the bundle is intact but untrusted: according to the bundle {fingerprint} signed it, "
+        "but none of the trusted keys did",
+        fix="Get the public key from the signer (not from the source of the bundle), "
         f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
         signers=signers,
     )

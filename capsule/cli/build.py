@@ -1,4 +1,4 @@
-"""``capsule build``: lock, assemble, load."""
+"""``capsule build``: lock a spec, assemble its image and load it into an engine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsule.cli.common import (
+from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.options import (
     DEFAULT_SPEC,
+    OUTPUT,
     EngineOption,
     JsonOption,
     QuietOption,
     SetOption,
     SpecArgument,
-    guarded,
-    locked,
-    print_json,
 )
 
 if TYPE_CHECKING:
@@ -30,12 +29,28 @@ def command(
     overrides: SetOption = None,
     engine: EngineOption = "auto",
     archive: Annotated[
-        Path | None, typer.Option("--archive", help="Also write an archive for 'docker load'.")
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            help="Also write the image to a file for 'docker load'.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Build the image of a spec and load it into the container engine."""
+    """Build the image of a spec and load it into the container engine.
+
+    The spec is locked first if it has no current lock.
+
+    Examples:
+        # Build the image of ./capsule.yaml.
+        capsule build
+
+        # Also write the image to a file, for a machine without network access.
+        capsule build specs/dqn-cartpole.yaml --archive image.tar
+    """
     from capsule import execution
     from capsule.engine.select import open_engine
     from capsule.image.cache import Cache
@@ -75,7 +90,7 @@ def command(
 
 
 def _write_archive(image: Image, path: Path) -> None:
-    """Write the image archive by way of a temporary file, so that it is whole or absent."""
+    """Write the image archive through a temporary file, so that it is complete or absent."""
     from capsule.image.assembly.assemble import write_archive
 
     temporary = path.with_name(f".{path.name}.part")

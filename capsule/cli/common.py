@@ -1,4 +1,4 @@
-"""What every command shares: options, errors to exit statuses, reading a spec or a lock."""
+"""Shared by the commands: errors become exit statuses, and specs or lock files are read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
-from capsule.experiment.errors import CapsuleError, ExitCode, refusal_of
+from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import Lock
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from capsule.image.cache import Cache
 
 Parameters = ParamSpec("Parameters")
-DEFAULT_SPEC = Path("capsule.yaml")
-
-SpecArgument = Annotated[Path, typer.Argument(help="Spec (YAML), or a lock file (*.lock.json).")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the spec."),
-]
-EngineOption = Annotated[
-    Literal["auto", "docker", "podman", "process"],
-    typer.Option("--engine", help="Where to execute; 'process' uses no container."),
-]
-KeysOption = Annotated[
-    list[Path] | None,
-    typer.Option("--key", help="Public key you trust (OpenSSH or PEM); may be repeated."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -62,7 +45,6 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
                 f"{type(error).__name__}: {error}",
                 fix="This is a bug in Capsule. Run the command again as 'capsule --debug …' and "
                 "report the output.",
-                exit_code=ExitCode.INTERNAL,
             )
             _fail(bug, as_json=bool(kwargs.get("as_json")))
 
@@ -70,6 +52,7 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def _fail(error: CapsuleError, *, as_json: bool) -> None:
+    from capsule.cli.error_document import ErrorDocument
     from capsule.report.text import printable
 
     if os.environ.get("CAPSULE_DEBUG"):
@@ -78,20 +61,12 @@ def _fail(error: CapsuleError, *, as_json: bool) -> None:
     typer.echo(f"{error.code}: " + "\n  ".join(lines), err=True)
     typer.echo(f"fix: {printable(error.fix)}", err=True)
     if as_json:
-        print_json(
-            {
-                "schema": "capsule/error/v1",
-                "code": error.code,
-                "message": error.message,
-                "fix": error.fix,
-                "exit_code": int(error.exit_code),
-            }
-        )
+        print_json(ErrorDocument.of(error).model_dump(by_alias=True))
     raise typer.Exit(error.exit_code)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON object on standard output, in ASCII: a terminal may be there."""
+    """Print one JSON object on standard output, in ASCII so that it is safe on a terminal."""
     typer.echo(json.dumps(document, indent=2))
 
 
@@ -104,7 +79,7 @@ def locked(
     refresh_base: bool = False,
     progress: Callable[[str], None],
 ) -> tuple[Lock, SourcesSpec]:
-    """Return the lock that a spec or lock file stands for, and where its packages may come from."""
+    """Return the lock of a spec or lock file, and the sources that its packages may come from."""
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
     from capsule.image.lockfile import lock_path, obtain_lock, read_lock
@@ -114,9 +89,8 @@ def locked(
         if overrides or refresh or refresh_base:
             raise CapsuleError(
                 "CAP-L003",
-                f"{path} is a lock, which cannot be changed",
-                fix="Give the spec instead of the lock.",
-                exit_code=ExitCode.USAGE,
+                f"{path} is a lock file, whose pins cannot be changed",
+                fix="Name the spec instead of the lock file.",
             )
         return read_lock(path), SourcesSpec()
     spec = load_spec(path, overrides or [])

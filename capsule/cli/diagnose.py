@@ -1,4 +1,4 @@
-"""``capsule diagnose``: run twice, and say what differs and why."""
+"""``capsule diagnose``: find out why two runs of a spec differ."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import (
+from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.options import (
     DEFAULT_SPEC,
+    OUTPUT,
     EngineOption,
     JsonOption,
     QuietOption,
     SetOption,
     SpecArgument,
-    guarded,
-    locked,
-    print_json,
 )
 from capsule.host.owner import temporary_folder
 
@@ -28,23 +27,50 @@ def command(
     spec: SpecArgument = DEFAULT_SPEC,
     *,
     steps: Annotated[
-        int, typer.Option("--steps", help="Agent steps of each run; a program runs to its end.")
+        int,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            help="Agent steps of each run. Your own program runs to its end.",
+        ),
     ] = DEFAULT_STEPS,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Try the settings that may help; write them if they do.")
+        bool,
+        typer.Option(
+            "--apply",
+            help="Try the settings that may make the runs equal, and write them into the spec if "
+            "they do.",
+        ),
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="Folder for the two run directories.")
+        Path | None,
+        typer.Option(
+            "--keep",
+            metavar="FOLDER",
+            help="Keep the two run directories in this folder.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     overrides: SetOption = None,
     engine: EngineOption = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a spec twice under instruments, and explain what differs, or could."""
+    """Run a spec twice, and explain what differs and why.
+
+    Both runs are instrumented to find the line of code and the operator that cause a difference,
+    and the setting that prevents it.
+
+    Examples:
+        # Diagnose ./capsule.yaml.
+        capsule diagnose
+
+        # Write the settings that make the two runs equal into the spec.
+        capsule diagnose train.yaml --apply
+    """
     from capsule.diagnosis.trial import Workplace, apply_if_cured
     from capsule.engine.select import open_engine
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
     from capsule.report.diagnosis import show_diagnosis, show_trial
     from capsule.report.progress import open_reporter
@@ -52,9 +78,8 @@ def command(
     if apply and (overrides or spec.name.endswith(".lock.json")):
         raise CapsuleError(
             "CAP-D003",
-            "--apply needs the spec itself, without changes by --set",
-            fix="Name the spec instead of its lock, and write what --set says into it.",
-            exit_code=ExitCode.USAGE,
+            "--apply requires a spec file, and cannot be combined with --set",
+            fix="Name the spec instead of its lock, and write the values of --set into the spec.",
         )
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter, temporary_folder("capsule-diagnose-") as scratch:

@@ -1,4 +1,4 @@
-"""``capsule diff``: where two runs part, by how much, and why."""
+"""``capsule diff``: compare two runs, and explain their first difference."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import (
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import (
+    OUTPUT,
     EngineOption,
     JsonOption,
     KeysOption,
     QuietOption,
-    guarded,
-    print_json,
+    UntrustedOption,
 )
 
 SideArgument = Annotated[
-    Path, typer.Argument(help="Bundle, run directory, or (with --bisect) a dense record.")
+    Path, typer.Argument(help="Bundle, run directory or, with --bisect, a dense record.")
 ]
 
 
@@ -29,34 +30,55 @@ def command(
     *,
     bisect: Annotated[
         bool,
-        typer.Option("--bisect", help="Execute both up to their first difference, and pin it."),
+        typer.Option(
+            "--bisect",
+            help="Execute both runs again up to their first difference, and find the operator "
+            "that causes it.",
+        ),
     ] = False,
     dense: Annotated[
         Path | None,
         typer.Option(
-            "--dense", help="Execute A only, and write its dense record here, for another machine."
+            "--dense",
+            metavar="FILE",
+            help="Execute only A again, and write a dense record of it to compare on another "
+            "machine.",
         ),
     ] = None,
     keys: KeysOption = None,
-    allow_untrusted: Annotated[
-        bool, typer.Option("--allow-untrusted", help="Execute bundles of unknown signers.")
-    ] = False,
+    allow_untrusted: UntrustedOption = False,
     engine: EngineOption = "auto",
     report: Annotated[
-        Path | None, typer.Option("--report", help="Write the analysis here, as JSON.")
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Also write the comparison to a file, as JSON.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say where two runs part, by how much, and what the cause is likely to be."""
+    """Compare two runs, and explain their first difference.
+
+    Nothing is executed unless --bisect or --dense is given.
+
+    Examples:
+        # Compare two bundles.
+        capsule diff a.capsule.tar b.capsule.tar
+
+        # Execute both again to find the operator that first gives another result.
+        capsule diff a.capsule.tar b.capsule.tar --bisect --key alice.pub
+    """
     from capsule.bundle.keys import load_public
     from capsule.experiment.canonical import write_atomic
     from capsule.image.cache import Cache
     from capsule.report.divergence import show_divergence
     from capsule.report.progress import open_reporter
-    from capsule.verification.diff import Request, diff
+    from capsule.verification.diff import DiffRequest, diff
 
-    request = Request(
+    request = DiffRequest(
         a=a,
         b=b,
         bisect=bisect,

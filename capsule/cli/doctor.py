@@ -1,4 +1,4 @@
-"""``capsule doctor``: does this machine compute what the portable profiles promise?"""
+"""``capsule doctor``: test whether this machine computes the bits of the portable profiles."""
 
 from __future__ import annotations
 
@@ -6,27 +6,40 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from capsule.experiment.spec import Numerics
     from capsule.machine.self_test import SelfTest
 
 PROFILES: tuple[Numerics, ...] = ("portable-v3", "portable-v3-strict", "portable-v2")
-_NAMED = 5  # operators that are named of those that differ
+_NAMED = 5  # the most differing operators that are named
 
 
 @guarded
 def command(
     profile: Annotated[
         Literal["all", "portable-v3", "portable-v3-strict", "portable-v2"],
-        typer.Option("--profile", help="Numerics profile to test."),
+        typer.Option(
+            "--profile",
+            metavar="NAME",
+            help="Numerics profile to test: portable-v3, portable-v3-strict, portable-v2 or all.",
+        ),
     ] = "all",
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what this machine computes with the golden answers of the numerics profiles."""
-    from capsule.experiment.errors import ExitCode
+    """Test whether this machine computes the same bits as others.
+
+    Operators and small trainings are executed under each numerics profile, and compared with
+    recorded answers.
+
+    Examples:
+        # Test all portable numerics profiles.
+        capsule doctor
+    """
+    from capsule.host.errors import ExitCode
     from capsule.machine.self_test import self_test
 
     tests = [self_test(name) for name in (PROFILES if profile == "all" else (profile,))]

@@ -1,4 +1,4 @@
-"""``capsule init``: a first spec."""
+"""``capsule init``: write a first spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from capsule.cli.common import DEFAULT_SPEC, JsonOption, guarded, print_json
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import DEFAULT_SPEC, JsonOption
 
 TEMPLATES = {
     "dqn": "dqn-breakout-small.yaml",
@@ -19,20 +20,29 @@ TEMPLATES = {
 
 @guarded
 def command(
-    path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_SPEC,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = DEFAULT_SPEC,
     *,
     template: Annotated[
         Literal["dqn", "r2d2", "impala", "own-program"],
         typer.Option(
             "--template",
-            help="'dqn', 'r2d2', 'impala': deterministic training on Breakout, small enough for "
-            "two CPU cores; 'own-program': a program of your own, in the same folder as the spec.",
+            metavar="NAME",
+            help="dqn, r2d2 or impala: a training on Breakout that is small enough for two CPU "
+            "cores. own-program: your own program, in the same folder as the spec.",
         ),
     ] = "dqn",
     as_json: JsonOption = False,
 ) -> None:
-    """Write an annotated spec to start from."""
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    """Write an annotated spec as a starting point.
+
+    Examples:
+        # Write ./capsule.yaml, which trains DQN on Breakout.
+        capsule init
+
+        # Write a spec for your own program.
+        capsule init experiment.yaml --template own-program
+    """
+    from capsule.host.errors import CapsuleError
     from capsule.image.recipe import data_file
 
     text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
@@ -43,15 +53,13 @@ def command(
         raise CapsuleError(
             "CAP-S005",
             f"{path} already exists and was left as it is",
-            fix="Choose another name.",
-            exit_code=ExitCode.USAGE,
+            fix="Choose another file name.",
         ) from None
     except OSError as error:
         raise CapsuleError(
             "CAP-S005",
             f"cannot write {path}: {error.strerror}",
             fix="Choose a folder that exists and is writable.",
-            exit_code=ExitCode.USAGE,
         ) from error
     if as_json:
         print_json({"schema": "capsule/init/v1", "spec": str(path)})

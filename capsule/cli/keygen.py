@@ -1,4 +1,4 @@
-"""``capsule keygen``: a signing key."""
+"""``capsule keygen``: make a signing key."""
 
 from __future__ import annotations
 
@@ -7,26 +7,42 @@ from typing import Annotated, Literal
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
-from capsule.cli.passphrase import PassphraseOption, chosen_passphrase
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import JsonOption, PassphraseOption
+from capsule.cli.passphrase import chosen_passphrase
 
 
 @guarded
 def command(
     path: Annotated[
-        Path, typer.Argument(help="Private key to write; the public key is written to NAME.pub.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Private key to write. The public key goes to FILE.pub."
+        ),
     ],
     *,
     kind: Annotated[
-        Literal["ed25519", "ecdsa-p256"], typer.Option("--type", help="Signature algorithm.")
+        Literal["ed25519", "ecdsa-p256"],
+        typer.Option("--type", metavar="TYPE", help="Signature algorithm: ed25519 or ecdsa-p256."),
     ] = "ed25519",
     ask: Annotated[
-        bool, typer.Option("--passphrase", help="Ask for a passphrase that encrypts the key.")
+        bool,
+        typer.Option(
+            "--passphrase", help="Ask for a passphrase, and encrypt the private key with it."
+        ),
     ] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key pair for signing bundles."""
+    """Make a key pair for signing bundles and receipts.
+
+    Examples:
+        # Write the private key to ./alice and the public key to ./alice.pub.
+        capsule keygen alice
+
+        # Protect the private key with a passphrase.
+        capsule keygen alice --passphrase
+    """
     from capsule.bundle.keys import generate
 
     passphrase = chosen_passphrase(passphrase_file, ask=ask)
@@ -43,5 +59,5 @@ def command(
         )
         return
     typer.echo(f"private key  {path}  (keep it secret)")
-    typer.echo(f"public key   {path}.pub  (give it to those who verify)")
+    typer.echo(f"public key   {path}.pub  (give it to verifiers)")
     typer.echo(f"fingerprint  {public.fingerprint}")

@@ -1,4 +1,4 @@
-"""``capsule lock``: resolve every pin of a spec."""
+"""``capsule lock``: resolve a spec to exact versions and digests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import (
-    DEFAULT_SPEC,
-    JsonOption,
-    QuietOption,
-    SetOption,
-    SpecArgument,
-    guarded,
-    locked,
-    print_json,
-)
+from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.options import DEFAULT_SPEC, JsonOption, QuietOption, SetOption, SpecArgument
 
 
 @guarded
@@ -24,16 +16,31 @@ def command(
     *,
     overrides: SetOption = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Resolve again even if the pins still fit.")
+        bool,
+        typer.Option("--refresh", help="Resolve again even if the lock still satisfies the spec."),
     ] = False,
     refresh_base: Annotated[
         bool,
-        typer.Option("--refresh-base", help="Take the base packages from this machine's apt."),
+        typer.Option(
+            "--refresh-base",
+            help="Resolve the base packages with this machine's apt configuration.",
+        ),
     ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Resolve a spec into SPEC.lock.json: every wheel and Debian package by its SHA-256."""
+    """Resolve a spec into a lock file, SPEC.lock.json.
+
+    The lock names every wheel and every Debian package by its SHA-256 digest, and holds every
+    setting of the experiment. Commit it beside the spec.
+
+    Examples:
+        # Lock ./capsule.yaml, unless its lock still fits.
+        capsule lock
+
+        # Resolve everything again, for newer versions.
+        capsule lock capsule.yaml --refresh
+    """
     from capsule.image.cache import Cache
     from capsule.image.resolution.resolve import cuda_libraries
     from capsule.report.progress import open_reporter

@@ -25,16 +25,19 @@ from capsule.cli import (
     starts,
     verify,
 )
+from capsule.cli.help import Command
 from capsule.cli.output import lossy_standard_output
 
 EPILOG = (
-    "Exit status: 0 done or reproduced, 1 differs, 2 usage or spec, 3 tampered or untrusted, "
-    "4 inconclusive, 5 build failed, 6 training failed, 70 a bug, 125 no engine, 130 interrupted."
+    "Exit status: 0 success, 1 results differ, 2 wrong usage or spec, 3 tampered or untrusted, "
+    "4 inconclusive, 5 build failed, 6 training failed, 70 internal error, 125 no engine, "
+    "130 interrupted."
 )
 
 app = typer.Typer(
     name="capsule",
-    help="Checkable deep-RL results: pin everything, run it, sign it, re-execute it bit for bit.",
+    help="Make deep-RL results checkable: pin an experiment, run it, sign its results and "
+    "reproduce them bit for bit.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +61,7 @@ for module in (
     diagnose,
     doctor,
 ):
-    app.command(module.__name__.rpartition(".")[2])(module.command)
+    app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
 
 
 def _print_version(value: bool) -> None:
@@ -70,7 +73,7 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def options(
     *,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
     _version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
@@ -82,6 +85,6 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Its exit status stands even if nobody reads what it prints."""
+    """Run the command line. Its exit status is valid even if its output cannot be written."""
     with lossy_standard_output():
         app()

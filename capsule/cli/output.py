@@ -1,8 +1,8 @@
-"""Standard output whose reader may leave: the exit status of a command is decided by the command.
+"""Standard output that may be closed early without changing the exit status of a command.
 
 ``capsule verify … | head -1`` closes the pipe before the verdict is printed. The exception that
-Python raises then, in the middle of printing or when the interpreter shuts down, must not replace
-the status that says what the verdict is.
+Python then raises, while printing or when the interpreter shuts down, must not replace the exit
+status that tells the verdict.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from capsule.experiment.errors import ExitCode
+from capsule.host.errors import ExitCode
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor that is written to; after the first failure everything is dropped."""
+    """An output descriptor that drops all data after its first failure."""
 
     failure: OSError | None = None
 
@@ -35,16 +35,16 @@ class _Descriptor(io.FileIO):
 
 @contextmanager
 def lossy_standard_output() -> Iterator[None]:
-    """Make ``sys.stdout`` for a block one that never raises.
+    """Replace ``sys.stdout`` within a block by a stream that never raises.
 
-    A reader that has closed its pipe is no error. Anything else, such as a full disk, is reported
-    on standard error at the end, and a command that succeeded ends with status 2.
+    A pipe that its reader has closed is not an error. Any other failure, such as a full disk, is
+    reported on standard error at the end, and a command that succeeded ends with status 2.
 
     Raises:
         SystemExit: Output was lost although the command succeeded.
     """
     before = sys.stdout
-    if before is None:  # it was closed before this program began
+    if before is None:  # standard output was closed before this program started
         yield
         return
     before.flush()
@@ -73,6 +73,6 @@ def lossy_standard_output() -> Iterator[None]:
 def _report(failure: OSError) -> None:
     lines = (
         f"CAP-X002: standard output cannot be written: {failure.strerror}",
-        "fix: Free disk space, or send the output elsewhere.",
+        "fix: Free disk space, or redirect the output to another place.",
     )
     sys.stderr.write("\n".join(lines) + "\n")

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from capsule.bundle.keys import PrivateKey
 
-PassphraseOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--passphrase-file",
-        metavar="FILE",
-        help="File whose first line is the private key's passphrase; by default it is asked for.",
-    ),
-]
-
 
 def unlock(path: Path, passphrase_file: Path | None) -> PrivateKey:
-    """Read a private key; ask for its passphrase if it has one, and a terminal is there.
+    """Read a private key; ask for its passphrase if it has one and standard input is a terminal.
 
     Raises:
         CapsuleError: As :func:`capsule.bundle.keys.load_private` and
             :func:`capsule.bundle.keys.read_passphrase` say.
     """
     from capsule.bundle.keys import ENCRYPTED, load_private, read_passphrase
-    from capsule.experiment.errors import CapsuleError
+    from capsule.host.errors import CapsuleError
 
     if passphrase_file is not None:
         return load_private(path, read_passphrase(passphrase_file))

@@ -1,4 +1,4 @@
-"""``capsule receipts``: who vouches for a run."""
+"""``capsule receipts``: count the signed receipts of a run's re-executions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import TRUST, AllowedSignersOption, JsonOption, RevokedOption
 
 if TYPE_CHECKING:
     from capsule.bundle.tally import Receipt, Receipts
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 
 @guarded
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle that the receipts are about.")],
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="Bundle that the receipts are for.")
+    ],
     receipts: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Receipts; default: every BUNDLE.*.receipt.json in the folder of the bundle."
+            metavar="RECEIPT",
+            help="Receipts to read. By default, all files BUNDLE.*.receipt.json beside the bundle.",
         ),
     ] = None,
     *,
@@ -27,24 +31,29 @@ def command(
         list[Path] | None,
         typer.Option(
             "--key",
-            help="Public key of the bundle's signer, or of a verifier you trust; may be repeated.",
+            metavar="FILE",
+            help="Public key of the bundle's signer or of a verifier that you trust. May be "
+            "repeated.",
+            rich_help_panel=TRUST,
         ),
     ] = None,
-    allowed_signers: Annotated[
-        list[Path] | None,
-        typer.Option("--allowed-signers", help="Trust file in OpenSSH's form; may be repeated."),
-    ] = None,
-    revoked: Annotated[
-        list[Path] | None,
-        typer.Option("--revoked", help="Keys or fingerprints, one a line, that count no more."),
-    ] = None,
+    allowed_signers: AllowedSignersOption = None,
+    revoked: RevokedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say who re-executed a run, on what kinds of machine, and whether it was reproduced."""
+    """List who re-executed a run, on which machines, with what result.
+
+    A receipt is a signed statement of one verification ('capsule verify --sign'). Receipts by
+    keys that you do not trust are listed but not counted.
+
+    Examples:
+        # Read the receipts beside the bundle, and count those of bob and carol.
+        capsule receipts run.capsule.tar --key alice.pub --key bob.pub --key carol.pub
+    """
     from capsule.bundle.receipts import receipts_beside
     from capsule.bundle.tally import read_original, read_receipts
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
 
     policy = load_policy(
         keys=keys or (), allowed_signers=allowed_signers or (), revoked=revoked or ()
@@ -56,7 +65,6 @@ def command(
             "CAP-B174",
             f"there is no {bundle.name}.*.receipt.json beside the bundle",
             fix="Name the receipts, or make one: capsule verify BUNDLE --sign KEY.",
-            exit_code=ExitCode.USAGE,
         )
     found = read_receipts(original, paths, policy)
     if as_json:
@@ -85,7 +93,7 @@ def _show(found: Receipts) -> None:
 
 
 def _lines(receipt: Receipt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a receipt says, and who says it where."""
+    """Return the two columns of a receipt: its result, and its signer and machine."""
     signer = " ".join(filter(None, (receipt.signer, receipt.identity, receipt.rejection_reason)))
     machine = receipt.machine
     parts = (machine.processor_name, machine.gpu, machine.engine, receipt.time)

@@ -1,4 +1,4 @@
-"""``capsule report``: one page about a run, its story on the terminal, or a standard's document."""
+"""``capsule report``: write a report page, a summary or a standard document about a run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,56 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from capsule.cli.common import KeysOption, guarded
+from capsule.cli.common import guarded
+from capsule.cli.options import OUTPUT, KeysOption
 
 if TYPE_CHECKING:
-    from capsule.report.subject import Subject
+    from capsule.report.subject import ReportedRun
 
 Format = Literal["html", "ro-crate", "neurips", "acm", "model-card"]
 
 
 @guarded
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle to report on; nothing is executed.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Reports and receipts on it.")] = None,
+    bundle: Annotated[Path, typer.Argument(help="Bundle to report on.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Verification reports and receipts of the bundle."),
+    ] = None,
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; without one, a summary is printed."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write. Without --output and --format, a summary is printed.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="What to write, or to print without -o; html by default."),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="html (the default with --output), ro-crate, neurips, acm or model-card. Printed "
+            "if there is no --output.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     keys: KeysOption = None,
 ) -> None:
-    """Say on one page what a bundle holds and what was found by running it again."""
+    """Summarise a bundle and its verifications on one page.
+
+    Nothing is executed.
+
+    Examples:
+        # Write a page with the verdict, the learning curves and the first difference.
+        capsule report run.capsule.tar verify-report.json -o report.html
+
+        # Print a model card in Markdown.
+        capsule report run.capsule.tar --format model-card
+    """
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.trust import load_trusted
     from capsule.report.subject import read_subject
@@ -53,12 +79,12 @@ def command(
         _write(output, document)
 
 
-def _document(subject: Subject, form: Format) -> str:
-    """Write a subject in one of the forms."""
+def _document(subject: ReportedRun, form: Format) -> str:
+    """Return the document about a subject in one of the formats."""
     from capsule.report import checklists, model_card, page
     from capsule.report.subject import crate_of
 
-    writers: dict[Format, Callable[[Subject], str]] = {
+    writers: dict[Format, Callable[[ReportedRun], str]] = {
         "html": page.report_page,
         "ro-crate": crate_of,
         "neurips": checklists.neurips,
@@ -70,7 +96,7 @@ def _document(subject: Subject, form: Format) -> str:
 
 def _write(path: Path, document: str) -> None:
     from capsule.experiment.canonical import write_output
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
 
     try:
         write_output(path, document.encode())
@@ -79,5 +105,4 @@ def _write(path: Path, document: str) -> None:
             "CAP-P104",
             f"cannot write {str(path)!a}: {error.strerror}",
             fix="Choose a file in a folder you may write to.",
-            exit_code=ExitCode.USAGE,
         ) from error

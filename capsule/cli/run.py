@@ -1,26 +1,17 @@
-"""``capsule run``: execute a spec and sign what came out."""
+"""``capsule run``: execute a spec and write a signed bundle."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from capsule.cli.common import (
-    DEFAULT_SPEC,
-    EngineOption,
-    JsonOption,
-    QuietOption,
-    SetOption,
-    SpecArgument,
-    guarded,
-    locked,
-    print_json,
-)
-from capsule.cli.passphrase import PassphraseOption, unlock
+from capsule.cli import options
+from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.passphrase import unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,54 +26,36 @@ WORK = "work"
 
 @guarded
 def command(
-    spec: SpecArgument = DEFAULT_SPEC,
+    spec: options.SpecArgument = options.DEFAULT_SPEC,
     *,
-    key: Annotated[
-        Path, typer.Option("--key", help="Private key that signs the bundle (capsule keygen).")
-    ],
-    ssh_key: Annotated[
-        Path | None,
-        typer.Option("--ssh-key", help="Key with which ssh-keygen signs the bundle as well."),
-    ] = None,
-    passphrase_file: PassphraseOption = None,
-    output: Annotated[Path, typer.Option("--output", help="Folder for run directories.")] = Path(
-        "runs"
-    ),
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Run directory to continue; SPEC is ignored.")
-    ] = None,
-    overrides: SetOption = None,
-    engine: EngineOption = "auto",
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="docker:N|[ray://]HOST:PORT",
-            help="Run the actors of IMPALA on a Ray cluster: one started in N containers, or an "
-            "existing one by its address.",
-        ),
-    ] = None,
-    learners: Annotated[
-        int,
-        typer.Option(
-            "--learners", min=1, help="Processes that share the gradient of a batch (IMPALA)."
-        ),
-    ] = 1,
-    replicas: Annotated[
-        int,
-        typer.Option(
-            "--replicas",
-            min=1,
-            help="Processes that answer the actors (IMPALA with trainer.inference.mode server).",
-        ),
-    ] = 1,
-    embed_image: Annotated[
-        bool, typer.Option("--embed-image", help="Carry the whole image in the bundle.")
-    ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    overrides: options.SetOption = None,
+    key: options.SigningKeyOption,
+    ssh_key: options.SshKeyOption = None,
+    passphrase_file: options.PassphraseOption = None,
+    resume: options.ResumeOption = None,
+    engine: options.EngineOption = "auto",
+    cluster: options.ClusterOption = None,
+    learners: options.LearnersOption = 1,
+    replicas: options.ReplicasOption = 1,
+    output: options.RunsOption = Path("runs"),
+    embed_image: options.EmbedImageOption = False,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Run a spec in its locked image and write the signed bundle."""
+    """Execute a spec in its image and write a signed bundle.
+
+    The spec is locked first if it has no current lock, and its image is built if needed.
+
+    Examples:
+        # Run ./capsule.yaml and sign the bundle.
+        capsule run --key alice
+
+        # Run another spec with another seed.
+        capsule run specs/dqn-cartpole.yaml --key alice --set seeds.root=2
+
+        # Resume an interrupted run.
+        capsule run --resume runs/dqn-cartpole-20270101T120000Z --key alice
+    """
     from rich.console import Console
 
     from capsule import execution
@@ -135,7 +108,9 @@ def command(
         )
     claimed = claims.described if isinstance(claims, ProgramClaims) else None
     if isinstance(claims, ProgramClaims) and claims.nothing:
-        typer.echo(f"WARNING: this run claims {claimed}; no re-execution can confirm it", err=True)
+        typer.echo(
+            f"WARNING: this run claims {claimed}, so no re-execution can confirm it", err=True
+        )
     if as_json:
         print_json(
             {
@@ -158,9 +133,9 @@ def command(
 
 
 def _check_processes(learners: int, replicas: int, lock: Lock) -> None:
-    """Refuse several processes for what a trainer has one of, or none."""
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    """Check that the trainer of a lock can use several learners or replicas."""
     from capsule.experiment.trainers import ImpalaTrainer
+    from capsule.host.errors import CapsuleError
 
     trainer = lock.spec.trainer
     is_impala = isinstance(trainer, ImpalaTrainer)
@@ -172,9 +147,8 @@ def _check_processes(learners: int, replicas: int, lock: Lock) -> None:
         if count > 1 and not possible:
             raise CapsuleError(
                 "CAP-S009",
-                f"{option} {count} needs {needed}, which {lock.spec.name} does not have",
-                fix=f"Leave {option} out, or change the spec.",
-                exit_code=ExitCode.USAGE,
+                f"{option} {count} requires {needed} in the spec",
+                fix=f"Remove {option}, or change the spec.",
             )
 
 
@@ -186,7 +160,7 @@ def _directory(
     cache: Cache,
     progress: Callable[[str], None],
 ) -> tuple[Path, Lock, SourcesSpec]:
-    """Make a new run directory for a spec, or take up an old one as it was locked."""
+    """Make a new run directory for a spec, or return the one to resume with its lock."""
     from capsule.experiment.spec import SourcesSpec
     from capsule.image.lockfile import read_lock, write_lock
 
@@ -205,12 +179,12 @@ def _directory(
 
 
 def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
-    """Return the lock of a run that is resumed with another choice of the files to be claimed.
+    """Return the lock of a resumed run with another choice of the files to claim.
 
-    The choice has no effect on the program, which may have ended already.
+    The choice does not affect the program, which may have ended already.
     """
-    from capsule.experiment.errors import CapsuleError, ExitCode
     from capsule.experiment.trainers import CommandTrainer
+    from capsule.host.errors import CapsuleError
     from capsule.host.spec_file import parse_spec
 
     document = lock.spec.model_dump_json(by_alias=True).encode()
@@ -221,23 +195,22 @@ def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
     if spec != lock.spec.model_copy(update={"trainer": trainer}):
         raise CapsuleError(
             "CAP-S006",
-            f"--set {' '.join(overrides)} cannot change a run that is resumed; only "
-            "trainer.outputs of a program can be",
-            fix="Start a new run without --resume.",
-            exit_code=ExitCode.USAGE,
+            f"--set {' '.join(overrides)} is not supported for a run that is resumed, where only "
+            "trainer.outputs of a program may change",
+            fix="Start a new run, without --resume.",
         )
     return lock.model_copy(update={"spec": spec})
 
 
 def _new_directory(output: Path, name: str) -> Path:
-    """Make ``OUTPUT/NAME-UTC`` (with a counter when two start in one second)."""
+    """Make ``OUTPUT/NAME-UTC``, with a counter if two runs start in one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):
         suffix = "" if attempt == 1 else f"-{attempt}"
         directory = output / f"{name}-{stamp}{suffix}"
         try:
             output.mkdir(parents=True, exist_ok=True)
-            directory.mkdir(mode=0o700)  # what runs inside may be another user's (CAP-E042)
+            directory.mkdir(mode=0o700)  # a run may have another user id (CAP-E042)
         except FileExistsError:
             continue
         return directory
@@ -245,5 +218,5 @@ def _new_directory(output: Path, name: str) -> Path:
 
 
 def _started(directory: Path) -> datetime:
-    """Return when the run directory was made, which its lock file remembers."""
+    """Return when the run directory was made: the modification time of its lock file."""
     return datetime.fromtimestamp((directory / LOCK).stat().st_mtime, tz=UTC)

@@ -1,4 +1,4 @@
-"""``capsule scores``: final and best scores of runs, and of groups of runs."""
+"""``capsule scores``: show the final and best scores of runs, and statistics of their groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule.cli.common import JsonOption, KeysOption, guarded, print_json
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import JsonOption, KeysOption
 from capsule.report.text import printable
 
 if TYPE_CHECKING:
@@ -21,15 +22,20 @@ if TYPE_CHECKING:
 @guarded
 def command(
     bundles: Annotated[
-        list[Path], typer.Argument(help="Bundles; those of one game are a group of runs.")
+        list[Path],
+        typer.Argument(metavar="BUNDLE", help="Bundles. Those of the same game are grouped."),
     ],
     *,
     keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the final and the best score of each run, with mean and deviation of every game's runs.
+    """Show the final and best score of each run, and means per game.
 
-    Nothing is executed: without 'capsule verify' these are the signers' claims.
+    Nothing is executed. The scores are the signers' claims, which 'capsule verify' can confirm.
+
+    Examples:
+        # Compare several runs of the same experiment.
+        capsule scores seed-1.capsule.tar seed-2.capsule.tar seed-3.capsule.tar
     """
     from capsule.bundle.trust import load_trusted
     from capsule.report.scores import group_scores
@@ -44,9 +50,9 @@ def command(
 
 
 def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
-    """Read the scores of a bundle, which has to agree with itself."""
+    """Read the scores of a bundle, and check them against its other documents."""
     from capsule.bundle.bundle import open_bundle
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
     from capsule.report.scores import run_scores
     from capsule.report.subject import read_subject
 
@@ -59,7 +65,6 @@ def _scores(path: Path, keys: Sequence[PublicKey]) -> list[RunScores]:
             "CAP-S008",
             f"{path.name} cannot be scored: {error}",
             fix="Give bundles of runs that were evaluated.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""``capsule sign``: add a signature of one's own to somebody's bundle, beside it."""
+"""``capsule sign``: write an additional signature of a bundle to a file beside it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,64 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import JsonOption, guarded, print_json
-from capsule.cli.passphrase import PassphraseOption, unlock
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption
+from capsule.cli.passphrase import unlock
 
 
 @guarded
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle to sign; it is never changed.")],
+    bundle: Annotated[Path, typer.Argument(help="Bundle to sign. It is never changed.")],
     *,
     key: Annotated[
-        Path | None, typer.Option("--key", help="Private key (capsule keygen, or OpenSSH's).")
+        Path | None,
+        typer.Option(
+            "--key", metavar="KEY", help="Private key, made by 'capsule keygen' or OpenSSH."
+        ),
     ] = None,
     ssh_key: Annotated[
         Path | None,
-        typer.Option("--ssh-key", help="Key with which ssh-keygen signs: a file, or an agent's."),
+        typer.Option(
+            "--ssh-key",
+            metavar="KEY",
+            help="Key with which ssh-keygen signs: a file, or one held by an agent.",
+        ),
     ] = None,
     passphrase_file: PassphraseOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Signature to write; by default BUNDLE.KEY.sshsig."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File for the signature. By default it is BUNDLE.KEY.sshsig.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign a bundle that is intact: an SSH signature over its manifest, for verify --signature."""
+    """Add your signature to a bundle, in a file beside it.
+
+    The bundle is checked first, but its run is not executed. The signature is an SSH signature
+    of the bundle's manifest. Pass it to 'capsule verify --signature'.
+
+    Examples:
+        # Write run.capsule.tar.bob.sshsig.
+        capsule sign run.capsule.tar --key bob
+
+        # Sign with a key that an SSH agent holds.
+        capsule sign run.capsule.tar --ssh-key bob.pub
+    """
     from capsule.bundle import sshsig
     from capsule.bundle.cosign import cosign
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
 
     chosen = key or ssh_key
     if chosen is None or (key and ssh_key):
         raise CapsuleError(
             "CAP-B156",
-            "exactly one key signs",
-            fix="Give --key or --ssh-key.",
-            exit_code=ExitCode.USAGE,
+            "exactly one of --key and --ssh-key is required",
+            fix="Use either --key or --ssh-key.",
         )
     path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
     if ssh_key is None:

@@ -1,4 +1,4 @@
-"""``capsule starts``: the start sequences of a run, for others to be scored on the same."""
+"""``capsule starts``: extract the start sequences of a run's evaluation for use in other runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,38 @@ from typing import Annotated
 
 import typer
 
-from capsule.cli.common import JsonOption, KeysOption, guarded, print_json
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import OUTPUT, JsonOption, KeysOption
 
 
 @guarded
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle of the run that ranked its starts.")],
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="Bundle of the run that ranked its start sequences."),
+    ],
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File for evaluation.start_set of other specs.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write, for evaluation.start_set of other specs.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = Path("starts.json"),
     keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the start sequences of a run to a file, to pin them for other runs.
+    """Write the start sequences of a run to a file for other runs.
 
-    They were ranked by that run's final network. Nothing is executed: 'capsule verify' shows that
-    it did rank them.
+    The run's final network ranked them. Nothing is executed. 'capsule verify' confirms the
+    ranking.
+
+    Examples:
+        # Write starts.json, then name it as evaluation.start_set in other specs.
+        capsule starts run.capsule.tar --key alice.pub -o starts.json
     """
     from capsule.bundle import run_bundle
     from capsule.bundle.bundle import open_bundle
@@ -45,5 +60,6 @@ def command(
         facts = {"file": str(output), "starts": len(found.starts), "sha256": digest}
         print_json({"schema": "capsule/starts-written/v1", "run": found.run, **facts})
         return
-    typer.echo(f"{len(found.starts)} starts, SHA-256 {digest}")
-    typer.echo(f"written to {output}; name it in evaluation.start_set, relative to the spec file")
+    typer.echo(f"starts  {len(found.starts)}\ndigest  sha256:{digest}")
+    typer.echo(f"file    {output}")
+    typer.echo("next: set evaluation.start_set to this file, relative to the spec", err=True)

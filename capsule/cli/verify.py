@@ -4,159 +4,81 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsule.cli.common import (
-    EngineOption,
-    JsonOption,
-    KeysOption,
-    QuietOption,
-    guarded,
-    print_json,
-)
-from capsule.cli.passphrase import PassphraseOption, unlock
+from capsule.cli import options
+from capsule.cli.common import guarded, print_json
+from capsule.cli.passphrase import unlock
 
 if TYPE_CHECKING:
-    from capsule.experiment.errors import CapsuleError
+    from capsule.host.errors import CapsuleError
+    from capsule.verification.verdict import Report
+
+BundleArgument = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="Bundle to verify. It is never changed.")
+]
 
 
 @guarded
 def command(
-    bundle: Annotated[Path, typer.Argument(help="Bundle to verify; it is never changed.")],
+    bundle: BundleArgument,
     *,
-    keys: KeysOption = None,
-    allowed_signers: Annotated[
-        list[Path] | None,
-        typer.Option("--allowed-signers", help="Trust file in OpenSSH's form; may be repeated."),
-    ] = None,
-    identities: Annotated[
-        list[str] | None,
-        typer.Option("--identity", help="Who must have signed, of those in the trust file."),
-    ] = None,
-    revoked: Annotated[
-        list[Path] | None,
-        typer.Option("--revoked", help="Keys or fingerprints, one a line, that count no more."),
-    ] = None,
-    threshold: Annotated[
-        int, typer.Option("--threshold", min=1, help="How many different keys must have signed.")
-    ] = 1,
-    signatures: Annotated[
-        list[Path] | None,
-        typer.Option("--signature", help="Further signature (capsule sign); may be repeated."),
-    ] = None,
-    keyless: Annotated[
-        list[Path] | None,
-        typer.Option("--keyless", help="Sigstore bundle over manifest.json, by --identity."),
-    ] = None,
-    issuer: Annotated[
-        str | None, typer.Option("--issuer", help="Who vouches for the identity, with --keyless.")
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(
-            "--mode",
-            help="integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed, full.",
-        ),
-    ] = "full",
-    challenge: Annotated[
-        str | None,
-        typer.Option(
-            "--challenge",
-            help="Segments between checkpoints to choose at random and execute again, or 'all'; "
-            "with a fresh seed's prefix. The same as --mode segments:N.",
-        ),
-    ] = None,
-    fresh_seed: Annotated[
-        bool,
-        typer.Option(
-            "--fresh-seed",
-            help="Have a seed that was drawn now computed: does the image compute, or recite? "
-            "The same as --mode fresh-seed.",
-        ),
-    ] = False,
-    allow_untrusted: Annotated[
-        bool, typer.Option("--allow-untrusted", help="Continue although the signer is not trusted.")
-    ] = False,
-    expect_spec: Annotated[
-        Path | None,
-        typer.Option("--expect-spec", help="Refuse the bundle of any other experiment."),
-    ] = None,
-    expect_lock: Annotated[
-        str | None,
-        typer.Option(
-            "--expect-lock",
-            metavar="FILE|DIGEST",
-            help="Refuse the bundle of any other lock, which names every package by digest.",
-        ),
-    ] = None,
-    expect_claim: Annotated[
-        str | None, typer.Option("--expect-claim", help="Refuse any other claim id.")
-    ] = None,
-    grade: Annotated[
-        Literal["bitwise", "content", "statistical"],
-        typer.Option("--grade", help="Weakest grade that ends with exit status 0."),
-    ] = "bitwise",
-    engine: EngineOption = "auto",
-    image: Annotated[
-        Literal["rebuilt", "embedded"],
-        typer.Option(
-            "--image",
-            help="Rebuild the image from the lock, or load the signer's own from the bundle.",
-        ),
-    ] = "rebuilt",
-    base: Annotated[
-        Literal["packages", "supplied"],
-        typer.Option(
-            "--base",
-            help="Build the image's base layer from Debian's packages, or take the signer's own.",
-        ),
-    ] = "packages",
-    code: Annotated[
-        Literal["own", "supplied"],
-        typer.Option(
-            "--code",
-            help="Execute only this Capsule's own training code, or the signer's other version.",
-        ),
-    ] = "own",
-    limits: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--limit",
-            metavar="FIELD=NUMBER",
-            help="Lower one of the bundle's limits, e.g. minutes=10.",
-        ),
-    ] = None,
-    report: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path(
-        "verify-report.json"
-    ),
-    sign: Annotated[
-        Path | None,
-        typer.Option("--sign", metavar="KEY", help="Private key that signs a receipt."),
-    ] = None,
-    passphrase_file: PassphraseOption = None,
-    receipt: Annotated[
-        Path | None,
-        typer.Option(
-            "--receipt", help="File that --sign writes; default: in the folder of the bundle."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    mode: options.ModeOption = "full",
+    challenge: options.ChallengeOption = None,
+    fresh_seed: options.FreshSeedOption = False,
+    grade: options.GradeOption = "bitwise",
+    keys: options.KeysOption = None,
+    allowed_signers: options.AllowedSignersOption = None,
+    identities: options.IdentityOption = None,
+    revoked: options.RevokedOption = None,
+    threshold: options.ThresholdOption = 1,
+    signatures: options.SignatureOption = None,
+    keyless: options.KeylessOption = None,
+    issuer: options.IssuerOption = None,
+    allow_untrusted: options.UntrustedOption = False,
+    expect_spec: options.ExpectSpecOption = None,
+    expect_lock: options.ExpectLockOption = None,
+    expect_claim: options.ExpectClaimOption = None,
+    engine: options.EngineOption = "auto",
+    image: options.ImageOption = "rebuilt",
+    base: options.BaseOption = "packages",
+    code: options.CodeOption = "own",
+    limits: options.LimitOption = None,
+    sign: options.SignReceiptOption = None,
+    receipt: options.ReceiptOption = None,
+    passphrase_file: options.PassphraseOption = None,
+    report: options.ReportOption = Path("verify-report.json"),
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Check a bundle, run it again on this machine, and say what is the same and what is not."""
+    """Check a bundle, execute its run again, and compare.
+
+    The bundle's signature and contents are checked first. Then its image is rebuilt and its run
+    is executed again on this machine. The report says what is equal and what is not.
+
+    Examples:
+        # Check, rebuild, execute the whole run again and compare bit for bit.
+        capsule verify run.capsule.tar --key alice.pub
+
+        # Check the signature and the contents only. Nothing is executed.
+        capsule verify run.capsule.tar --key alice.pub --mode integrity
+
+        # Execute three random segments again, then sign a receipt of the result.
+        capsule verify run.capsule.tar --key alice.pub --challenge 3 --sign bob
+    """
     from capsule.bundle.trust import load_policy
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
     from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
-    from capsule.report.terminal import show_report
-    from capsule.verification.execution.bounds import parse_limits
+    from capsule.verification.execution.limits import parse_limits
     from capsule.verification.expectation import Expectation, parse_claim, parse_lock
     from capsule.verification.mode import Mode
     from capsule.verification.receipt import require_execution, sign_report
-    from capsule.verification.verify import Request, verify
+    from capsule.verification.request import VerifyRequest
+    from capsule.verification.verify import verify
 
     policy = load_policy(
         keys=keys or (),
@@ -172,19 +94,17 @@ def command(
         raise CapsuleError(
             "CAP-V006",
             "--allow-untrusted contradicts --key, --allowed-signers and --keyless",
-            fix="Leave it out, or those.",
-            exit_code=ExitCode.USAGE,
+            fix="Remove --allow-untrusted, or remove the options that name trusted keys.",
         )
     if receipt is not None and sign is None:
         raise CapsuleError(
             "CAP-V081",
-            f"--receipt {receipt} without --sign",
+            f"--receipt {receipt} requires --sign",
             fix="Name the private key that signs the receipt: --sign KEY.",
-            exit_code=ExitCode.USAGE,
         )
-    # Hours later would be too late to learn that a key cannot be used.
+    # An unusable key must be found now, not after hours of re-execution.
     signing_key = None if sign is None else unlock(sign, passphrase_file)
-    request = Request(
+    request = VerifyRequest(
         bundle=bundle,
         trust=policy,
         mode=Mode.parse(_mode(mode, challenge, fresh_seed=fresh_seed)),
@@ -210,17 +130,23 @@ def command(
     _write_report(report, document)
     if signing_key is not None:
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
-    if as_json:
-        print_json(document)
-    else:
-        from rich.console import Console
-
-        show_report(result, Console())
+    _show(result, document, as_json=as_json)
     raise typer.Exit(result.exit_code)
 
 
+def _show(result: Report, document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+        return
+    from rich.console import Console
+
+    from capsule.report.terminal import show_report
+
+    show_report(result, Console())
+
+
 def _require_writable(report: Path) -> None:
-    """Refuse before anything runs a report that could not be written afterwards.
+    """Check before anything runs that the report can be written afterwards.
 
     Raises:
         CapsuleError: CAP-V082.
@@ -234,7 +160,7 @@ def _require_writable(report: Path) -> None:
 
 
 def _write_report(report: Path, document: dict[str, Any]) -> None:
-    """Write the report; if the disk is full by now, say so, and leave the verdict to be printed."""
+    """Write the report. If that fails now, say so on standard error and still show the verdict."""
     from capsule.experiment.canonical import write_output
 
     try:
@@ -245,19 +171,18 @@ def _write_report(report: Path, document: dict[str, Any]) -> None:
 
 
 def _unwritable(report: Path, error: OSError) -> CapsuleError:
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
 
     return CapsuleError(
         "CAP-V082",
         f"the report {str(report)!a} cannot be written: {error.strerror}",
-        fix="Name a file in a folder you may write to with --report, or /dev/null.",
-        exit_code=ExitCode.USAGE,
+        fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
     )
 
 
 def _mode(mode: str, challenge: str | None, *, fresh_seed: bool) -> str:
-    """Return the mode that the options ask for; a challenge has a fresh seed in it anyway."""
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    """Return the mode that the options ask for. A challenge includes a fresh seed."""
+    from capsule.host.errors import CapsuleError
 
     if challenge is None and not fresh_seed:
         return mode
@@ -265,7 +190,6 @@ def _mode(mode: str, challenge: str | None, *, fresh_seed: bool) -> str:
         raise CapsuleError(
             "CAP-V064",
             f"--mode {mode} contradicts {'--challenge' if challenge else '--fresh-seed'}",
-            fix="Give one of the two.",
-            exit_code=ExitCode.USAGE,
+            fix="Use only one of the two options.",
         )
     return "fresh-seed" if challenge is None else f"segments:{challenge}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from capsule.diagnosis.findings import Finding, Setting
 from capsule.experiment.canonical import write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
 
 MAX_WIDTH = 4096  # of a line; longer ones would be broken
@@ -44,10 +44,7 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
         before = path.read_bytes()
     except OSError as error:
         raise CapsuleError(
-            "CAP-S001",
-            f"cannot read spec {path}: {error.strerror}",
-            fix="Name an existing file.",
-            exit_code=ExitCode.USAGE,
+            "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
         ) from error
     parse_spec(before, str(path))
     after = patched(before.decode(), patch).encode()
@@ -59,7 +56,6 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
             "CAP-D004",
             f"cannot write spec {path}: {error.strerror}",
             fix="Make it writable, or set the fields by hand.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 
@@ -84,7 +80,6 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
             "the spec has a comment between a key and a value on the next line, and such a comment "
             "cannot be kept",
             fix="Write the value on the line of its key, or set the fields by hand.",
-            exit_code=ExitCode.USAGE,
         ) from error
     yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
     for name, value in patch.items():

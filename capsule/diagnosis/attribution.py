@@ -109,7 +109,7 @@ def line_findings(first: InstrumentReport, second: InstrumentReport, spec: Spec)
         elif not explained and not line.names(clocks):
             system = spec.entropy.mode == "system" and _RANDOM.search(line.text)
             code = "CAP-D103" if system else "CAP-D109"
-            found.append(line.finding(code, "no known source is asked on this line"))
+            found.append(line.finding(code, "no known source is used on this line"))
     return list({(item.code, str(item.where)): item for item in found}.values())
 
 
@@ -133,7 +133,7 @@ def asked_findings(
             if _is_open(use, spec) and not pinned:
                 item = finding(
                     codes[use.source],
-                    f"{use.function} is asked here, and no difference was seen before",
+                    f"{use.function} is called here, and no earlier difference was found",
                     where=use.where,
                     text=report.text.get(str(use.where), ""),
                     level="warning",
@@ -228,7 +228,7 @@ _REASONS: dict[Cause, str] = {
     "draws the randomness of whichever worker does it",
     "entropy": "it draws from a generator that takes its state from the operating system",
     "address": "the same elements in another order, as their addresses fall",
-    "hash": "the order or value comes from hash(), which the interpreter salts anew",
+    "hash": "the order or value comes from hash(), whose salt the interpreter draws at each start",
     "directory": "the order in which the file system lists a folder",
     "process": "it is, or comes from, a process or thread number",
     "clock": "it is a time",

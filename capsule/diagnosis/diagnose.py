@@ -22,11 +22,11 @@ from capsule.engine.interface import RUN_DIRECTORY, Engine, Exit, Progress, Task
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.training.instruments.operator_rules import STATUSES
@@ -52,7 +52,7 @@ class OperatorCensus(Model):
 
 
 class Diagnosis(Model):
-    """What ``capsule diagnose`` found."""
+    """The result of ``capsule diagnose``."""
 
     schema_id: Literal["capsule/diagnosis/v1"] = Field("capsule/diagnosis/v1", alias="schema")
     name: str
@@ -185,7 +185,7 @@ def _explain(
             findings += [finding("CAP-D101", text) for text in differences]
             findings += _causes(lock.spec, runs, reports, report)
     if any(report.truncated for report in everything):
-        findings.append(finding("CAP-D304", "not the whole run was watched"))
+        findings.append(finding("CAP-D304", "the run was not watched to its end"))
     if failure is not None:
         findings = _explain_failure(failure, findings)
     return Diagnosis(
@@ -276,9 +276,8 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
 def _unreadable(what: str) -> CapsuleError:
     return CapsuleError(
         "CAP-D002",
-        f"the run left no report of its instruments that can be used: {what}",
-        fix="See output.log in the run directory; the program may end itself with os._exit.",
-        exit_code=ExitCode.TRAINING_FAILED,
+        f"the report of the run's instruments cannot be used: {what}",
+        fix="See output.log in the run directory. A program that ends with os._exit has no report.",
     )
 
 
@@ -296,9 +295,8 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
     if steps < least or steps % (2 * unit):
         raise CapsuleError(
             "CAP-D001",
-            f"--steps {steps} is not a positive multiple of {2 * unit} of at least {least}",
-            fix=f"Name such a number, e.g. --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
-            exit_code=ExitCode.USAGE,
+            f"--steps {steps} is not a multiple of {2 * unit}, or is less than {least}",
+            fix=f"Use, for example, --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
         )
     dense = {"trace_interval": unit, "tensor_interval": unit}
     watched = spec.model_copy(

@@ -1,4 +1,4 @@
-"""What a run asked the operating system for: as the launcher counted, and as strace saw it."""
+"""A run's requests for entropy, as counted by the launcher and as seen by strace."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def entropy_findings(report: EntropyReport, strace: Path) -> list[Finding]:
     """
     found: list[Finding] = []
     if report.mode == "system":
-        found.append(finding("CAP-D301", "entropy.mode is system: it was left alone"))
+        found.append(
+            finding("CAP-D301", "entropy.mode is system, so the program used the system's entropy")
+        )
     if report.bypassed and report.mode != "system":
         found.append(finding("CAP-D302", _bypassing(report), level="note"))
     if unanswered := sum(program.unanswered for program in report.programs):
-        message = f"{unanswered} random files were opened that nothing answers for"
+        message = f"{unanswered} random devices were opened without an answer by Capsule"
         found.append(finding("CAP-D302", message))
     return found + _checked_by_strace(report, strace)
 
@@ -60,5 +62,5 @@ def _checked_by_strace(report: EntropyReport, strace: Path) -> list[Finding]:
     known = sum(program.getrandom.calls + program.inside_libc.calls for program in report.programs)
     if seen <= known:
         return []
-    message = f"strace saw {seen} getrandom calls, the supervisor {known}"
+    message = f"strace saw {seen} getrandom calls, the supervisor saw {known}"
     return [finding("CAP-D303", message)]

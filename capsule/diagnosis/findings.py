@@ -30,7 +30,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FindingKind:
     """One kind of finding.
 
     Attributes:
@@ -63,28 +63,28 @@ _ALGORITHMS = Remedy(
     "there is none.",
 )
 
-CATALOGUE: dict[str, Entry] = {
-    "CAP-D101": Entry(
+CATALOGUE: dict[str, FindingKind] = {
+    "CAP-D101": FindingKind(
         "error",
         "the two runs differ",
         "Follow the other findings.",
     ),
-    "CAP-D102": Entry(
+    "CAP-D102": FindingKind(
         "error",
         "a seed is taken from the clock",
         "Use the seed of the spec: '{seed}' in trainer.command, or the variable CAPSULE_SEED.",
         (_VIRTUAL_CLOCK,),
     ),
-    "CAP-D103": Entry(
+    "CAP-D103": FindingKind(
         "error",
-        "randomness that nothing seeds",
+        "an unseeded source of randomness",
         "Seed this generator.",
         (_VIRTUAL_ENTROPY,),
     ),
-    "CAP-D104": Entry(
+    "CAP-D104": FindingKind(
         "error",
         "a result depends on memory addresses",
-        "Sort by something that is the same in every run, or give the objects __hash__ and __eq__.",
+        "Sort by a key that is equal in every run, or define __hash__ and __eq__ for the objects.",
         (
             Remedy(
                 "entropy.address_randomization",
@@ -93,13 +93,13 @@ CATALOGUE: dict[str, Entry] = {
             ),
         ),
     ),
-    "CAP-D105": Entry(
+    "CAP-D105": FindingKind(
         "error",
         "a result depends on the interpreter's hash seed",
-        "Sort the elements before their order counts; never seed from hash().",
+        "Sort the elements before their order matters, and never seed from hash().",
         (Remedy("determinism.hash_seed", 0, "determinism.hash_seed: 0 fixes the order of sets."),),
     ),
-    "CAP-D106": Entry(
+    "CAP-D106": FindingKind(
         "error",
         "a result depends on the order in which a folder is listed",
         "Write sorted(os.listdir(...)), sorted(path.glob(...)).",
@@ -111,85 +111,85 @@ CATALOGUE: dict[str, Entry] = {
             ),
         ),
     ),
-    "CAP-D107": Entry(
+    "CAP-D107": FindingKind(
         "error",
         "a result depends on a process or thread number",
         "Number the workers yourself; derive seeds from that and from the seed of the spec. In a "
         "container, process numbers follow from what the program starts.",
     ),
-    "CAP-D108": Entry(
+    "CAP-D108": FindingKind(
         "warning",
-        "a time is computed with",
+        "a result depends on a time",
         "Keep times out of files that are claimed (trainer.outputs), and print them on standard "
         "error.",
         (_VIRTUAL_CLOCK,),
     ),
-    "CAP-D109": Entry(
+    "CAP-D109": FindingKind(
         "error",
-        "a value differs, and no source is known for it",
+        "a value differs for an unknown reason",
         "Look at what this line calls: sockets, other processes, compiled extensions.",
     ),
-    "CAP-D110": Entry(
+    "CAP-D110": FindingKind(
         "warning",
-        "guarantees that the spec gives up, one of which may be the cause",
-        "Use the defaults; --apply tries whether they help.",
+        "the spec gives up guarantees, one of which may be the cause",
+        "Use the defaults. --apply tests whether they help.",
     ),
-    "CAP-D111": Entry(
+    "CAP-D111": FindingKind(
         "error",
-        "threads, processes or tasks race for work",
+        "the order of threads, processes or tasks varies",
         "Submit tasks and wait for their results with capsule.training.arrivals, which records the "
         "order of arrival and gives each task randomness of its own (docs/own-program.md).",
     ),
-    "CAP-D112": Entry(
+    "CAP-D112": FindingKind(
         "warning",
-        "programs that the preloaded library does not reach",
+        "programs ignore the preloaded library",
         "Link them with the C library dynamically, or keep what they draw out of the results: "
         "their clock is the machine's, and the processor instructions RDRAND and RDSEED are not "
         "seen in any program.",
     ),
-    "CAP-D201": Entry(
+    "CAP-D201": FindingKind(
         "error",
         "an operator gives other bits when it is executed again",
         "Use one maths thread, or another operator.",
         (_ALGORITHMS,),
     ),
-    "CAP-D202": Entry(
+    "CAP-D202": FindingKind(
         "warning",
         "an operator is deterministic only under a flag that is off",
         "Switch the flag on.",
         (_ALGORITHMS,),
     ),
-    "CAP-D203": Entry(
+    "CAP-D203": FindingKind(
         "warning",
         "an operator has no deterministic implementation on this device",
         "Use another operator, or compute this step on the CPU.",
     ),
-    "CAP-D204": Entry(
+    "CAP-D204": FindingKind(
         "note",
-        "an operator that is not torch's own",
-        "Read its documentation; that it gave equal bits here is all that is known.",
+        "the program uses an operator that is not part of torch",
+        "Read its documentation; Capsule only knows that it gave equal bits here.",
     ),
-    "CAP-D301": Entry(
+    "CAP-D301": FindingKind(
         "warning",
-        "fresh randomness of the operating system reaches the program",
-        "Let Capsule answer for the operating system.",
+        "the program uses fresh randomness of the operating system",
+        "Let Capsule answer requests for randomness.",
         (_VIRTUAL_ENTROPY,),
     ),
-    "CAP-D302": Entry(
+    "CAP-D302": FindingKind(
         "warning",
         "requests for randomness bypass the preloaded library",
-        "Read /dev/urandom instead of files of /proc, which nothing answers for.",
+        "Read /dev/urandom instead of files in /proc, whose randomness Capsule does not replace.",
         (Remedy("entropy.supervised", True, "entropy.supervised: true answers system calls."),),
     ),
-    "CAP-D303": Entry(
+    "CAP-D303": FindingKind(
         "warning",
-        "the kernel was asked for randomness that the report does not know",
+        "the kernel answered requests for randomness that the report does not contain",
         "Do not rely on the report of this run; see strace.txt in the run directory.",
     ),
-    "CAP-D304": Entry(
+    "CAP-D304": FindingKind(
         "note",
         "an instrument reached its limit",
-        "What came later was not watched; diagnose fewer steps.",
+        "Later events were not watched. Diagnose fewer steps.",
     ),
 }
 

@@ -8,8 +8,8 @@ from functools import reduce
 from typing import Any
 
 from capsule.diagnosis.findings import CATALOGUE, Finding, Setting, finding
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec, calendar_clock
+from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
 
 CLOCK = "entropy.clock"

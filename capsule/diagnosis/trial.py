@@ -22,7 +22,7 @@ TRIAL = "trial"  # folder of the two runs
 
 
 class Trial(Model):
-    """What two runs with other settings gave."""
+    """The result of two runs with other settings."""
 
     settings: dict[str, Setting] = Field(description="Dotted field of the spec to value.")
     diagnosis: Diagnosis = Field(description="Of the runs with these settings.")
@@ -31,7 +31,7 @@ class Trial(Model):
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where diagnoses run.
+    """The engine, cache and reporter of diagnoses.
 
     Attributes:
         engine: Where runs execute.

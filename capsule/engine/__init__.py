@@ -1,1 +1,1 @@
-"""Where a run executes: a container engine, or a plain process."""
+"""Engines that execute runs: container engines and plain processes."""

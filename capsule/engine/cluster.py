@@ -29,10 +29,10 @@ from capsule.engine.interface import (
     Workers,
 )
 from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import ImpalaTrainer
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
@@ -66,9 +66,8 @@ class OnCluster:
         if isinstance(cluster, Workers) and engine.name != "docker":
             raise CapsuleError(
                 "CAP-E016",
-                f"--cluster docker:{cluster.count} needs Docker, the engine is {engine.name}",
+                f"--cluster docker:{cluster.count} requires Docker, not the engine {engine.name}",
                 fix="Use --engine docker, or the address of a cluster.",
-                exit_code=ExitCode.NO_ENGINE,
             )
         self._engine, self._cluster = engine, cluster
 
@@ -111,9 +110,8 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
     if not isinstance(spec.trainer, ImpalaTrainer):
         raise CapsuleError(
             "CAP-E018",
-            "--cluster plays actors of trainer.algorithm 'impala'; the spec has another trainer",
-            fix="Leave --cluster out.",
-            exit_code=ExitCode.USAGE,
+            "--cluster requires trainer.algorithm 'impala'; the spec has another trainer",
+            fix="Remove --cluster.",
         )
     if found := re.fullmatch(r"docker:([0-9]{1,2})", text):
         if 1 <= int(found[1]) <= MAX_WORKERS:
@@ -126,8 +124,7 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
         "CAP-E017",
         f"--cluster {text!r} is not docker:N, with N from 1 to {MAX_WORKERS}, nor HOST:PORT or "
         "ray://HOST:PORT",
-        fix="E.g. --cluster docker:2.",
-        exit_code=ExitCode.USAGE,
+        fix="For example: --cluster docker:2.",
     )
 
 
@@ -223,7 +220,7 @@ def _with(
 def _remove(container: Container) -> None:
     from docker.errors import NotFound
 
-    with suppress(NotFound):  # somebody removed it while the run went on without it
+    with suppress(NotFound):  # it was removed during the run
         container.remove(force=True, v=True)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -21,9 +21,10 @@ _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
 
 _FIX = {
     "docker": "Start Docker, or let your user use it (group 'docker'), or set DOCKER_HOST; "
-    "'bash scripts/setup.sh' installs and starts one as root. Without any: --engine process.",
+    "'bash scripts/setup.sh' installs and starts one as root. "
+    "Without a container engine, use --engine process.",
     "podman": "Start Podman's service (systemctl --user start podman.socket), or set "
-    "CONTAINER_HOST. Without any: --engine process.",
+    "CONTAINER_HOST. Without a container engine, use --engine process.",
 }
 
 
@@ -49,15 +50,11 @@ def connect(name: ContainerEngineName) -> DockerClient:
     if others:
         raise CapsuleError(
             "CAP-E002",
-            f"{name} was asked for, but {'; '.join(others)}",
+            f"{name} was requested, but {'; '.join(others)}",
             fix=f"Use --engine {found}, or correct DOCKER_HOST or CONTAINER_HOST.",
-            exit_code=ExitCode.NO_ENGINE,
         )
     raise CapsuleError(
-        "CAP-E001",
-        f"no {name} engine answers ({'; '.join(refusals)})",
-        fix=_FIX[name],
-        exit_code=ExitCode.NO_ENGINE,
+        "CAP-E001", f"no {name} engine answers ({'; '.join(refusals)})", fix=_FIX[name]
     )
 
 
@@ -104,7 +101,6 @@ def engine_errors(name: ContainerEngineName) -> Iterator[None]:
             f"{name} fails: {_reason(error)}",
             fix="See the engine's own log; is it running, and is there space on its disk? A run "
             "can be continued with 'capsule run --resume'.",
-            exit_code=ExitCode.NO_ENGINE,
         ) from error
 
 

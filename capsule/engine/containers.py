@@ -26,9 +26,9 @@ from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise
 from capsule.experiment import contract
 from capsule.experiment.beneath import give_folder
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import is_gone, this_process
 from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
@@ -61,7 +61,7 @@ class ContainerEngine:
 
     @property
     def name(self) -> ContainerEngineName:
-        """Who answers behind the API."""
+        """The engine that answers at the API."""
         return engine_name(self._version)
 
     def describe(self) -> dict[str, str]:
@@ -194,9 +194,11 @@ class ContainerEngine:
             for left in (*self._abandoned_containers(), *self._abandoned_networks()):
                 try:
                     left()
-                    progress("removed what a Capsule left that was killed")
+                    progress("removed what a killed Capsule process left behind")
                 except APIError as error:  # another Capsule may be removing it
-                    progress(f"what a killed Capsule left stays: {error.explanation}")
+                    progress(
+                        f"cannot remove what a killed Capsule left behind: {error.explanation}"
+                    )
 
     def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
         """Yield the removal of each; there are the same labels on networks."""
@@ -256,7 +258,7 @@ class ContainerEngine:
         """Choose a user that is not root on this machine and may write the run directory."""
         if self._rootless():
             # Inside a rootless engine's user namespace the caller is root (Docker), or can be
-            # mapped to itself (Podman); every other id is a stranger to the run directory.
+            # mapped to itself (Podman); every other id has no access to the run directory.
             if self.name == "podman":
                 return {"user": f"{os.getuid()}:{os.getgid()}", "userns_mode": "keep-id"}
             return {"user": "0:0"}
@@ -286,13 +288,12 @@ class ContainerEngine:
                 return self._start_once({**settings, "init": False})
         except APIError as error:
             if gpu and about_gpu(str(error)):
-                raise no_gpu(f"{self.name} says: {error.explanation}") from error
+                raise no_gpu(f"{self.name} reports: {error.explanation}") from error
             raise CapsuleError(
                 "CAP-E005",
-                f"{self.name} does not start the container: {error.explanation}",
+                f"{self.name} cannot start the container: {error.explanation}",
                 fix="See the engine's own log. If it is on another machine, it cannot see the run "
                 "directory.",
-                exit_code=ExitCode.NO_ENGINE,
             ) from error
 
     def _start_worker(self, settings: dict[str, Any]) -> Container:
@@ -391,11 +392,10 @@ def _checked_id(found: EngineImage | None, image: Image, engine: str) -> str:
             return identity
     raise CapsuleError(
         "CAP-E004",
-        f"{engine} does not show the image {image.config_digest} as it was loaded"
+        f"{engine} does not contain the image {image.config_digest} as it was loaded"
         + ("" if found is None else f": it has {found.id} with {found.attrs['RootFS']}"),
         fix=f"Remove what {engine} holds as {image.reference} and build again; if it persists, "
         "its image store is damaged.",
-        exit_code=ExitCode.BUILD_FAILED,
     )
 
 
@@ -432,8 +432,7 @@ def require_closed_parent(run_directory: Path) -> None:
         "CAP-E042",
         f"{parent} has mode {stat.S_IMODE(facts.st_mode):04o} and owner {facts.st_uid}, so others "
         "could enter it while the run writes there",
-        fix=f"Make it root's alone: chown root {parent} && chmod 700 {parent}.",
-        exit_code=ExitCode.USAGE,
+        fix=f"Give it to root alone: chown root {parent} && chmod 700 {parent}.",
     )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from capsule.engine.interface import Progress
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache, file_state
 from capsule.image.code import is_program, training_code, training_code_digest
 
@@ -33,7 +33,8 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
     with cache.lock(f"environment-{key}"):
         # The interpreter is a link to this machine's own, which may have gone since.
         python = environment / "bin" / f"python{lock.spec.image.python}"
-        if not python.exists() or not _is_as_installed(environment, record):
+        recorded = record.read_text() if record.exists() else None
+        if not python.exists() or recorded != _state(environment):
             progress("installing the locked packages for the plain-process engine")
             shutil.rmtree(environment, ignore_errors=True)
             _make_environment(lock, cache, environment)
@@ -46,10 +47,6 @@ def environment_key(lock: Lock) -> str:
     wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
     code = lock.image.code.sha256
     return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
-
-
-def _is_as_installed(environment: Path, record: Path) -> bool:
-    return record.exists() and record.read_text() == _state(environment)
 
 
 def _state(environment: Path) -> str:
@@ -73,7 +70,6 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             "CAP-E014",
             f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
             fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
-            exit_code=ExitCode.BUILD_FAILED,
         )
     version = lock.spec.image.python
     with cache.scratch() as scratch:
@@ -100,7 +96,6 @@ def _named_wheels(lock: Lock, cache: Cache, folder: Path) -> list[str]:
                 "CAP-E013",
                 f"{wheel.filename} is missing from the cache or damaged",
                 fix=f"Delete {path} and run 'capsule build' again.",
-                exit_code=ExitCode.BUILD_FAILED,
             )
         (folder / wheel.filename).symlink_to(path)
     return [str(folder / wheel.filename) for wheel in lock.image.wheels]
@@ -126,5 +121,4 @@ def _uv(scratch: Path, *arguments: str) -> None:
             "CAP-E015",
             f"uv cannot make the environment: {' '.join(process.stderr.split())}",
             fix="Install the Python version that the spec names, or use a container engine.",
-            exit_code=ExitCode.BUILD_FAILED,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.connection import component, engine_name
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
     from docker.types import DeviceRequest
@@ -52,7 +52,7 @@ def gpu_request(
     name, number = engine_name(version), component(version)["Version"]
     if name == "podman":
         if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
-            raise no_gpu(f"Podman {number} ignores GPU requests; 5.4 is the first that does not")
+            raise no_gpu(f"Podman {number} ignores GPU requests; version 5.4 or later is required")
         if not _described(("/etc/cdi", "/var/run/cdi")):
             raise no_gpu("no CDI specification describes a GPU to Podman")
         return cdi
@@ -60,7 +60,7 @@ def gpu_request(
         return cdi
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
         return DeviceRequest(device_ids=[str(index)], capabilities=[["gpu"]])
-    raise no_gpu(f"Docker {number} knows neither a CDI device {_GPU} nor an NVIDIA runtime")
+    raise no_gpu(f"Docker {number} has neither the CDI device {_GPU} nor an NVIDIA runtime")
 
 
 def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
@@ -99,14 +99,16 @@ def outdated(components: Mapping[str, str]) -> list[str]:
     """
     findings = []
     if TOOLKIT not in components:
-        findings.append(f"{TOOLKIT} does not say its version")
+        findings.append(f"{TOOLKIT} does not report its version")
     for name, number in components.items():
         fixed = _FIXED[name]
         found = tuple(int(digits) for digits in re.findall(r"\d+", number)[:3])
         branch = [first for first in fixed if first[:2] == found[:2]] or [fixed[-1]]
         if found < branch[0]:
             repaired = " or ".join(".".join(map(str, first)) for first in fixed)
-            findings.append(f"{name} {number} lets images break out; {repaired} does not")
+            findings.append(
+                f"{name} {number} has a known container escape; use {repaired} or later"
+            )
     return findings
 
 
@@ -114,10 +116,9 @@ def no_gpu(cause: str) -> CapsuleError:
     """Return the error for a GPU that cannot be had here. The run is inconclusive, not wrong."""
     return CapsuleError(
         "CAP-E003",
-        f"the run needs an NVIDIA GPU and the engine has none to give: {cause}",
+        f"the run needs an NVIDIA GPU but the engine cannot provide one: {cause}",
         fix="Use a machine with the GPU, its driver and the NVIDIA container toolkit "
         "(nvidia-ctk cdi generate).",
-        exit_code=ExitCode.INCONCLUSIVE,
     )
 
 

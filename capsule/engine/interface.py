@@ -88,7 +88,7 @@ class Exit:
 
 
 class Engine(Protocol):
-    """Where runs execute."""
+    """An engine, which executes runs."""
 
     @property
     def name(self) -> Literal["docker", "podman", "process"]:

@@ -27,8 +27,8 @@ from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedProject
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
@@ -266,9 +266,8 @@ def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
     except OSError as error:
         raise CapsuleError(
             "CAP-E005",
-            f"the process does not start: {error}",
+            f"the process cannot be started: {error}",
             fix="Install util-linux (setpriv).",
-            exit_code=ExitCode.NO_ENGINE,
         ) from error
     memory = task.limits.memory_mb << 20
     running = _RunningProcess(process, memory, enclosed=start.enclosed)

@@ -8,7 +8,7 @@ from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 
 EngineChoice = Literal["auto", "docker", "podman", "process"]
@@ -19,12 +19,12 @@ def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progre
 
     Args:
         choice: One engine, or ``auto``: Docker, else Podman, else a plain process.
-        strange: The run comes from somebody else. ``auto`` then never becomes a plain process,
+        strange: The run is untrusted. ``auto`` then never becomes a plain process,
             which would give that person's code everything that the caller may do.
         progress: Told which one it is, and why when it is the last resort.
 
     Raises:
-        CapsuleError: CAP-E001 the chosen engine, or for a stranger's run any container engine,
+        CapsuleError: CAP-E001 the chosen engine, or for an untrusted run any container engine,
             does not answer; CAP-E002 another engine than the chosen one does.
     """
     engine = _opened(choice, strange=strange, progress=progress)
@@ -63,6 +63,5 @@ def _no_container(reasons: list[str]) -> CapsuleError:
         "nothing was executed, because a bundle's code runs in a container and "
         + " and ".join(reasons),
         fix="Start Docker or Podman. '--engine process' would execute the bundle's code without a "
-        "container, with all that your account may do.",
-        exit_code=ExitCode.NO_ENGINE,
+        "container, with all permissions of your account.",
     )

@@ -18,8 +18,8 @@ from typing import Protocol
 from capsule.engine.interface import Exit, Task
 from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import LimitsSpec
+from capsule.host.errors import CapsuleError
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
@@ -66,7 +66,7 @@ def interrupts() -> Iterator[Interrupts]:
     """Install :class:`Interrupts` for a block.
 
     Only the main thread can receive signals; in others the count stays zero and stopping is the
-    business of whoever started the thread.
+    responsibility of the caller that started the thread.
     """
     counter = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -95,9 +95,8 @@ def exclusive(run_directory: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise CapsuleError(
                 "CAP-E008",
-                f"another capsule process is running in {run_directory}",
-                fix="Wait for it or interrupt it, then start again.",
-                exit_code=ExitCode.USAGE,
+                f"another Capsule process is running in {run_directory}",
+                fix="Wait for it or interrupt it, then run the command again.",
             ) from error
         yield
     finally:
@@ -171,9 +170,8 @@ def _kill(running: Running) -> int:
     if status is None:
         raise CapsuleError(
             "CAP-E009",
-            f"the task does not end, {_KILL_SECONDS:.0f} s after SIGKILL",
-            fix="Look for a process stuck in the kernel (a disk or GPU that does not answer).",
-            exit_code=ExitCode.TRAINING_FAILED,
+            f"the task has not ended {_KILL_SECONDS:.0f} s after SIGKILL",
+            fix="Look for a process that waits for a disk or GPU that does not respond.",
         )
     return status
 
@@ -195,14 +193,12 @@ def disk_usage(folder: Path) -> int:
             f"the task made {error.filename!a} in {folder} unreadable, so its size cannot be "
             "watched",
             fix="Do not trust this run; start again in a new run directory.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
     except UnboundedError as error:
         raise CapsuleError(
             "CAP-E040",
             f"the run directory cannot be watched: {error}",
-            fix="Have the program write fewer files, packed into larger ones.",
-            exit_code=ExitCode.TRAINING_FAILED,
+            fix="Write fewer, larger files.",
         ) from error
 
 
@@ -232,7 +228,6 @@ def spoilt(path: Path, what: str) -> CapsuleError:
     """Return the error of a run directory that its task has left in a state of its own making."""
     return CapsuleError(
         "CAP-E041",
-        f"the task put something else where {path.name} belongs: it {what}",
+        f"the task replaced {path.name}: it {what}",
         fix="Do not trust this run; start again in a new run directory.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )

@@ -15,8 +15,8 @@ from capsule.entropy.report import EntropyReport, collect, launch_failure
 from capsule.experiment import contract
 from capsule.experiment.beneath import remove_folder
 from capsule.experiment.canonical import write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
 
 
 class Attempt:
@@ -46,8 +46,7 @@ class Attempt:
                 "CAP-R301",
                 f"the run in {run_directory} records its randomness and was interrupted; such a "
                 "run cannot be resumed",
-                fix="Start it anew, or use entropy.mode: virtual.",
-                exit_code=ExitCode.USAGE,
+                fix="Start a new run, or use entropy.mode: virtual.",
             )
         # Always as long: the name is in the environment, whose size moves the stack.
         self._name = f"{contract.ENTROPY_STARTS}/start-{self._number:04}"
@@ -67,7 +66,7 @@ class Attempt:
         Args:
             native: Folder of the native parts.
             run_directory: The run directory.
-            seconds: When the launcher is to end the run, should nobody else have done so.
+            seconds: When the launcher ends the run if nothing else has done so.
         """
         if self._ended:
             return []
@@ -100,7 +99,7 @@ class Attempt:
         Raises:
             CapsuleError: CAP-R113, CAP-R2…: what was left is incomplete or a replay was not one.
         """
-        report = collect(self._folder).model_copy(update={"starts": self._number})
+        report = collect(self._folder, self._number)
         document = report.document()
         write_atomic(self._run_directory / contract.ENTROPY_REPORT, document)
         profile = self._profile(prefix=prefix)

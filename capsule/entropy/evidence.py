@@ -1,4 +1,4 @@
-"""What the rows of the ledger are judged by.
+"""The evidence by which the rows of the ledger are judged.
 
 There is no spec here, on purpose: what was asked for is no evidence of what happened.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from capsule.entropy.report import EntropyReport, ProgramReport, Tally, ToldReport
+from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally, ToldReport
 from capsule.experiment.arrival_log import ArrivalLog
 from capsule.experiment.contract import Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses
@@ -27,7 +27,7 @@ Judgement = tuple[Treatment, str] | None  # with the evidence; None: it does not
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What one finished run left behind.
+    """Documents of one finished run.
 
     Attributes:
         runtime: Flags and libraries, as read back before the training or the program began.
@@ -56,25 +56,25 @@ class Evidence:
 
     @property
     def programs(self) -> tuple[ProgramReport, ...]:
-        """What was executed, without Capsule's own interpreter beside a program."""
+        """The executed programs, without Capsule's own interpreter beside a program."""
         if self.report is None:
             return ()
         return tuple(each for each in self.report.programs if self._counts(each.process))
 
     @property
     def told(self) -> tuple[ToldReport, ...]:
-        """What processes were told for the machine, without Capsule's own beside a program."""
+        """Answers to processes about the machine, without Capsule's own beside a program."""
         if self.report is None:
             return ()
         return tuple(each for each in self.report.told if self._counts(each.process))
 
     @property
-    def requests(self) -> Tally:
+    def requests(self) -> RequestTally:
         """Requests for entropy that were answered, without those of :attr:`own_requests`."""
         return self._requests(counted=True)
 
     @property
-    def own_requests(self) -> Tally:
+    def own_requests(self) -> RequestTally:
         """Requests of Capsule's own interpreter beside a program."""
         return self._requests(counted=False)
 
@@ -89,18 +89,18 @@ class Evidence:
         """Why it is not known what every Python process of the run had; None if it is known."""
         told = self.mechanisms.interpreters
         if told is None:
-            return "the account of the run's Python processes was changed or removed"
+            return "the records of the run's Python processes were changed or removed"
         if self.is_program and not (self.report and self.report.supervised):
-            return "the run was not supervised: Python may have run without telling"
+            return "the run was not supervised, so Python processes may have run unrecorded"
         executed = sum(1 for each in self.programs if each.executed and each.is_python)
         silent = executed - told.started - told.restarted
         if silent > 0:
             return f"{silent:,} of {counted(executed, 'Python program')} told nothing of themselves"
         return None
 
-    def _requests(self, *, counted: bool) -> Tally:
+    def _requests(self, *, counted: bool) -> RequestTally:
         if self.report is None:
-            return Tally()
+            return RequestTally()
         return self.report.requests(lambda process: self._counts(process) == counted)
 
     def _counts(self, process: str) -> bool:
@@ -123,7 +123,7 @@ def is_own(process: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class LedgerSource:
     """A source of nondeterminism.
 
     Attributes:

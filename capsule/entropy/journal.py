@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 FILE_NAME = "journal"
 MAGIC = b"CAPSJRNL"
@@ -35,7 +35,7 @@ _KEPT_SIZE = 32  # bytes at most that are kept of a call
 _IS_FULL = 2
 
 
-class Source(IntEnum):
+class EntropyCall(IntEnum):
     """How a program asked."""
 
     GETRANDOM = 1
@@ -48,7 +48,7 @@ class Source(IntEnum):
 
     @property
     def label(self) -> str:
-        """What it is called in reports."""
+        """Its name in reports."""
         return _LABELS[self]
 
 
@@ -57,19 +57,19 @@ _CLOCKS: tuple[Clock, ...] = ("system", "fixed", "virtual")
 _MAX_CORES = 1024
 
 _LABELS = {
-    Source.GETRANDOM: "getrandom",
-    Source.GETENTROPY: "getentropy",
-    Source.ARC4RANDOM: "arc4random",
-    Source.SYSCALL: "syscall(SYS_getrandom)",
-    Source.DEVICE: "/dev/urandom",
-    Source.RANDOM_DEVICE: "std::random_device",
-    Source.NAME: "names of temporary files",
+    EntropyCall.GETRANDOM: "getrandom",
+    EntropyCall.GETENTROPY: "getentropy",
+    EntropyCall.ARC4RANDOM: "arc4random",
+    EntropyCall.SYSCALL: "syscall(SYS_getrandom)",
+    EntropyCall.DEVICE: "/dev/urandom",
+    EntropyCall.RANDOM_DEVICE: "std::random_device",
+    EntropyCall.NAME: "names of temporary files",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one thread asked one source for, on behalf of one library.
+    """The requests of one thread to one source, on behalf of one library.
 
     Attributes:
         process: Process path, such as ``0.1x``.
@@ -82,7 +82,7 @@ class Use:
 
     process: str
     thread: str
-    source: Source
+    source: EntropyCall
     caller: str
     calls: int
     bytes: int
@@ -100,7 +100,7 @@ class Call:
             expanded, as ``docs/random-profiles.md`` says.
     """
 
-    source: Source
+    source: EntropyCall
     caller: str
     size: int
     kept: bytes
@@ -147,8 +147,8 @@ class Mismatch:
     thread: str
     call: int
     offset: int
-    requested: tuple[Source, int]
-    recorded: tuple[Source, int] | None
+    requested: tuple[EntropyCall, int]
+    recorded: tuple[EntropyCall, int] | None
     known: bool
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a process was told in place of what the machine would have said.
+    """Answers that a process got in place of the machine's.
 
     Attributes:
         process: Process path.
@@ -245,7 +245,7 @@ def kept_size(size: int) -> int:
 
 def totals(uses: Iterable[Use]) -> tuple[Use, ...]:
     """Add up what has the same thread, source and caller; sorted by these."""
-    sums: dict[tuple[str, str, Source, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str, EntropyCall, str], tuple[int, int]] = {}
     for use in uses:
         key = (use.process, use.thread, use.source, use.caller)
         calls, size = sums.get(key, (0, 0))
@@ -258,7 +258,6 @@ def _missing(path: Path, what: str) -> CapsuleError:
         "CAP-R201",
         f"{path} {what}",
         fix="Start the run again: nothing is known about the randomness of this one.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 
@@ -266,8 +265,7 @@ def _contradiction(path: Path, what: str) -> NoReturn:
     raise CapsuleError(
         "CAP-R202",
         f"{path} {what}",
-        fix="Start the run again; the program, or someone else, wrote into this file.",
-        exit_code=ExitCode.TRAINING_FAILED,
+        fix="Start the run again. The program or another process wrote into this file.",
     )
 
 
@@ -322,10 +320,10 @@ class _Reader:
             _contradiction(self._path, "has a record without a name")
         return text.decode("utf-8", "backslashreplace")
 
-    def _source(self, number: int) -> Source:
+    def _source(self, number: int) -> EntropyCall:
         if number not in _LABELS:
             _contradiction(self._path, f"names an unknown source, {number}")
-        return Source(number)
+        return EntropyCall(number)
 
     def _thread(self, offset: int) -> None:
         calls, size, derived_calls, derived_size, *names = self._unpack(_THREAD, offset)
@@ -337,7 +335,7 @@ class _Reader:
     def _counter(self, offset: int) -> None:
         owner, _, calls, size, source, caller = self._unpack(_COUNTER, offset)
         if owner not in self._threads:
-            _contradiction(self._path, f"counts for no thread at {offset}")
+            _contradiction(self._path, f"has a count without a thread at {offset}")
         thread = self._threads[owner]
         use = Use(
             *(thread.process, thread.thread, self._source(source), self._text(caller)),
@@ -350,7 +348,7 @@ class _Reader:
         start = offset + _CALL.size
         end = start + kept_size(size)
         if counter not in self._counters or end > len(self._data):
-            _contradiction(self._path, f"has a call of nobody at {offset}")
+            _contradiction(self._path, f"has a call without a thread at {offset}")
         owner, use = self._counters[counter]
         call = Call(use.source, use.caller, size, self._data[start:end])
         self._recorded.setdefault(owner, []).append(call)

@@ -33,7 +33,7 @@ def launch_arguments(
             exist, and belong to this start alone.
         replay: Whether to replay the profile that lies in ``directory`` as :data:`REPLAYED`. Only
             for ``entropy.mode: recorded``, which otherwise records one.
-        seconds: When the launcher is to end the run, should nobody else have done so; None to
+        seconds: When the launcher ends the run if nothing else has done so; None to
             leave it running.
 
     Raises:

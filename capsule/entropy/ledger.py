@@ -3,8 +3,8 @@
 It is computed from what the run left behind (:class:`~capsule.entropy.evidence.Evidence`): flags
 that were read back inside it, what the launcher counted, what the trainer says that it did. A
 source that does not apply to the run has no row. The rows are judged in ``capsule/entropy/rows``:
-a new one takes a :class:`~capsule.entropy.evidence.Source` there, a line in ``docs/ledger.md``
-and a case in ``tests/entropy/test_ledger.py`` that breaks the mechanism.
+a new one takes a :class:`~capsule.entropy.evidence.LedgerSource` there, a line in
+``docs/ledger.md`` and a case in ``tests/entropy/test_ledger.py`` that breaks the mechanism.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.entropy.evidence import Evidence, Source, Treatment
+from capsule.entropy.evidence import Evidence, LedgerSource, Treatment
 from capsule.entropy.rows import computing, order, randomness, requests, surroundings
 from capsule.experiment.fields import Model
 
-SOURCES: tuple[Source, ...] = (
+SOURCES: tuple[LedgerSource, ...] = (
     *randomness.SOURCES,
     *order.SOURCES,
     *requests.SOURCES,
@@ -28,7 +28,7 @@ SOURCES: tuple[Source, ...] = (
 """Every source, in the order of the rows."""
 
 
-class Row(Model):
+class LedgerRow(Model):
     """One source of nondeterminism."""
 
     source: str
@@ -41,7 +41,7 @@ class Ledger(Model):
     """The rows that apply to a run, in the order of :data:`SOURCES`."""
 
     schema_id: Literal["capsule/ledger/v1"] = Field("capsule/ledger/v1", alias="schema")
-    rows: tuple[Row, ...]
+    rows: tuple[LedgerRow, ...]
 
 
 class LedgerDifference(Model):
@@ -67,12 +67,12 @@ def compare_ledgers(recorded: Ledger, here: Ledger) -> tuple[LedgerDifference, .
     )
 
 
-def _rows(evidence: Evidence) -> Iterator[Row]:
+def _rows(evidence: Evidence) -> Iterator[LedgerRow]:
     for source in SOURCES:
         judgement = source.judge(evidence)
         if judgement is not None:
             treatment, found = judgement
-            yield Row(
+            yield LedgerRow(
                 source=source.name,
                 treatment=treatment,
                 evidence=found,

@@ -19,22 +19,22 @@ from typing import NoReturn
 
 from capsule.entropy.journal import (
     Call,
+    EntropyCall,
     Journal,
     Mismatch,
-    Source,
     Thread,
     Use,
     kept_size,
     read_journal,
     totals,
 )
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 __all__ = [
     "Call",
+    "EntropyCall",
     "Mismatch",
     "Profile",
-    "Source",
     "Thread",
     "ThreadProfile",
     "Use",
@@ -58,7 +58,7 @@ _NUMBER_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class ThreadProfile:
-    """What one thread asked for, in order.
+    """The requests of one thread, in order.
 
     Attributes:
         process: Process path, such as ``0.1x``.
@@ -98,7 +98,7 @@ def merge(directory: Path) -> bytes:
     Raises:
         CapsuleError: CAP-R201 to CAP-R202, the journal cannot be read; CAP-R203, it had no room
             for the whole run, or a profile has none; CAP-R204, two threads have one path, so that
-            nobody could tell which of them a replay means.
+            a replay could not tell them apart.
     """
     journal = read_journal(directory)
     _check_complete(journal, directory)
@@ -112,8 +112,7 @@ def merge(directory: Path) -> bytes:
         raise CapsuleError(
             "CAP-R203",
             f"the run asked for randomness {calls:,} times; a profile holds {MAX_CALLS:,}",
-            fix="Use entropy.mode: virtual for a program that asks so often.",
-            exit_code=ExitCode.TRAINING_FAILED,
+            fix="Use entropy.mode: virtual for a program with so many requests.",
         )
     for one, other in pairwise(threads):
         if (one.process, one.thread) == (other.process, other.thread):
@@ -123,7 +122,6 @@ def merge(directory: Path) -> bytes:
                 f"{one.thread}: they were started around the C library, or two runs wrote to "
                 f"{directory}",
                 fix="Give each run a folder of its own, or use entropy.mode: virtual.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
     return serialize(Profile(journal.machine, tuple(threads)))
 
@@ -157,23 +155,27 @@ def parse(data: bytes) -> Profile:
             is right but it is not what Capsule writes.
     """
     if not data.startswith(MAGIC):
-        _refuse("CAP-R211", "this is not a random profile", "Name a profile that Capsule wrote.")
+        raise CapsuleError(
+            "CAP-R211", "this is not a random profile", fix="Name a profile that Capsule wrote."
+        )
     _, version, machine = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
     complete = len(data) >= _HEADER.size
     if complete and version != VERSION:  # before the checksum, which may be another one there
-        _refuse(
+        raise CapsuleError(
             "CAP-R212",
             f"the profile has version {version}; this Capsule reads version {VERSION}",
-            "Use the Capsule that made it, or record the run again.",
+            fix="Use the Capsule that made it, or record the run again.",
         )
     content, checksum = data[:-_CHECKSUM_SIZE], data[-_CHECKSUM_SIZE:]
     if not hmac.compare_digest(_checksum(content), checksum):
-        _refuse("CAP-R214", "the profile is cut off, or was edited", "Get it again.")
+        raise CapsuleError(
+            "CAP-R214", "the profile is cut off, or was edited", fix="Get another copy of it."
+        )
     if machine != X86_64:
-        _refuse(
+        raise CapsuleError(
             "CAP-R213",
             f"the profile was recorded on another architecture ({machine}; here {X86_64})",
-            "Replay it on that architecture; programs ask differently on others.",
+            fix="Replay it on that architecture, because others request randomness differently.",
         )
     profile = _Reader(content).profile(machine)
     paths = [(thread.process, thread.thread) for thread in profile.threads]
@@ -213,10 +215,9 @@ def check_consumed(
     if journal.mismatch is not None:
         raise CapsuleError(
             "CAP-R221",
-            f"the replay asked for other randomness than was recorded: {journal.mismatch}",
+            f"the replay requested other randomness than was recorded: {journal.mismatch}",
             fix="Record and replay with the same code and inputs. A program that hands work to "
             "whichever process is ready cannot be replayed: use entropy.mode: virtual.",
-            exit_code=ExitCode.DIFFERS,
         )
     _check_complete(journal, directory)
     consumed = {(thread.process, thread.thread): thread for thread in journal.threads}
@@ -241,10 +242,9 @@ def _check_thread(recorded: ThreadProfile, consumed: Thread | None) -> None:
         )
     raise CapsuleError(
         "CAP-R222",
-        f"the replay asked for less randomness than was recorded: process {recorded.process}, "
+        f"the replay requested less randomness than was recorded: process {recorded.process}, "
         f"thread {recorded.thread} {lack}",
         fix="Record and replay with the same code and inputs, and let the replay finish.",
-        exit_code=ExitCode.DIFFERS,
     )
 
 
@@ -255,7 +255,6 @@ def _check_complete(journal: Journal, directory: Path) -> None:
             f"the journal in {directory} has no room for the randomness of the whole run",
             fix="Raise the limit on file size, or use entropy.mode: virtual for a program that "
             "asks for so much.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
 
 
@@ -281,10 +280,10 @@ class _Reader:
         heads = [(self._number(), self._number(), self._number()) for _ in range(calls_listed)]
         calls = []
         for source, caller, size in heads:
-            if source not in set(Source) or caller >= len(callers):
+            if source not in set(EntropyCall) or caller >= len(callers):
                 _malformed()
             kept = self._bytes(kept_size(size))
-            calls.append(Call(Source(source), callers[caller], size, kept))
+            calls.append(Call(EntropyCall(source), callers[caller], size, kept))
         return ThreadProfile(process, thread, tuple(calls))
 
     def _number(self) -> int:
@@ -339,12 +338,8 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _malformed() -> NoReturn:
-    _refuse(
+    raise CapsuleError(
         "CAP-R215",
         "the profile has a correct checksum, but Capsule did not write it",
-        "Do not trust who gave it to you; record the run again.",
+        fix="Do not trust its source; record the run again.",
     )
-
-
-def _refuse(code: str, message: str, fix: str) -> NoReturn:
-    raise CapsuleError(code, message, fix=fix, exit_code=ExitCode.TAMPERED)

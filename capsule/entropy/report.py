@@ -1,4 +1,4 @@
-"""What became of a run's requests for randomness, counted while it ran.
+"""The treatment of a run's requests for randomness, counted while it ran.
 
 The launcher leaves ``launch-report.json`` (what its supervisor answered, for each program that was
 executed) or ``launch-failure.json``; the interposer leaves the journal. Together they are the
@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 from capsule.entropy.journal import FILE_NAME, Clock, Journal, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
+from capsule.host.errors import CapsuleError
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
@@ -31,7 +31,7 @@ _KERNEL = "(kernel)"  # in the place of a calling library: the supervisor answer
 Fate = Literal["answered", "masked", "unseen"]
 
 
-class Tally(Model):
+class RequestTally(Model):
     """A number of requests, and of the bytes that they were given."""
 
     calls: NonNegativeInt = 0
@@ -39,7 +39,7 @@ class Tally(Model):
 
 
 class ProgramReport(Model):
-    """What one program asked the kernel for, past the preloaded library.
+    """Requests of one program to the kernel that bypassed the preloaded library.
 
     Attributes:
         process: Path of the process that executed it.
@@ -61,9 +61,9 @@ class ProgramReport(Model):
     linkage: Literal["glibc", "other", "static", "unknown"]
     preloaded: bool
     start_bytes_derived: bool
-    getrandom: Tally
-    inside_libc: Tally
-    devices: Tally
+    getrandom: RequestTally
+    inside_libc: RequestTally
+    devices: RequestTally
     unanswered: NonNegativeInt
 
     @property
@@ -72,13 +72,13 @@ class ProgramReport(Model):
         return (self.executable or "").startswith("python")
 
     @property
-    def requests(self) -> Tally:
+    def requests(self) -> RequestTally:
         """Everything that the supervisor answered."""
         return _sum((self.getrandom, self.inside_libc, self.devices))
 
 
 class LibraryUse(Model):
-    """What one process asked for through the preloaded library, by source and calling library."""
+    """Requests of one process to the preloaded library, by source and calling library."""
 
     process: str
     source: str
@@ -88,7 +88,7 @@ class LibraryUse(Model):
 
 
 class ToldReport(Model):
-    """What one process was told in place of what the machine would have said.
+    """Answers that one process got in place of the machine's.
 
     Attributes:
         process: Its path.
@@ -112,7 +112,7 @@ class ToldReport(Model):
 
 
 class Coverage(Model):
-    """What became of one source of randomness.
+    """The treatment of one source of randomness.
 
     Attributes:
         source: What it is.
@@ -125,8 +125,8 @@ class Coverage(Model):
 
     source: str
     fate: Fate
-    by_preload: Tally = Tally()
-    by_supervisor: Tally = Tally()
+    by_preload: RequestTally = RequestTally()
+    by_supervisor: RequestTally = RequestTally()
     unanswered: NonNegativeInt = 0
     remark: str
 
@@ -195,10 +195,10 @@ class EntropyReport(Model):
         """Whether process and thread numbers were a function of what the run started."""
         return self.own_numbers and self.first_process == FIRST_PROCESS
 
-    def requests(self, of: Callable[[str], bool]) -> Tally:
+    def requests(self, of: Callable[[str], bool]) -> RequestTally:
         """Return the requests that were answered of the processes whose paths ``of`` accepts."""
         by_preload = (
-            Tally(calls=use.calls, bytes=use.bytes) for use in self.uses if of(use.process)
+            RequestTally(calls=use.calls, bytes=use.bytes) for use in self.uses if of(use.process)
         )
         by_supervisor = (each.requests for each in self.programs if of(each.process))
         return _sum((*by_preload, *by_supervisor))
@@ -209,11 +209,12 @@ class EntropyReport(Model):
         return sum(program.getrandom.calls + program.devices.calls for program in self.programs)
 
 
-def collect(directory: Path) -> EntropyReport:
+def collect(directory: Path, starts: int = 1) -> EntropyReport:
     """Read what launcher and interposer left.
 
     Args:
         directory: The launcher's ``--directory``.
+        starts: How often the run was started.
 
     Raises:
         CapsuleError: CAP-R101 to CAP-R112, the launcher says that it failed; CAP-R113, its
@@ -222,7 +223,8 @@ def collect(directory: Path) -> EntropyReport:
     if failure := launch_failure(directory):
         raise failure
     launch = _read(directory / REPORT, _Launch)
-    journal = _journal(directory)
+    # A run that was neither supervised nor preloaded has no journal.
+    journal = read_journal(directory) if (directory / FILE_NAME).exists() else None
     uses = () if launch.mode == "system" or journal is None else _uses(journal)
     programs = tuple(
         _without_folder(program) for program in sorted(launch.programs, key=lambda p: p.process)
@@ -239,8 +241,9 @@ def collect(directory: Path) -> EntropyReport:
         outlived=launch.outlived,
         programs=programs,
         uses=uses,
-        told=() if journal is None else _told(journal),
+        told=() if journal is None else tuple(ToldReport(**asdict(told)) for told in journal.told),
         coverage=tuple(_coverage(launch, uses)),
+        starts=starts,
     )
 
 
@@ -264,25 +267,17 @@ def launch_failure(directory: Path) -> CapsuleError | None:
     failure = _read(path, _Failure)
     if failure.code not in _FIXES:
         raise _malformed(path, f"names the unknown error {failure.code!r}")
-    fix, exit_code = _FIXES[failure.code]
-    return CapsuleError(failure.code, failure.message, fix=fix, exit_code=exit_code)
-
-
-def _journal(directory: Path) -> Journal | None:
-    """Read the journal; None if there is none: the run was neither supervised nor preloaded."""
-    return read_journal(directory) if (directory / FILE_NAME).exists() else None
-
-
-def _told(journal: Journal) -> tuple[ToldReport, ...]:
-    return tuple(ToldReport(**asdict(told)) for told in journal.told)
+    return CapsuleError(failure.code, failure.message, fix=_FIXES[failure.code])
 
 
 def _uses(journal: Journal) -> tuple[LibraryUse, ...]:
-    sums: dict[tuple[str, str, str], Tally] = {}
+    sums: dict[tuple[str, str, str], RequestTally] = {}
     for use in journal.uses:
         key = (use.process, use.source.label, use.caller)
         if use.caller != _KERNEL:
-            sums[key] = _sum((sums.get(key, Tally()), Tally(calls=use.calls, bytes=use.bytes)))
+            sums[key] = _sum(
+                (sums.get(key, RequestTally()), RequestTally(calls=use.calls, bytes=use.bytes))
+            )
     return tuple(
         LibraryUse(
             process=process, source=source, caller=caller, calls=sum_.calls, bytes=sum_.bytes
@@ -291,18 +286,18 @@ def _uses(journal: Journal) -> tuple[LibraryUse, ...]:
     )
 
 
-def _sum(tallies: Iterable[Tally]) -> Tally:
+def _sum(tallies: Iterable[RequestTally]) -> RequestTally:
     calls = size = 0
     for tally in tallies:
         calls, size = calls + tally.calls, size + tally.bytes
-    return Tally(calls=calls, bytes=size)
+    return RequestTally(calls=calls, bytes=size)
 
 
 def _coverage(launch: _Launch, uses: tuple[LibraryUse, ...]) -> Iterator[Coverage]:
-    """Yield the rows: first what was answered, then what was masked, then what nobody sees."""
+    """Yield the rows: answered requests, masked ones, then those that cannot be seen."""
     for source in sorted({use.source for use in uses}):
         by_preload = _sum(
-            Tally(calls=use.calls, bytes=use.bytes) for use in uses if use.source == source
+            RequestTally(calls=use.calls, bytes=use.bytes) for use in uses if use.source == source
         )
         remark = "asked for through the preloaded library"
         yield Coverage(source=source, fate="answered", by_preload=by_preload, remark=remark)
@@ -414,47 +409,24 @@ def _malformed(path: Path, what: str) -> CapsuleError:
         "CAP-R113",
         f"{path} {what}",
         fix="Start the run again: nothing is known about the randomness of this one.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 
-# What the launcher can fail with (capsule/native/source), what to do, and the command's status.
-_FIXES: dict[str, tuple[str, ExitCode]] = {
-    "CAP-R101": ("Report it: Capsule builds the launcher's options.", ExitCode.INTERNAL),
-    "CAP-R102": ("Build the image again, or install Capsule from its wheel.", ExitCode.INTERNAL),
-    "CAP-R103": (
-        "Give the run an empty folder that it can write to, on a disk with room.",
-        ExitCode.TRAINING_FAILED,
-    ),
-    "CAP-R104": (
-        "Use Linux 5.14 or newer, outside other supervised runs; or entropy.supervised: false.",
-        ExitCode.INCONCLUSIVE,
-    ),
-    "CAP-R105": (
-        "Use Capsule's seccomp profile for containers, or entropy.address_randomization: true.",
-        ExitCode.INCONCLUSIVE,
-    ),
-    "CAP-R106": ("Correct trainer.command, or add the program.", ExitCode.TRAINING_FAILED),
-    "CAP-R107": (
-        "Use an image with glibc 2.28 or newer, and a program that its loader starts.",
-        ExitCode.TRAINING_FAILED,
-    ),
-    "CAP-R108": (
-        "Keep the program dumpable and under its user, or set entropy.supervised: false.",
-        ExitCode.TRAINING_FAILED,
-    ),
-    "CAP-R109": (
-        "Use x86-64 programs only, or set entropy.supervised: false.",
-        ExitCode.TRAINING_FAILED,
-    ),
-    "CAP-R110": ("See the message; report it if memory was not short.", ExitCode.TRAINING_FAILED),
-    "CAP-R111": ("Give the profile that the recorded run made.", ExitCode.TAMPERED),
-    "CAP-R112": (
-        "Raise the limit on file size, or use entropy.mode: virtual.",
-        ExitCode.TRAINING_FAILED,
-    ),
-    "CAP-R114": (
-        "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
-        ExitCode.TRAINING_FAILED,
-    ),
+# What the launcher can fail with (capsule/native/source), and what to do.
+_FIXES: dict[str, str] = {
+    "CAP-R101": "Report it: Capsule builds the launcher's options.",
+    "CAP-R102": "Build the image again, or install Capsule from its wheel.",
+    "CAP-R103": "Give the run an empty folder that it can write to, on a disk with room.",
+    "CAP-R104": "Use Linux 5.14 or newer, outside other supervised runs; or "
+    "entropy.supervised: false.",
+    "CAP-R105": "Use Capsule's seccomp profile for containers, or "
+    "entropy.address_randomization: true.",
+    "CAP-R106": "Correct trainer.command, or add the program.",
+    "CAP-R107": "Use an image with glibc 2.28 or newer, and a program that its loader starts.",
+    "CAP-R108": "Keep the program dumpable and under its user, or set entropy.supervised: false.",
+    "CAP-R109": "Use x86-64 programs only, or set entropy.supervised: false.",
+    "CAP-R110": "See the message. Report it unless memory was short.",
+    "CAP-R111": "Use the profile of the recorded run.",
+    "CAP-R112": "Raise the limit on file size, or use entropy.mode: virtual.",
+    "CAP-R114": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
 }

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model, NonNegativeInt
 
 MAX_LOG_BYTES = 64 << 20
@@ -107,5 +107,4 @@ def parse_arrivals(data: bytes) -> ArrivalLog:
             "CAP-T385",
             f"the arrival log is malformed: {str(error).splitlines()[0]}",
             fix="Take the log from the bundle again; do not trust a bundle that holds such a log.",
-            exit_code=ExitCode.TAMPERED,
         ) from error

@@ -31,7 +31,7 @@ class UnboundedError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FolderEntry:
     """Something in a folder.
 
     Attributes:
@@ -43,7 +43,7 @@ class Entry:
     facts: os.stat_result
 
 
-def entries_beneath(folder: Path) -> Iterator[Entry]:
+def entries_beneath(folder: Path) -> Iterator[FolderEntry]:
     """Yield everything in a folder and its sub-folders, which may change meanwhile.
 
     What vanishes is left out. At most :data:`MAX_DEPTH` descriptors are open at a time.
@@ -152,7 +152,7 @@ def _unlinked(name: str, folder: int) -> bool:
     return False
 
 
-def _entries(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
+def _entries(folder: int, prefix: str, depth: int) -> Iterator[FolderEntry]:
     if depth > MAX_DEPTH:
         raise UnboundedError(f"folders more than {MAX_DEPTH} deep")
     with os.scandir(folder) as found:
@@ -161,7 +161,7 @@ def _entries(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
                 facts = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            yield Entry(prefix + entry.name, facts)
+            yield FolderEntry(prefix + entry.name, facts)
             if stat.S_ISDIR(facts.st_mode):
                 # It may have vanished by now, or become a link, which is not opened.
                 with (

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.experiment.trace import Record
@@ -135,5 +135,4 @@ def _malformed(path: Path, number: int, what: str) -> CapsuleError:
         "CAP-V074",
         f"{path.name} line {number} of a dense record: {what}",
         fix="Make it again with 'capsule diff … --dense FILE', with the same version of Capsule.",
-        exit_code=ExitCode.USAGE,
     )

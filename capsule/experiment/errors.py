@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -21,48 +21,106 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+# The codes that are raised inside images, with the status of a command that fails with one. Causes
+# and fixes, and all other codes, stand in capsule/host/catalogue.
+IMAGE_CODES: Mapping[str, ExitCode] = {
+    "CAP-N001": ExitCode.INTERNAL,
+    "CAP-S007": ExitCode.USAGE,
+    "CAP-T101": ExitCode.TRAINING_FAILED,
+    "CAP-T102": ExitCode.TRAINING_FAILED,
+    "CAP-T103": ExitCode.INCONCLUSIVE,
+    "CAP-T104": ExitCode.TRAINING_FAILED,
+    "CAP-T105": ExitCode.INCONCLUSIVE,
+    "CAP-T106": ExitCode.TRAINING_FAILED,
+    "CAP-T107": ExitCode.TRAINING_FAILED,
+    "CAP-T108": ExitCode.TRAINING_FAILED,
+    "CAP-T109": ExitCode.INCONCLUSIVE,
+    "CAP-T111": ExitCode.TRAINING_FAILED,
+    "CAP-T112": ExitCode.USAGE,
+    "CAP-T113": ExitCode.INCONCLUSIVE,
+    "CAP-T121": ExitCode.TRAINING_FAILED,
+    "CAP-T131": ExitCode.TRAINING_FAILED,
+    "CAP-T132": ExitCode.TRAINING_FAILED,
+    "CAP-T133": ExitCode.TRAINING_FAILED,
+    "CAP-T141": ExitCode.TAMPERED,
+    "CAP-T151": ExitCode.TRAINING_FAILED,
+    "CAP-T161": ExitCode.TRAINING_FAILED,
+    "CAP-T201": ExitCode.TRAINING_FAILED,
+    "CAP-T211": ExitCode.TRAINING_FAILED,
+    "CAP-T212": ExitCode.TRAINING_FAILED,
+    "CAP-T213": ExitCode.TRAINING_FAILED,
+    "CAP-T214": ExitCode.TRAINING_FAILED,
+    "CAP-T215": ExitCode.TRAINING_FAILED,
+    "CAP-T216": ExitCode.TRAINING_FAILED,
+    "CAP-T221": ExitCode.TRAINING_FAILED,
+    "CAP-T222": ExitCode.TRAINING_FAILED,
+    "CAP-T223": ExitCode.TRAINING_FAILED,
+    "CAP-T231": ExitCode.TRAINING_FAILED,
+    "CAP-T232": ExitCode.TRAINING_FAILED,
+    "CAP-T241": ExitCode.TRAINING_FAILED,
+    "CAP-T242": ExitCode.TRAINING_FAILED,
+    "CAP-T243": ExitCode.USAGE,
+    "CAP-T301": ExitCode.TRAINING_FAILED,
+    "CAP-T302": ExitCode.TRAINING_FAILED,
+    "CAP-T303": ExitCode.TRAINING_FAILED,
+    "CAP-T304": ExitCode.TRAINING_FAILED,
+    "CAP-T305": ExitCode.TRAINING_FAILED,
+    "CAP-T321": ExitCode.TRAINING_FAILED,
+    "CAP-T331": ExitCode.TRAINING_FAILED,
+    "CAP-T332": ExitCode.TRAINING_FAILED,
+    "CAP-T341": ExitCode.TAMPERED,
+    "CAP-T342": ExitCode.TRAINING_FAILED,
+    "CAP-T343": ExitCode.TRAINING_FAILED,
+    "CAP-T344": ExitCode.USAGE,
+    "CAP-T351": ExitCode.INCONCLUSIVE,
+    "CAP-T352": ExitCode.NO_ENGINE,
+    "CAP-T353": ExitCode.TRAINING_FAILED,
+    "CAP-T354": ExitCode.TRAINING_FAILED,
+    "CAP-T361": ExitCode.TRAINING_FAILED,
+    "CAP-T362": ExitCode.TRAINING_FAILED,
+    "CAP-T371": ExitCode.USAGE,
+    "CAP-T381": ExitCode.DIFFERS,
+    "CAP-T382": ExitCode.TRAINING_FAILED,
+    "CAP-T383": ExitCode.TRAINING_FAILED,
+    "CAP-T384": ExitCode.USAGE,
+    "CAP-T385": ExitCode.TAMPERED,
+    "CAP-V074": ExitCode.USAGE,
+}
+_exit_codes = dict(IMAGE_CODES)
+
+
+def register(codes: Mapping[str, ExitCode]) -> None:
+    """Make further codes known, each with its exit status.
+
+    Raises:
+        ValueError: One is known already.
+    """
+    if known := codes.keys() & _exit_codes.keys():
+        raise ValueError(f"registered twice: {', '.join(sorted(known))}")
+    _exit_codes.update(codes)
+
+
 class CapsuleError(Exception):
     """A foreseen failure.
 
     Attributes:
         code: Stable identifier such as ``CAP-S002``; catalogued in ``docs/errors.md``. The letter
             names the room: S spec, L lock, I image, E engine, T training, B bundle, V verification,
-            M machine, N native parts, R random profiles (entropy), D diagnosis.
+            M machine, N native parts, R random profiles (entropy), D diagnosis, P reports, X none.
         message: One sentence: what is wrong, with the field and the value.
         fix: What to do about it.
-        exit_code: Status the command ends with.
+        exit_code: Status the command ends with: the one of the code.
+
+    Raises:
+        KeyError: The code is not known.
     """
 
-    def __init__(self, code: str, message: str, *, fix: str, exit_code: ExitCode) -> None:
+    def __init__(self, code: str, message: str, *, fix: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.fix = fix
-        self.exit_code = exit_code
+        self.exit_code = _exit_codes[code]
 
     def __str__(self) -> str:
         return f"{self.code} {self.message}"
-
-
-# What the operating system refuses because of the machine's state or its owner's settings.
-_REFUSALS = frozenset(
-    {
-        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ENOTDIR, errno.ENAMETOOLONG),
-    }
-)
-_NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile
-
-
-def refusal_of(error: OSError) -> CapsuleError | None:
-    """Return the coded error of a full disk, a missing permission and the like; None of others."""
-    reason = error.strerror or ""
-    if error.errno not in _REFUSALS and not reason.startswith(_NO_TEMPORARY_FOLDER):
-        return None
-    where = f" at {error.filename!a}" if isinstance(error.filename, str) else ""
-    return CapsuleError(
-        "CAP-X003",
-        f"the operating system refused{where}: {reason}",
-        fix="Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
-        exit_code=ExitCode.INCONCLUSIVE,
-    )

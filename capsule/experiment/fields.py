@@ -45,12 +45,21 @@ def added(*, absent: Any, default: Any = ..., description: str | None = None) ->
     leaves the field out where it has the value ``absent``, and means that value by leaving it out,
     for ever. What a new spec gets by default may be another value, and may change.
 
+    Only a scalar of JSON may be given: a default is not validated, and every document that leaves
+    the field out would share a list or a dictionary.
+
     Args:
         absent: What documents without the field mean; as JSON has it.
         default: What a new document gets; ``absent`` if it is not given.
         description: For the schema.
+
+    Raises:
+        TypeError: A value is not a string, a number, a Boolean or None.
     """
     new = absent if default is ... else default
+    for value in (absent, new):
+        if value is not None and not isinstance(value, str | int | float):
+            raise TypeError(f"not a scalar of JSON: {value!r}")
     return Field(
         default_factory=lambda: absent if _reading_stored.get() else new,
         description=description,
@@ -75,11 +84,15 @@ class Model(BaseModel):
 
         Raises:
             ValueError: It is not canonical JSON, or (as pydantic's ``ValidationError``) not a
-                document of this model.
+                document of this model, or it does not spell out every field of version 1, whose
+                defaults may change.
         """
         parse_canonical_json(data)
         with _stored():
-            return cls.model_validate_json(data)
+            found = cls.model_validate_json(data)
+        if found.document() != data:
+            raise ValueError("it leaves out a field, or spells out one that stands for its absence")
+        return found
 
 
 @contextmanager
@@ -92,7 +105,11 @@ def _stored() -> Iterator[None]:
 
 
 def _leave_out(value: Any, facts: Any) -> None:
-    """Remove from ``facts``, which ``value`` was dumped to, what stored documents leave out."""
+    """Remove from ``facts``, which ``value`` was dumped to, what stored documents leave out.
+
+    Raises:
+        TypeError: A dictionary has a key that is no string, which JSON would spell as one.
+    """
     if isinstance(value, Model):
         for name, field in type(value).model_fields.items():
             key, extra = field.alias or name, field.json_schema_extra
@@ -105,4 +122,6 @@ def _leave_out(value: Any, facts: Any) -> None:
             _leave_out(each, dumped)
     elif isinstance(value, dict):
         for key, each in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"not a string, as keys of documents are: {key!r}")
             _leave_out(each, facts[key])

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import Field, ValidationError
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
 from capsule.experiment.lock import Sha256
 from capsule.experiment.trainers import MAX_RECORDED_ACTORS, MAX_RECORDED_UNROLLS
@@ -204,5 +204,4 @@ def _refuse(what: str) -> NoReturn:
         "CAP-T341",
         f"the schedule log {what}",
         fix="Take the log from the bundle, or the run directory, again.",
-        exit_code=ExitCode.TAMPERED,
     )

@@ -23,15 +23,18 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 
 _DATA = Path(__file__).parent / "data"
 # ALE/Breakout-v5, Breakout-v4, BreakoutNoFrameskip-v4, BreakoutDeterministic-v0
 _GYMNASIUM_ID = re.compile(r"(?:ALE/)?([A-Z][A-Za-z]*?)(?:NoFrameskip|Deterministic)?-v\d+")
 
 
-class Reference(NamedTuple):
-    """Scores of random play and of a person in one game or task, as the game counts."""
+class ReferenceScores(NamedTuple):
+    """Scores of random play and of a person in one game or task, as the game counts.
+
+    They normalise returns: the first counts 0, the second 1.
+    """
 
     random: float
     human: float
@@ -52,16 +55,16 @@ class Aggregate(NamedTuple):
     capped_mean: float
 
 
-def _references(name: str) -> dict[str, Reference]:
+def _references(name: str) -> dict[str, ReferenceScores]:
     with (_DATA / name).open(encoding="ascii", newline="") as stream:
         return {
-            row["task"]: Reference(float(row["random"]), float(row["human"]))
+            row["task"]: ReferenceScores(float(row["random"]), float(row["human"]))
             for row in csv.DictReader(stream)
         }
 
 
-ATARI_57: Mapping[str, Reference] = _references("atari57.csv")
-DMLAB_30: Mapping[str, Reference] = _references("dmlab30.csv")
+ATARI_57: Mapping[str, ReferenceScores] = _references("atari57.csv")
+DMLAB_30: Mapping[str, ReferenceScores] = _references("dmlab30.csv")
 _ALL = {**ATARI_57, **DMLAB_30}
 
 
@@ -85,11 +88,10 @@ def task_name(identifier: str) -> str:
         fix=f"did you mean {' or '.join(near)}?"
         if near
         else "name a game of Atari-57, such as 'breakout', or a level of DMLab-30",
-        exit_code=ExitCode.USAGE,
     )
 
 
-def reference_of(identifier: str) -> Reference | None:
+def reference_of(identifier: str) -> ReferenceScores | None:
     """Return the references of a game or task, named as :func:`task_name` takes it, if any."""
     return _ALL.get(_name_of(identifier))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 
 GENESIS = bytes(32)
 SEGMENT_RECORDS = 1024
@@ -244,5 +244,4 @@ def _refuse(path: Path, position: int, what: str) -> NoReturn:
         "CAP-T141",
         f"{path.name} line {position} {what}",
         fix="The trace was damaged or is not Capsule's; take it from the run directory again.",
-        exit_code=ExitCode.TAMPERED,
     )

@@ -1,4 +1,4 @@
-"""What belongs to a Capsule that runs, and what is left of one that was killed.
+"""Resources of a running Capsule process, and the remains of a killed one.
 
 A process is named so that no later one is taken for it: by its number and start time, its process
 id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
@@ -17,7 +17,7 @@ from pathlib import Path
 from capsule.experiment.beneath import remove_folder
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SUFFIX = ".capsule-held"  # of folders that a process holds by a lock, and of nobody else's
+_SUFFIX = ".capsule-held"  # only of folders that a process holds by a lock
 
 
 def this_process() -> str:

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
 
 MAX_SPEC_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
@@ -43,9 +43,15 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
         with path.open("rb") as stream:
             data = stream.read(MAX_SPEC_BYTES + 1)
     except OSError as error:
-        _fail("CAP-S001", f"cannot read spec {path}: {error.strerror}", "Name an existing file.")
+        raise CapsuleError(
+            "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
+        ) from error
     if len(data) > MAX_SPEC_BYTES:
-        _fail("CAP-S001", f"spec {path} is larger than 1 MiB", "A spec is a few kilobytes of YAML.")
+        raise CapsuleError(
+            "CAP-S001",
+            f"spec {path} is larger than 1 MiB",
+            fix="A spec is a few kilobytes of YAML.",
+        )
     return parse_spec(data, str(path), overrides, folder=path.parent)
 
 
@@ -68,7 +74,8 @@ def parse_spec(
     try:
         return Spec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        _fail("CAP-S003", *_explain(error, tree, marks, name))
+        message, fix = _explain(error, tree, marks, name)
+        raise CapsuleError("CAP-S003", message, fix=fix) from error
 
 
 def schema_document() -> dict[str, Any]:
@@ -112,7 +119,10 @@ class _Reader:
 
         self.marks.setdefault(path, _position(node))
         if node.anchor is not None:
-            self._refuse(f"{_position(node)}: anchors and aliases are not allowed", "Write it out.")
+            self._refuse(
+                f"{_position(node)}: anchors and aliases are not allowed",
+                "Write the value out instead.",
+            )
         if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
             self._refuse(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
         if isinstance(node, MappingNode):
@@ -132,7 +142,7 @@ class _Reader:
                 self._refuse(
                     f"{_position(key_node)}: key '{_dotted((*path, key))}' was already given at "
                     f"{first}",
-                    "Keep one of the two.",
+                    "Remove one of the two.",
                 )
             self.marks[(*path, key)] = _position(key_node)
             result[key] = self._value(value_node, (*path, key))
@@ -158,7 +168,7 @@ class _Reader:
         return text
 
     def _refuse(self, message: str, fix: str) -> NoReturn:
-        _fail("CAP-S002", f"{self.name}:{message}", fix)
+        raise CapsuleError("CAP-S002", f"{self.name}:{message}", fix=fix)
 
 
 def _integer(text: str) -> int:
@@ -182,12 +192,20 @@ def _apply_override(tree: Any, marks: dict[FieldPath, str], override: str) -> No
     name, separator, text = override.partition("=")
     keys = name.split(".")
     if not separator or not all(keys):
-        _fail("CAP-S004", f"override {override!r} is not section.field=value", "--set seeds.root=1")
+        raise CapsuleError(
+            "CAP-S004",
+            f"override {override!r} is not section.field=value",
+            fix="--set seeds.root=1",
+        )
     value, _ = _Reader(f"--set {name}").read(f"value: {text}".encode())
     for key in keys[:-1]:
         tree = tree.setdefault(key, {}) if isinstance(tree, dict) else None
     if not isinstance(tree, dict):
-        _fail("CAP-S004", f"override {override!r} goes through a value", "Name an existing field.")
+        raise CapsuleError(
+            "CAP-S004",
+            f"override {override!r} leads into a value that is not a section",
+            fix="Name an existing field.",
+        )
     tree[keys[-1]] = value["value"]
     marks[tuple(keys)] = "set on the command line"
 
@@ -203,15 +221,21 @@ def _read_start_set(tree: Any, folder: Path) -> None:
         with path.open("rb") as stream:
             data = stream.read(MAX_SPEC_BYTES + 1)
     except (OSError, ValueError) as error:
-        _fail("CAP-S010", f"evaluation.start_set: cannot read {path}: {error}", fix)
+        raise CapsuleError(
+            "CAP-S010", f"evaluation.start_set: cannot read {path}: {error}", fix=fix
+        ) from error
     if len(data) > MAX_SPEC_BYTES:
-        _fail("CAP-S010", f"evaluation.start_set: {path} is larger than 1 MiB", fix)
+        raise CapsuleError(
+            "CAP-S010", f"evaluation.start_set: {path} is larger than 1 MiB", fix=fix
+        )
     try:
         found = StartSet.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = _dotted(first["loc"]) or "the document"
-        _fail("CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix)
+        raise CapsuleError(
+            "CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix=fix
+        ) from error
     evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
 
 
@@ -298,7 +322,3 @@ def _field_names(schema: dict[str, Any]) -> Iterator[str]:
 
 def _dotted(path: FieldPath) -> str:
     return ".".join(str(part) for part in path)
-
-
-def _fail(code: str, message: str, fix: str) -> NoReturn:
-    raise CapsuleError(code, message, fix=fix, exit_code=ExitCode.USAGE)

@@ -3,7 +3,7 @@
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
 trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what
 those programs keep for themselves).
-Deleting any of it is always safe. What is derived is used as it was left, so nobody else may write
+Deleting any of it is always safe. Derived files are used as they are, so other users must not write
 there.
 """
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned, temporary_folder
 
 _CHUNK = 1 << 20
@@ -46,7 +46,7 @@ class Cache:
     def trees(self) -> Cache:
         """A store of its own for source trees, and for how they differ from their commits.
 
-        They come from bundles. Among the packages, a stranger's lock could pin one as a package
+        They come from bundles. Among the packages, an untrusted lock could pin one as a package
         that no index has: an archive may be a tree and a wheel at once.
         """
         return Cache(self.folder("trees"))
@@ -83,7 +83,6 @@ class Cache:
                     f"{source.name} has SHA-256 {found}, expected {sha256}",
                     fix="Remove the file or source it came from, or lock again if it changed on "
                     "purpose.",
-                    exit_code=ExitCode.BUILD_FAILED,
                 )
             Path(name).chmod(0o644)
             Path(name).replace(target)
@@ -118,10 +117,10 @@ class Cache:
         return self.folder("derived") / key
 
     def folder(self, name: str) -> Path:
-        """Return an existing folder of the cache, in which nobody else can write.
+        """Return an existing folder of the cache, in which no other user can write.
 
         Raises:
-            CapsuleError: CAP-I308, somebody else can.
+            CapsuleError: CAP-I308, another user can.
         """
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
@@ -164,7 +163,7 @@ def default_root() -> Path:
 
 
 def _refuse_shared(path: Path) -> None:
-    """Refuse a folder whose layers or environments somebody else could have put there."""
+    """Reject a folder whose layers or environments another user could have written."""
     facts = path.stat()
     whose = f"belongs to uid {facts.st_uid}" if facts.st_uid not in (os.geteuid(), 0) else None
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -172,10 +171,9 @@ def _refuse_shared(path: Path) -> None:
     if whose is not None:
         raise CapsuleError(
             "CAP-I308",
-            f"the cache folder {path} {whose}, so what is in it may not be Capsule's",
+            f"the cache folder {path} {whose}, so its contents may not be Capsule's",
             fix="Delete it, or set CAPSULE_CACHE to a folder that belongs to you and that no one "
             "else can write to.",
-            exit_code=ExitCode.USAGE,
         )
 
 

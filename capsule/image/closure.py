@@ -1,4 +1,4 @@
-"""What of a lock's packages somebody asked for: the spec, Capsule's recipe, or a dependency.
+"""Reasons for the packages of a lock: the spec, Capsule's recipe, or a dependency.
 
 Packages are code, and a ``.pth`` file in a wheel has it executed at every start of the interpreter.
 So a spec says what an experiment is made of only if its lock holds nothing else. :func:`check_pins`
@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import ImageSpec
+from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_control
 from capsule.image.archives.layers import refused
 from capsule.image.archives.wheel import (
@@ -31,7 +31,8 @@ from capsule.image.archives.wheel import (
 )
 from capsule.image.assembly.making import fetched
 from capsule.image.cache import Cache
-from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.recipe import Recipe
+from capsule.image.releases import recipe_of
 from capsule.image.resolution.resolve import parse_requirements
 
 # The image's interpreter and platform (PEP 508), as uv is told them when it resolves.
@@ -57,7 +58,7 @@ _MODULE = re.compile(r"(/__init__)?\.(cpython-311-x86_64-linux-gnu\.so|abi3\.so|
 
 @dataclass(frozen=True)
 class Packages:
-    """What a reader should know of a lock's wheels.
+    """Facts about a lock's wheels for the verdict.
 
     Attributes:
         besides: Name and version of those beyond what Capsule's recipe and default spec bring.
@@ -75,7 +76,7 @@ def check_pins(lock: Lock) -> None:
     Raises:
         CapsuleError: CAP-I306, CAP-I305.
     """
-    recipe = _own_recipe(lock)
+    recipe = recipe_of(lock.image)
     requested = _requested(lock)
     wheels = {wheel.name: wheel for wheel in lock.image.wheels}
     if len(wheels) < len(lock.image.wheels):
@@ -102,11 +103,11 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
         debian: Whether the Debian packages are there, too.
 
     Raises:
-        CapsuleError: CAP-I306 nobody asked for a package, CAP-I307 a wheel that the spec does not
-            name changes how every interpreter starts; CAP-I103 to CAP-I107 a package is missing,
-            damaged or malformed.
+        CapsuleError: CAP-I306 no requirement asks for a package, CAP-I307 a wheel that the spec
+            does not name changes how every interpreter starts; CAP-I103 to CAP-I107 a package is
+            missing, damaged or malformed.
     """
-    recipe, wheels = _own_recipe(lock), {wheel.name: wheel for wheel in lock.image.wheels}
+    recipe, wheels = recipe_of(lock.image), {wheel.name: wheel for wheel in lock.image.wheels}
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
         with open_wheel(fetched(cache, wheel), wheel) as archive:
@@ -120,7 +121,7 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
         startup += [f"{wheel.name} {wheel.version}: {what}" for what in at_start]
     asked = _reachable(_roots(lock, recipe), requires)
     if unasked := sorted(wheels.keys() - asked):
-        raise _contradiction(f"nothing asks for its wheel {wheels[unasked[0]].filename}")
+        raise _contradiction(f"no requirement asks for its wheel {wheels[unasked[0]].filename}")
     if debian and recipe is not None:
         _check_debian(lock, recipe, cache)
     usual = _reachable(map(Requirement, ImageSpec().packages), requires)
@@ -136,12 +137,6 @@ def _requested(lock: Lock) -> dict[str, str]:
         raise _contradiction(error.message) from error
 
 
-def _own_recipe(lock: Lock) -> Recipe | None:
-    """Return the lock's recipe, if this Capsule has it; else its image cannot be built anyway."""
-    recipe = load_recipe(lock.image.recipe)
-    return recipe if recipe.digest() == lock.image.recipe_sha256 else None
-
-
 def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
     own = () if recipe is None else recipe.packages
     return [Requirement(text) for text in (*lock.spec.image.packages, *own)]
@@ -154,7 +149,7 @@ def _applies(requirement: Requirement, extras: Iterable[str] = ()) -> bool:
     try:
         return any(marker.evaluate({**_ENVIRONMENT, "extra": extra}) for extra in ("", *extras))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion) as error:
-        raise _contradiction(f"the marker of {str(requirement)!a} means nothing") from error
+        raise _contradiction(f"the marker of {str(requirement)!a} cannot be evaluated") from error
 
 
 def _reachable(roots: Iterable[Requirement], requires: dict[str, list[Requirement]]) -> set[str]:
@@ -195,7 +190,6 @@ def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
                 "the interpreter would execute it",
                 fix="Name the package in image.packages if you mean it; otherwise do not trust "
                 "what brought it.",
-                exit_code=ExitCode.TAMPERED,
             )
 
 
@@ -218,7 +212,7 @@ def _refuse_shadows(
             raise refused(
                 "CAP-I109",
                 f"/{path} from {wheel.filename} and /{other} from {owner} are one module",
-                "Leave one of the two out of the spec, or pin versions that do not share it.",
+                "Remove one of the two from the spec, or pin versions that do not share it.",
             )
 
 
@@ -231,11 +225,11 @@ def _check_debian_pins(lock: Lock, recipe: Recipe) -> None:
         raise _contradiction(f"it pins nothing for the Debian package {missing[0]}")
     extra = sorted(set(names) - roots)
     if extra and not lock.spec.image.debian:
-        raise _contradiction(f"nothing asks for its Debian package {extra[0]}")
+        raise _contradiction(f"no requirement asks for its Debian package {extra[0]}")
     for package in lock.image.debian:
         if package.requested != (package.name in roots):
             raise _contradiction(
-                f"it says otherwise who asks for the Debian package {package.name}"
+                f"its field requested of the Debian package {package.name} is wrong"
             )
 
 
@@ -255,7 +249,7 @@ def _check_debian(lock: Lock, recipe: Recipe, cache: Cache) -> None:
         asked |= found
         pending |= {needed for each in found for needed in depends[each]}
     if unasked := sorted({package.name for package in lock.image.debian} - asked):
-        raise _contradiction(f"nothing asks for its Debian package {unasked[0]}")
+        raise _contradiction(f"no requirement asks for its Debian package {unasked[0]}")
 
 
 def _names(control: Mapping[str, str], field: str) -> set[str]:
@@ -269,5 +263,4 @@ def _contradiction(what: str) -> CapsuleError:
         f"the lock does not pin what its spec and recipe ask for: {what}",
         fix="Do not trust a bundle with this lock. If the lock is your own, delete it and lock the "
         "spec again.",
-        exit_code=ExitCode.TAMPERED,
     )

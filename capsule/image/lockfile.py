@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from capsule import __version__
 from capsule.experiment.canonical import write_atomic
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import (
     Lock,
     LockedCode,
@@ -18,6 +17,7 @@ from capsule.experiment.lock import (
     without_sources,
 )
 from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
 from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
@@ -206,5 +206,4 @@ def _unreadable(code: str, path: Path, reason: str) -> CapsuleError:
         code,
         f"lock file {path}: {reason}",
         fix="Delete it and run 'capsule lock' again, or restore it from version control.",
-        exit_code=ExitCode.USAGE,
     )

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import DebianName, Model, Requirement
+from capsule.host.errors import CapsuleError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -26,7 +26,7 @@ class Recipe(Model):
 
     name: Literal["cpu", "cuda"]
     base: Literal["debian-12"]
-    debian: tuple[DebianName, ...] = Field(description="Debian packages every image holds.")
+    debian: tuple[DebianName, ...] = Field(description="Debian packages in every image.")
     packages: tuple[Requirement, ...] = Field(
         description="Python packages (PEP 508) that Capsule's training code imports."
     )
@@ -62,10 +62,7 @@ def load_recipe(name: str) -> Recipe:
         return Recipe.model_validate_json(canonical_json(tree))
     except (OSError, YAMLError, LookupError, TypeError, ValueError) as error:
         raise CapsuleError(
-            "CAP-I101",
-            f"recipe {name!r} cannot be read: {error}",
-            fix="Reinstall Capsule.",
-            exit_code=ExitCode.BUILD_FAILED,
+            "CAP-I101", f"recipe {name!r} cannot be read: {error}", fix="Reinstall Capsule."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What the difference between two machines means for a re-execution.
+"""The effect of differences between two machines on a re-execution.
 
 The rules follow measurements of CPU numerics and the guarantees of NVIDIA's libraries:
 
@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import (
     CpuAccelerator,
@@ -28,6 +27,7 @@ from capsule.experiment.spec import (
     relaxations,
 )
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
 
@@ -47,18 +47,18 @@ USABLE_MEMORY = 0.9
 
 _EQUAL: Rule = ("none", "equal")
 _IRRELEVANT: Rule = ("recorded-only", "no influence on the bits")
-_DISPATCH: Rule = ("may differ", "maths libraries choose their code by the processor they find")
-_PINNED: Rule = ("recorded-only", "the numerics profile holds the libraries to one code path")
-_CACHES: Rule = ("may differ", "oneDNN cuts its blocks by the size of the caches")
+_DISPATCH: Rule = ("may differ", "maths libraries choose their code by the processor")
+_PINNED: Rule = ("recorded-only", "the numerics profile restricts the libraries to one code path")
+_CACHES: Rule = ("may differ", "oneDNN chooses block sizes by the size of the caches")
 _THREADS: Rule = ("recorded-only", "the spec fixes the number of maths threads")
 _ALL_CORES: Rule = (
     "may differ",
-    "determinism.threads is null: sums are cut by the number of cores",
+    "determinism.threads is null, so sums are split by the number of cores",
 )
-_TOLD_CORES: Rule = ("recorded-only", "the spec fixes the number that programs are told")
+_TOLD_CORES: Rule = ("recorded-only", "the spec fixes the number that programs see")
 _ALL_TOLD: Rule = (
     "may differ",
-    "determinism.cores is null: the program is told the machine's number",
+    "determinism.cores is null, so programs see the machine's number",
 )
 _LISTED: Rule = (
     "recorded-only",
@@ -66,26 +66,26 @@ _LISTED: Rule = (
 )
 _UNSORTED: Rule = (
     "may differ",
-    "determinism.sorted_listings is off: folders are listed as the file system has them",
+    "determinism.sorted_listings is off, so folders are listed in the file system's order",
 )
-_ARRIVAL = "what an actor is told depends on when others ask"
+_ARRIVAL = "the answer to an actor may depend on the timing of others"
 # Relaxations with which a machine may not even repeat its own bits, and why. The others are not
 # known to change one.
 _RELAXED = {
     "determinism.algorithms": "operators without a fixed order of additions may be chosen",
     "determinism.batch_invariance": _ARRIVAL,
-    "determinism.cublas_workspace": "cuBLAS shares workspaces between streams as it likes",
-    "determinism.cudnn_benchmark": "cuDNN chooses its kernels by how fast they are this time",
+    "determinism.cublas_workspace": "cuBLAS may share workspaces between streams",
+    "determinism.cudnn_benchmark": "cuDNN chooses its kernels by measured speed",
     "determinism.deterministic_routing": _ARRIVAL,
-    "determinism.hash_seed": "sets of strings have another order each time",
+    "determinism.hash_seed": "the order of sets of strings varies",
     "determinism.request_seeds": _ARRIVAL,
-    "entropy.clock": "a program that reads the time is told another one each time",
-    "entropy.address_randomization": "objects lie at other addresses each time",
-    "entropy.mode": "the operating system's randomness is another each time",
+    "entropy.clock": "a program that reads the time gets another one in each run",
+    "entropy.address_randomization": "the addresses of objects vary",
+    "entropy.mode": "the operating system's randomness varies",
 }
 
 
-class Row(Model):
+class FactComparison(Model):
     """One fact of two machines, and what its difference means."""
 
     field: str
@@ -98,7 +98,7 @@ class Row(Model):
     reason: str
 
 
-def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[Row, ...]:
+def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[FactComparison, ...]:
     """Set the recorded machine beside this one, fact by fact.
 
     Args:
@@ -119,7 +119,7 @@ def compare(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> tuple[Row, 
     )
 
 
-def expected_grade(rows: Iterable[Row]) -> tuple[ExpectedGrade, str]:
+def expected_grade(rows: Iterable[FactComparison]) -> tuple[ExpectedGrade, str]:
     """Say what a re-execution can be expected to give, and why."""
     rows = tuple(rows)
     gates = [row for row in rows if row.effect == "gate"]
@@ -155,10 +155,10 @@ def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
     return None
 
 
-def _row(field: str, recorded: Any, here: Any, rule: Rule) -> Row:
+def _row(field: str, recorded: Any, here: Any, rule: Rule) -> FactComparison:
     """Build a row whose ``rule`` applies if the two values differ."""
     effect, reason = _EQUAL if recorded == here else rule
-    return Row(
+    return FactComparison(
         field=field, recorded=_shown(recorded), here=_shown(here), effect=effect, reason=reason
     )
 
@@ -178,7 +178,7 @@ def _shown(value: Any) -> str:
 # --- processor and system -----------------------------------------------------------------------
 
 
-def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[Row]:
+def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[FactComparison]:
     pinned = isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics != "native"
     code_path = _PINNED if pinned else _DISPATCH
     for field in ("vendor", "family", "model", "flags"):
@@ -198,7 +198,7 @@ def _cores(spec: Spec) -> Rule:
     return _THREADS if spec.determinism.threads is not None else _ALL_CORES
 
 
-def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterator[Row]:
+def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterator[FactComparison]:
     contained = _in_container(recorded) and _in_container(here)
     if contained:
         place: Rule = ("recorded-only", "the image brings its own C library and interpreter")
@@ -220,12 +220,12 @@ def _system_rows(recorded: Fingerprint, here: Fingerprint, spec: Spec) -> Iterat
     )
 
 
-def _relaxation_rows(spec: Spec) -> Iterator[Row]:
+def _relaxation_rows(spec: Spec) -> Iterator[FactComparison]:
     """Yield what the spec gave up, and with it equal bits, whatever the machines."""
     for relaxation in relaxations(spec):
         field, _, value = relaxation.partition("=")
         if field in _RELAXED:
-            yield Row(
+            yield FactComparison(
                 field=field, recorded=value, here=value, effect="may differ", reason=_RELAXED[field]
             )
 
@@ -280,10 +280,10 @@ _GPU_IDENTITY = ("name", "compute_capability", "cuda_cores")
 
 def _cuda_rows(
     recorded: Fingerprint, here: Fingerprint, accelerator: CudaAccelerator
-) -> Iterator[Row]:
+) -> Iterator[FactComparison]:
     then, now = (select_gpu(machine.gpus, accelerator) for machine in (recorded, here))
     if then is None or now is None:
-        missing: Rule = ("may differ", "the record names no GPU that the spec asks for")
+        missing: Rule = ("may differ", "the record does not name the GPU that the spec requires")
         yield _row("gpu.name", _gpu_names(recorded), _gpu_names(here), missing)
     else:
         yield from _gpu_rows(then, now)
@@ -295,7 +295,7 @@ def _gpu_names(machine: Fingerprint) -> tuple[str, ...]:
     return tuple(gpu.name or "unknown" for gpu in machine.gpus)
 
 
-def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[Row]:
+def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[FactComparison]:
     for field, rule in _GPU_RULES.items():
         row = _row(f"gpu.{field}", getattr(then, field), getattr(now, field), rule)
         if row.effect == "none" and row.here == "unknown" and field in _GPU_IDENTITY:
@@ -320,11 +320,11 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
     if here.memory_bytes < needed * USABLE_MEMORY:
         yield (
             "memory_bytes",
-            _finding(
+            CapsuleError(
                 "CAP-M005",
                 f"limits.memory_mb is {spec.limits.memory_mb} and this machine has "
                 f"{here.memory_bytes // MEBIBYTE} MiB",
-                "Use a machine with more memory.",
+                fix="Use a machine with more memory.",
             ),
         )
     if isinstance(spec.accelerator, CudaAccelerator):
@@ -334,12 +334,12 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
     if lacking := NEEDED_FLAGS[numerics] - set(here.cpu.flags):
         yield (
             "cpu.flags",
-            _finding(
+            CapsuleError(
                 "CAP-M004",
                 f"accelerator.numerics is {numerics} and this processor ({here.cpu.name}) lacks "
                 f"{' and '.join(sorted(lacking))}",
-                "Use an x86-64 processor that has them; portable-v3 asks for Intel since Haswell "
-                "or AMD since Zen.",
+                fix="Use an x86-64 processor that has them; portable-v3 asks for Intel since "
+                "Haswell or AMD since Zen.",
             ),
         )
 
@@ -355,20 +355,20 @@ def _unmet_cuda(
         found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in here.gpus)
         yield (
             "gpu.name",
-            _finding(
+            CapsuleError(
                 "CAP-M002",
-                f"the spec asks for {asked} and this machine has {found}",
-                "Use a machine with that GPU; a run on another one is another experiment.",
+                f"the spec requires {asked}, and this machine has {found}",
+                fix="Use a machine with that GPU. A run on another one is another experiment.",
             ),
         )
     if not _driver_meets(accelerator.driver, here.driver.version):
         yield (
             "driver.version",
-            _finding(
+            CapsuleError(
                 "CAP-M003",
                 f"accelerator.driver is {accelerator.driver!r} and this machine's NVIDIA driver "
                 f"is {here.driver.version or 'unknown'}",
-                "Install a driver that meets the constraint.",
+                fix="Install a driver that meets the constraint.",
             ),
         )
 
@@ -380,10 +380,10 @@ def _capability(accelerator: CudaAccelerator) -> str | None:
 
 def _no_gpu(asked: str, nvml: str) -> CapsuleError:
     reason = "there is no NVIDIA driver library" if nvml == NOT_FOUND else f"NVML: {nvml}, 0 GPUs"
-    return _finding(
+    return CapsuleError(
         "CAP-M001",
-        f"the spec asks for {asked} and this machine shows none ({reason})",
-        "Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
+        f"the spec requires {asked}, and this machine has none ({reason})",
+        fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
     )
 
 
@@ -407,13 +407,8 @@ def _driver_meets(constraint: str, version: str | None) -> bool:
             "CAP-M006",
             f"accelerator.driver {constraint!r} is not a version constraint",
             fix="Write it as '>=580.65' or '>=580.65,<590'.",
-            exit_code=ExitCode.USAGE,
         ) from error
     try:
         return version is not None and Version(version) in allowed
     except InvalidVersion:  # a driver that cannot be placed does not meet a constraint
         return False
-
-
-def _finding(code: str, message: str, fix: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.INCONCLUSIVE)

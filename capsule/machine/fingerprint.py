@@ -56,7 +56,7 @@ class OperatingSystem(Model):
 
 
 class Fingerprint(Model):
-    """What a machine is."""
+    """The description of a machine."""
 
     schema_id: Literal["capsule/fingerprint/v1"] = Field(
         default="capsule/fingerprint/v1", alias="schema"

@@ -16,7 +16,7 @@ from pydantic import Field
 from capsule.experiment.fields import Model
 
 # A fixed salt. It keeps the identifier itself out of what is published; it does not hide the card
-# from somebody who knows the identifier already, and one card gives the same hash in every bundle.
+# from a reader who knows the identifier already, and one card gives the same hash in every bundle.
 UUID_DOMAIN = b"capsule/gpu-uuid/v1\0"
 
 NOT_FOUND = "not found"

@@ -1,4 +1,4 @@
-"""What kind of machine a machine is, coarsely: enough to tell architectures apart, not owners."""
+"""The kind of a machine: enough to tell architectures apart, but not owners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capsule.machine.fingerprint import Fingerprint
 
 
 class MachineKind(Model):
-    """The facts that numerics may depend on, and where the run executed. Nobody's identity."""
+    """The facts that numerics may depend on, and the engine. They identify no machine or user."""
 
     processor: str = Field(description="CPUID vendor, family and model: 'GenuineIntel 6/85'.")
     processor_name: str = Field(description="As the processor calls itself, or 'unknown'.")
@@ -22,7 +22,7 @@ class MachineKind(Model):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...], str | None]:
-        """What makes two machines of one kind: the processor and the GPU."""
+        """The processor and the GPU, which make two machines one kind."""
         return self.processor, self.instructions, self.gpu
 
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.spec import Numerics
 from capsule.experiment.variables import maths_variables
+from capsule.host.errors import CapsuleError
 from capsule.native import native_part
 
 Status = Literal["as expected", "differs", "unchecked", "impossible"]
@@ -27,7 +27,7 @@ _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 
 
 class SelfTest(Model):
-    """What one profile's self-test found."""
+    """The result of one profile's self-test."""
 
     profile: Numerics
     status: Status = Field(
@@ -53,7 +53,6 @@ def self_test(numerics: Numerics) -> SelfTest:
             fix="Install 'capsule-rl[train]' there; or run 'python3 -m "
             "capsule.training.determinism.self_test PROFILE' inside an image built by Capsule, "
             "with its libcapsule-math.so in LD_PRELOAD.",
-            exit_code=ExitCode.INCONCLUSIVE,
         )
     done = subprocess.run(
         [sys.executable, "-m", "capsule.training.determinism.self_test", numerics],
@@ -88,7 +87,7 @@ def _environment(numerics: Numerics) -> dict[str, str]:
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
-        return f"it was ended by {signal.Signals(-done.returncode).name}"
+        return f"it was killed by {signal.Signals(-done.returncode).name}"
     lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
     coded = [line for line in lines if line.startswith("CAP-")]
     return (coded or lines[-1:])[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 
 FOLDER = Path(__file__).resolve().parent / "lib"
 Part = Literal[
@@ -29,6 +29,5 @@ def native_part(name: Part) -> Path:
             "CAP-N001",
             f"the native part {name} is missing from {FOLDER}",
             fix="Install Capsule from its wheel, or run 'bash scripts/setup.sh' in a checkout.",
-            exit_code=ExitCode.INTERNAL,
         )
     return path

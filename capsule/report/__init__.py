@@ -1,1 +1,1 @@
-"""What people read: progress, tables, verdicts."""
+"""Output for people: progress, tables, verdicts, the report page."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from capsule.bundle.claims import TrainingClaims
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
-from capsule.report.subject import Subject
+from capsule.report.subject import ReportedRun
 
 _YES, _OPEN = "[Yes]", todo("[Yes], [No] or [NA]")
 
@@ -31,7 +31,7 @@ class _Question:
     justification: str
 
 
-def neurips(subject: Subject) -> str:
+def neurips(subject: ReportedRun) -> str:
     """Return the NeurIPS checklist, as far as this run can answer it."""
     asked = [
         part
@@ -51,7 +51,7 @@ def neurips(subject: Subject) -> str:
     )
 
 
-def _questions(subject: Subject) -> list[_Question]:
+def _questions(subject: ReportedRun) -> list[_Question]:
     person = "a bundle of a run cannot know."
     return [
         _Question("Claims", "Do the main claims reflect what was found?", _OPEN, todo(person)),
@@ -116,7 +116,7 @@ def _questions(subject: Subject) -> list[_Question]:
     ]
 
 
-def _limits(subject: Subject) -> str:
+def _limits(subject: ReportedRun) -> str:
     given = ", ".join(map(code, subject.claims.relaxations)) or "none"
     return (
         f"Of this run: guarantees given up: {given}; what was not controlled is in "
@@ -124,7 +124,7 @@ def _limits(subject: Subject) -> str:
     )
 
 
-def _access(subject: Subject) -> str:
+def _access(subject: ReportedRun) -> str:
     code_of = (
         f"The program's source tree is {files('image/layer-project.tar.zst')}."
         if subject.lock.project is not None
@@ -133,7 +133,7 @@ def _access(subject: Subject) -> str:
     return f"{code_of} {todo('where the bundle and the data can be had.')}"
 
 
-def _statistics(subject: Subject) -> str:
+def _statistics(subject: ReportedRun) -> str:
     seen = ""
     if subject.evaluation:
         evidence = "run/evaluation.json" if isinstance(subject.claims, TrainingClaims) else None
@@ -148,7 +148,7 @@ def _statistics(subject: Subject) -> str:
 # --- artifact evaluation ------------------------------------------------------------------------
 
 
-def artifact_appendix(subject: Subject) -> str:
+def artifact_appendix(subject: ReportedRun) -> str:
     """Return an artifact appendix, as far as this run can fill it in."""
     return document(
         f"# Artifact appendix: {plain(subject.lock.spec.name)}",
@@ -183,7 +183,7 @@ def artifact_appendix(subject: Subject) -> str:
     )
 
 
-def _meta(subject: Subject) -> list[tuple[str, str]]:
+def _meta(subject: ReportedRun) -> list[tuple[str, str]]:
     claims, spec = subject.claims, subject.lock.spec
     image = "none; plain process" if claims.image is None else code(claims.image.config)
     return [
@@ -211,7 +211,7 @@ def _meta(subject: Subject) -> list[tuple[str, str]]:
     ]
 
 
-def _badges(subject: Subject) -> list[str]:
+def _badges(subject: ReportedRun) -> list[str]:
     decide = todo("the reviewers decide.")
     functional = (
         f"documented in {files('REPRODUCING.md')}, complete (`capsule verify --mode integrity`), "
@@ -226,7 +226,7 @@ def _badges(subject: Subject) -> list[str]:
     ]
 
 
-def _file_name(subject: Subject) -> str:
+def _file_name(subject: ReportedRun) -> str:
     import shlex
 
     from capsule.report.text import printable

@@ -44,28 +44,31 @@ def show_ledger(ledger: Ledger, console: Console) -> None:
 
 
 def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """Print every finding, and at last how the runs compare."""
+    """Print every finding, then the comparison of the two runs."""
     for item in diagnosis.findings:
         _show_finding(item, console)
     census = diagnosis.operators
     seen = ", ".join(f"{count} {name}" for name, count in census.statuses.items() if count)
     _line(console, f"operators  {census.calls:,} calls: {seen or 'none'}")
-    _line(console, f"repeated   {census.repeated:,} calls, {census.differing:,} gave other bits")
+    _line(
+        console,
+        f"repeated   {census.repeated:,} calls, {census.differing:,} of them gave other bits",
+    )
     length = "to the end" if diagnosis.steps is None else f"{diagnosis.steps:,} steps"
-    outcome = "the same bits" if diagnosis.equal else "not the same"
-    _line(console, f"runs       two, {length}: {outcome}")
+    outcome = "equal bits" if diagnosis.equal else "different results"
+    _line(console, f"runs       2, {length}: {outcome}")
     levels: list[str] = [item.level for item in diagnosis.findings]
     counts = [f"{levels.count(level)} {level}(s)" for level in _LEVEL_STYLES]
     _line(console, f"findings   {', '.join(counts)}")
 
 
 def show_trial(trial: Trial, spec: Path, console: Console) -> None:
-    """Print whether the settings that were tried helped, and what became of the spec."""
+    """Print whether the tried settings helped, and whether the spec was changed."""
     _line(console, f"tried      {described(trial.settings)}")
     if trial.applied:
-        _line(console, f"           two runs gave the same bits: written into {spec}; lock again")
+        _line(console, f"           two runs gave equal bits; {spec} was changed, lock it again")
         return
-    _line(console, "           the two runs still differ: the spec was left as it is")
+    _line(console, "           the two runs still differ; the spec was not changed")
     for item in trial.diagnosis.findings:
         _show_finding(item, console)
 

@@ -1,4 +1,4 @@
-"""Where two runs part, on a terminal, in about thirty lines."""
+"""The first difference of two runs on a terminal, in about thirty lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_RESULTS = 3
 
 
 def show_divergence(found: Divergence, console: Console) -> None:
-    """Print an analysis: of what, where, why, how far."""
-    verdict = "equal, bit for bit" if found.equal else "they differ"
+    """Print an analysis: the two runs, the first difference, its causes and its size."""
+    verdict = "equal, bit for bit" if found.equal else "different"
     show_lines(
         [("a", found.a), ("b", found.b), *divergence_lines(found), ("result", verdict)], console
     )
@@ -39,7 +39,7 @@ def show_lines(lines: Iterable[tuple[str, str]], console: Console) -> None:
 
 
 def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
-    """Yield the lines of an analysis, what matters most first."""
+    """Yield the lines of an analysis, the most important ones first."""
     yield from _place(found)
     for cause in found.causes:
         yield "cause", cause.shown
@@ -48,7 +48,7 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
         if cause.fix is not None:
             yield "fix", cause.fix
     for number in found.numbers:
-        yield "apart", _number(number)
+        yield "distance", _number(number)
     yield from _tensors(found.checkpoint, found.tensors)
     for item in found.differences[:MAX_RESULTS]:
         yield "differs", f"{item.component}: {item.claimed} / {item.found}"
@@ -56,8 +56,8 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
-            yield "could explain it", text
-        yield from _more("", len(found.explanations) - MAX_EXPLANATIONS, "differences of pins")
+            yield "possible reason", text
+        yield from _more("", len(found.explanations) - MAX_EXPLANATIONS, "differences of the locks")
 
 
 def _place(found: Divergence) -> Iterator[tuple[str, str]]:
@@ -75,23 +75,26 @@ def _place(found: Divergence) -> Iterator[tuple[str, str]]:
         f"{name} {'not at all' if step is None else format(step, ',')}"
         for name, step in found.equal_until.items()
     ]
-    yield "equal to step", ", ".join(until)
+    yield "equal until step", ", ".join(until)
     if found.bisection is not None:
         yield from _bisection(found.bisection)
 
 
 def _bisection(found: Bisection) -> Iterator[tuple[str, str]]:
     inside = f", {found.name}" if found.name else ""
-    yield "exactly", f"in the update that ends at step {found.step:,}: {found.component}{inside}"
+    yield (
+        "exact place",
+        f"in the update that ends at step {found.step:,}: {found.component}{inside}",
+    )
     if found.operator is None:
-        yield "", "no operator gave other bits before: what differs came from outside of them"
+        yield "", "no operator gave other bits before, so the difference comes from outside torch"
     else:
         yield from _operator(found.operator)
 
 
 def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
-    inputs = "equal" if found.same_inputs else "other"
-    yield "operator", f"call {found.call:,} of it: {found.a.operator} at {found.a.where}"
+    inputs = "equal" if found.same_inputs else "different"
+    yield "operator", f"call {found.call:,} in this update: {found.a.operator} at {found.a.where}"
     if (found.a.operator, found.a.where) != (found.b.operator, found.b.where):
         yield "", f"b calls {found.b.operator} at {found.b.where}"
     for name in dict.fromkeys([*found.a.arguments, *found.b.arguments]):
@@ -99,7 +102,7 @@ def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
         if values[0] != values[1]:
             yield "", f"argument {name}: {values[0]} / {values[1]}"
     if found.a.operator != found.b.operator:
-        yield "", "from here on the sides execute other operators"
+        yield "", "from here on the two runs execute different operators"
         return
     distance = "not comparable" if found.ulp is None else f"up to {found.ulp:,} ulp apart"
     yield (

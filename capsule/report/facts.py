@@ -11,27 +11,27 @@ from capsule.experiment.spec import CudaAccelerator
 from capsule.experiment.trainers import CommandTrainer
 from capsule.report.markdown import code, plain
 from capsule.report.story import machine_of, tell
-from capsule.report.subject import Subject
+from capsule.report.subject import ReportedRun
 
 MAX_FILES = 5
 
 
-def what(subject: Subject) -> str:
+def what(subject: ReportedRun) -> str:
     """Say what ran."""
     return plain(what_ran(subject.lock.spec))
 
 
-def is_program(subject: Subject) -> bool:
+def is_program(subject: ReportedRun) -> bool:
     """Tell a user's own program from one of Capsule's trainers."""
     return isinstance(subject.lock.spec.trainer, CommandTrainer)
 
 
-def machine(subject: Subject) -> str:
+def machine(subject: ReportedRun) -> str:
     """Name the machine of the run."""
     return plain(machine_of(subject.observations))
 
 
-def hardware_needed(subject: Subject) -> str:
+def hardware_needed(subject: ReportedRun) -> str:
     """Say what a machine must have."""
     spec = subject.lock.spec
     memory = f"{spec.limits.memory_mb:,} MiB of memory"
@@ -41,19 +41,19 @@ def hardware_needed(subject: Subject) -> str:
     return f"x86-64, {memory}; numerics {code(spec.accelerator.numerics)}"
 
 
-def duration(subject: Subject) -> str:
+def duration(subject: ReportedRun) -> str:
     """Say how long the run took."""
     seconds = subject.observations.training_seconds
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes:,} min {left} s" if minutes else f"{left} s"
 
 
-def size(subject: Subject) -> str:
+def size(subject: ReportedRun) -> str:
     """Say how large the bundle is."""
     return f"{sum(each.size for each in subject.files) / (1 << 20):,.1f} MiB"
 
 
-def starts(subject: Subject) -> str | None:
+def starts(subject: ReportedRun) -> str | None:
     """Say which starts the networks were scored from; None where a program evaluates itself."""
     if not isinstance(subject.claims, TrainingClaims):
         return None
@@ -67,7 +67,7 @@ def starts(subject: Subject) -> str | None:
     return f"{len(evaluation.starts)} start sequences {made}, SHA-256 {evaluation.start_set}"
 
 
-def results(subject: Subject) -> str:
+def results(subject: ReportedRun) -> str:
     """Say what came out: returns, or how many outputs."""
     claims = subject.claims
     if subject.evaluation and subject.evaluation[-1].returns:
@@ -82,19 +82,19 @@ def results(subject: Subject) -> str:
     return claims.described + ("" if claims.nothing else "; each file is claimed by its SHA-256")
 
 
-def reproduced(subject: Subject) -> str:
+def reproduced(subject: ReportedRun) -> str:
     """Say what is known of re-executions."""
     story = tell(subject)
     return f"{plain(story.headline)}. {plain(story.sentence)}"
 
 
-def requested(subject: Subject) -> str:
+def requested(subject: ReportedRun) -> str:
     """List the Python packages that the spec asks for, as they were resolved."""
     wheels = {wheel.name: wheel.version for wheel in subject.lock.image.wheels}
     return ", ".join(f"{plain(name)} {plain(version)}" for name, version in sorted(wheels.items()))
 
 
-def made(subject: Subject) -> list[str]:
+def made(subject: ReportedRun) -> list[str]:
     """Name the files that a run made, or the manifest that lists them if they are many or none."""
     paths = [each.path for each in subject.files if each.role in ("checkpoint", "output")]
     return paths if 0 < len(paths) <= MAX_FILES else [*paths[:MAX_FILES], MANIFEST]

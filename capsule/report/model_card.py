@@ -9,7 +9,7 @@ from __future__ import annotations
 from capsule.bundle.claims import TrainingClaims
 from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
-from capsule.report.subject import Subject
+from capsule.report.subject import ReportedRun
 
 OBSERVED = files("observations.json")
 METADATA = """\
@@ -21,7 +21,7 @@ tags:
 ---"""
 
 
-def model_card(subject: Subject) -> str:
+def model_card(subject: ReportedRun) -> str:
     """Return a model card for what a run has learned."""
     return document(
         METADATA,
@@ -47,7 +47,7 @@ def model_card(subject: Subject) -> str:
     )
 
 
-def _details(subject: Subject) -> list[str]:
+def _details(subject: ReportedRun) -> list[str]:
     claims = subject.claims
     lines = [
         f"Developed by: {todo('people or organisation.')}",
@@ -65,7 +65,7 @@ def _details(subject: Subject) -> list[str]:
     return lines
 
 
-def _metrics(subject: Subject) -> str:
+def _metrics(subject: ReportedRun) -> str:
     if not subject.evaluation:
         return todo("which of the outputs measure the model.")
     return (
@@ -76,7 +76,7 @@ def _metrics(subject: Subject) -> str:
     )
 
 
-def _evaluation(subject: Subject) -> str:
+def _evaluation(subject: ReportedRun) -> str:
     starts = facts.starts(subject)
     if starts is None:
         return todo("what the program evaluates on.")
@@ -86,7 +86,7 @@ def _evaluation(subject: Subject) -> str:
     )
 
 
-def _training(subject: Subject) -> str:
+def _training(subject: ReportedRun) -> str:
     if facts.is_program(subject):
         return todo("what the program learns from.")
     return (
@@ -95,7 +95,7 @@ def _training(subject: Subject) -> str:
     )
 
 
-def _quantities(subject: Subject) -> str:
+def _quantities(subject: ReportedRun) -> str:
     from statistics import fmean
 
     if not subject.evaluation:
@@ -119,7 +119,7 @@ def _ends(returns: tuple[float, ...]) -> tuple[float, float]:
     return min(returns), max(returns)
 
 
-def _caveats(subject: Subject) -> list[str]:
+def _caveats(subject: ReportedRun) -> list[str]:
     relaxations = ", ".join(map(code, subject.claims.relaxations)) or "none"
     return [
         f"One run with root seed {subject.lock.spec.seeds.root}: nothing is known of other seeds.",

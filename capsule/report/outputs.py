@@ -1,4 +1,4 @@
-"""Outputs of a program that differ, on a terminal."""
+"""The differing outputs of a program on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_EQUAL = 3
 
 
 def output_rows(outputs: OutputComparison) -> Iterator[tuple[str, str]]:
-    """Yield what differs, and what is equal beside it."""
+    """Yield the differing parts of outputs, with the names of equal ones."""
     for file in outputs.files[:MAX_FILES]:
         yield "output", _file(file)
         if file.content is None:

@@ -1,4 +1,4 @@
-"""The page that people look at: one HTML file with nothing outside of it.
+"""The report page: one self-contained HTML file.
 
 It has no script, and its content security policy permits none: only the style sheet inside it, by
 digest, is applied. Equal input gives equal bytes.
@@ -15,7 +15,7 @@ from statistics import fmean, quantiles
 
 from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.tally import Receipts
-from capsule.machine.compare import Row, compare
+from capsule.machine.compare import FactComparison, compare
 from capsule.report.charts import Band, Curve, divergence_chart, legend, line_chart, thinned
 from capsule.report.facts import starts
 from capsule.report.markup import Markup, element, join, table
@@ -31,7 +31,7 @@ from capsule.report.scores import (
     tasks,
 )
 from capsule.report.story import Story, machine_of, tell
-from capsule.report.subject import EvaluationPoint, Subject, drawable, evaluation_points
+from capsule.report.subject import NetworkReturns, ReportedRun, drawable, evaluation_points
 from capsule.report.terminal import place_of
 from capsule.verification.equivalence.returns import ReturnStatistics
 from capsule.verification.verdict import Cause, Divergence, DivergenceMap, Report
@@ -45,7 +45,7 @@ EFFECT_TONES = {"gate": "bad", "may differ": "open"}
 EFFECTS = ("gate", "may differ", "recorded-only", "none")
 
 
-def report_page(subject: Subject) -> str:
+def report_page(subject: ReportedRun) -> str:
     """Return the page about a run."""
     story = tell(subject)
     title = f"{subject.lock.spec.name}: {story.headline}"
@@ -76,8 +76,8 @@ def _head(title: str) -> Markup:
     )
 
 
-def _top(subject: Subject, story: Story) -> Markup:
-    """Say the verdict, large, and what it rests on."""
+def _top(subject: ReportedRun, story: Story) -> Markup:
+    """Write the headline and what was shown."""
     claims = subject.claims
     return element(
         "header",
@@ -100,7 +100,7 @@ def _top(subject: Subject, story: Story) -> Markup:
     )
 
 
-def _untrusted(subject: Subject) -> Markup:
+def _untrusted(subject: ReportedRun) -> Markup:
     if subject.signers:
         return Markup()
     return element(
@@ -116,7 +116,7 @@ def _points(title: str, sentences: Iterable[str]) -> Markup:
     return element("section", element("h2", title), element("ul", *items))
 
 
-def _sections(subject: Subject) -> Iterator[Markup]:
+def _sections(subject: ReportedRun) -> Iterator[Markup]:
     yield _section("Learning curves", *_learning(subject))
     yield _section("Where the runs differ", *_divergences(subject))
     if subject.receipts.receipts or subject.receipts.refused:
@@ -135,7 +135,7 @@ def _section(title: str, *content: Markup) -> Markup:
     return element("section", element("h2", title), *content)
 
 
-def _foot(subject: Subject) -> Markup:
+def _foot(subject: ReportedRun) -> Markup:
     version = subject.observations.capsule
     return element(
         "footer",
@@ -146,15 +146,15 @@ def _foot(subject: Subject) -> Markup:
 # --- learning curves ----------------------------------------------------------------------------
 
 
-def _learning(subject: Subject) -> Iterator[Markup]:
+def _learning(subject: ReportedRun) -> Iterator[Markup]:
     runs = [("recorded run", subject.evaluation), *_replicas(subject)]
     charts = [*_evaluation_charts(subject, runs), *_training_charts(subject)]
     if charts:
         yield element("div", *charts, class_="charts")
     else:
-        yield element("p", "The run left no numbers that could be drawn.")
+        yield element("p", "The run has no numbers to plot.")
     if subject.unread:
-        yield element("p", f"{subject.unread:,} lines of its own report were not in its form.")
+        yield element("p", f"{subject.unread:,} lines of the run's own log could not be read.")
     if subject.evaluation:
         heads = (
             "step",
@@ -168,14 +168,14 @@ def _learning(subject: Subject) -> Iterator[Markup]:
         )
         several = len(tasks(subject.lock)) > 1
         for task, points in by_task(subject.lock, subject.evaluation):
-            caption = "Returns of each evaluation, recorded run" + f", {task.name}" * several
+            caption = "Returns of each evaluation of the recorded run" + f", {task.name}" * several
             yield _bounded(caption, heads, [_evaluation_row(point) for point in points])
         if found := starts(subject):
             yield element("p", f"Each network plays from {found}.")
         yield _scores(subject)
 
 
-def _scores(subject: Subject) -> Markup:
+def _scores(subject: ReportedRun) -> Markup:
     """Show what ``capsule scores`` shows of a run."""
     try:
         runs = run_scores(subject)
@@ -183,7 +183,7 @@ def _scores(subject: Subject) -> Markup:
         return element("p", f"There are no scores: {error}.")
     rows = [
         (
-            f"{network} network" + f", {run.task.name}" * (len(runs) > 1),
+            network + f", {run.task.name}" * (len(runs) > 1),
             f"{score.step:,}",
             str(score.episodes),
             *cells(score.summary),
@@ -192,12 +192,12 @@ def _scores(subject: Subject) -> Markup:
         for run in runs
         for network, score in run.scores.items()
     ]
-    heads = ("score of the", "step", "episodes", *HEADS, "human-normalised")
+    heads = ("network", "step", "episodes", *HEADS, "human-normalised")
     scores = _bounded("Scores of the run", heads, rows)
     return join([scores, element("p", NOTE, class_="note")])
 
 
-def _replicas(subject: Subject) -> list[tuple[str, tuple[EvaluationPoint, ...]]]:
+def _replicas(subject: ReportedRun) -> list[tuple[str, tuple[NetworkReturns, ...]]]:
     return [
         (f"re-execution: {name}", evaluation_points(report.replica.evaluation))
         for name, report in subject.reports
@@ -206,7 +206,7 @@ def _replicas(subject: Subject) -> list[tuple[str, tuple[EvaluationPoint, ...]]]
 
 
 def _evaluation_charts(
-    subject: Subject, runs: Sequence[tuple[str, tuple[EvaluationPoint, ...]]]
+    subject: ReportedRun, runs: Sequence[tuple[str, tuple[NetworkReturns, ...]]]
 ) -> Iterator[Markup]:
     names = tasks(subject.lock)
     for number, task in enumerate(names[:MAX_TASKS]):
@@ -218,11 +218,14 @@ def _evaluation_charts(
         ]
         if any(curve.points for curve in curves):
             title = "Evaluation" + f": {task.name}" * (len(names) > 1)
-            note = "Mean of the starts; shaded from lowest to highest, darker between quartiles."
+            note = (
+                "The line is the mean over the starts. The shaded area reaches from the lowest to "
+                "the highest return, the darker area from the first to the third quartile."
+            )
             yield _figure(f"evaluation-{number}", title, "mean return", curves, note)
 
 
-def _evaluation_curve(label: str, points: Sequence[EvaluationPoint], *, shaded: bool) -> Curve:
+def _evaluation_curve(label: str, points: Sequence[NetworkReturns], *, shaded: bool) -> Curve:
     drawn = [
         (point.step, _spread(point.returns))
         for point in points
@@ -249,14 +252,14 @@ def _spread(returns: Sequence[float]) -> tuple[float, float, float, float, float
     return min(returns), first, median, mean, third, max(returns)
 
 
-def _evaluation_row(point: EvaluationPoint) -> list[str]:
+def _evaluation_row(point: NetworkReturns) -> list[str]:
     if not point.returns:
         return [f"{point.step:,}", "0"]
     shown = [f"{value:.6g}" for value in _spread(point.returns)]
     return [f"{point.step:,}", str(len(point.returns)), *shown]
 
 
-def _training_charts(subject: Subject) -> Iterator[Markup]:
+def _training_charts(subject: ReportedRun) -> Iterator[Markup]:
     known = {
         "episode_return": ("Training return", "mean of 100 episodes"),
         "loss": ("Training loss", "loss"),
@@ -265,7 +268,7 @@ def _training_charts(subject: Subject) -> Iterator[Markup]:
         if series.points:
             title, name = known.get(series.name, (series.name, series.name))
             curve = Curve("recorded run", thinned(series.points))
-            note = "As the run reported it while it ran; not compared."
+            note = "The run reported these numbers while it ran. They are not compared."
             yield _figure(f"training-{number}", title, name, [curve], note)
 
 
@@ -282,7 +285,7 @@ def _figure(identity: str, title: str, name: str, curves: list[Curve], note: str
 # --- where runs differ --------------------------------------------------------------------------
 
 
-def _divergences(subject: Subject) -> Iterator[Markup]:
+def _divergences(subject: ReportedRun) -> Iterator[Markup]:
     found = False
     for number, (name, report) in enumerate(subject.reports):
         divergence = None if report.replica is None else report.replica.divergence
@@ -300,16 +303,16 @@ def _divergences(subject: Subject) -> Iterator[Markup]:
         equal = [name for name, report in subject.reports if report.verdict == "reproduced-bitwise"]
         yield element(
             "p",
-            f"Nowhere: every claim was obtained again ({', '.join(equal)})."
+            f"Nowhere. Every claim was obtained again ({', '.join(equal)})."
             if equal
-            else "Nothing was run again, so there is nothing to compare.",
+            else "The run was not executed again, so there is nothing to compare.",
         )
 
 
 def _causes(name: str, found: Divergence) -> Iterator[Markup]:
-    """Say why two runs differ, the most likely cause first, and what else could explain it."""
+    """List the causes, the most likely one first, and other possible explanations."""
     causes = [(_cause(each), each.certainty or "", " ".join(_said(each))) for each in found.causes]
-    yield _bounded(f"Why: {name}", ("cause", "certainty", "evidence"), causes)
+    yield _bounded(f"Likely causes: {name}", ("cause", "certainty", "evidence"), causes)
     pins = [(each.what, each.a, each.b, each.why) for each in found.explanations]
     heads = ("difference", "recorded", "here", "why it could matter")
     yield _folded(
@@ -327,8 +330,8 @@ def _said(cause: Cause) -> tuple[str, ...]:
 
 
 def _statistics(name: str, found: ReturnStatistics) -> Markup:
-    """Show the comparison of returns, whose rows without a label go on with the one before."""
-    heads, rows = ("of", "found"), list(returns_rows(found))
+    """Show the comparison of returns. Rows without a label continue the row above."""
+    heads, rows = ("quantity", "value"), list(returns_rows(found))
     return _bounded(f"Returns of both runs: {name}", heads, rows)
 
 
@@ -336,7 +339,7 @@ def _divergence(identity: str, name: str, divergence: DivergenceMap) -> Markup:
     if not any(divergence.components.values()):
         return element(
             "p",
-            f"Nowhere: in {divergence.steps:,} agent steps, all {len(divergence.components)} "
+            f"Nowhere. In {divergence.steps:,} agent steps, all {len(divergence.components)} "
             f"components of the trace are the same ({name}).",
             class_="calm",
         )
@@ -347,8 +350,8 @@ def _divergence(identity: str, name: str, divergence: DivergenceMap) -> Markup:
         divergence_chart(identity, title, divergence),
         element(
             "p",
-            "Hatched: differs. Plain: the same. From top to bottom as data flow through a step: "
-            "the cause is to be looked for in the first one that differs.",
+            "Hatched records differ, and plain ones are equal. Data flow through a step from top "
+            "to bottom, so look for the cause in the first component that differs.",
             class_="note",
         ),
         class_="wide",
@@ -360,15 +363,15 @@ def _differences(name: str, report: Report) -> Markup:
     first = report.first_difference
     if first is not None:
         rows.insert(0, (f"first: {place_of(first)}", _code(first.claimed), _code(first.found)))
-    return _bounded(f"What differs: {name}", ("what", "claimed", "found"), rows)
+    return _bounded(f"Differences: {name}", ("item", "claimed", "found"), rows)
 
 
 # --- receipts ------------------------------------------------------------------------------------
 
 
 def _receipts(found: Receipts) -> Iterator[Markup]:
-    """List who vouches for a re-execution; machine and time are the signer's own account."""
-    yield element("p", f"Signed by keys that the reader named: {found.summary}.")
+    """List the receipts. Their machines and times are what their signers state."""
+    yield element("p", f"Receipts by trusted keys: {found.summary}.")
     rows = [
         (
             each.file,
@@ -382,26 +385,26 @@ def _receipts(found: Receipts) -> Iterator[Markup]:
         for each in sorted(found.receipts, key=lambda each: (not each.counts, each.file))
     ]
     heads = ("receipt", "counts", "verdict", "mode", "machine", "time", "signer")
-    yield _bounded("Who ran it again", heads, rows)
+    yield _bounded("Receipts of re-executions", heads, rows)
     if found.refused:
         refused = [(each.file, each.code, each.message) for each in found.refused]
-        yield _bounded("Refused", ("file", "code", "why"), refused)
+        yield _bounded("Rejected files", ("file", "code", "reason"), refused)
 
 
 # --- machines -----------------------------------------------------------------------------------
 
 
-def _machines(subject: Subject) -> Iterator[Markup]:
+def _machines(subject: ReportedRun) -> Iterator[Markup]:
     observed = subject.observations
-    yield element("p", f"Recorded on {machine_of(observed)}, {observed.started}.")
+    yield element("p", f"Recorded on {machine_of(observed)}, started {observed.started}.")
     tables = [(name, report) for name, report in subject.reports if report.environment]
     for name, report in tables:
         if report.expected:
-            yield element("p", f"Expected between the two machines: {report.expected}.")
+            yield element("p", f"Expected agreement between the two machines: {report.expected}.")
         rows = sorted(report.environment, key=lambda row: EFFECTS.index(row.effect))
         differing = [_machine_row(row) for row in rows if row.effect != "none"]
         equal = [(row.field, row.recorded) for row in rows if row.effect == "none"]
-        heads = ("fact", "recorded", "here", "effect", "why")
+        heads = ("fact", "recorded", "here", "effect", "reason")
         if differing:
             yield _bounded(f"Facts that differ: {name}", heads, differing)
         yield _folded(
@@ -417,11 +420,11 @@ def _machines(subject: Subject) -> Iterator[Markup]:
         )
 
 
-def _facts(rows: Iterable[Row]) -> list[tuple[str, str]]:
+def _facts(rows: Iterable[FactComparison]) -> list[tuple[str, str]]:
     return [(row.field, row.recorded) for row in rows]
 
 
-def _machine_row(row: Row) -> tuple[object, ...]:
+def _machine_row(row: FactComparison) -> tuple[object, ...]:
     effect = _toned(row.effect, EFFECT_TONES.get(row.effect))
     return row.field, row.recorded, row.here, effect, row.reason
 
@@ -429,11 +432,11 @@ def _machine_row(row: Row) -> tuple[object, ...]:
 # --- the rest -----------------------------------------------------------------------------------
 
 
-def _ledger(subject: Subject) -> Iterator[Markup]:
+def _ledger(subject: ReportedRun) -> Iterator[Markup]:
     relaxations = subject.claims.relaxations
     yield element(
         "p",
-        f"Guarantees that were given up: {', '.join(relaxations)}."
+        f"Guarantees that were given up (relaxations): {', '.join(relaxations)}."
         if relaxations
         else "No guarantee was given up.",
     )
@@ -447,11 +450,11 @@ def _ledger(subject: Subject) -> Iterator[Markup]:
         for row in subject.ledger.rows
     ]
     heads = ("source", "treatment", "evidence", "weakened by")
-    yield _bounded("What became of every known source", heads, rows)
+    yield _bounded("Treatment of every known source", heads, rows)
 
 
-def _population(subject: Subject) -> Markup:
-    """Show where each member of a population stood at the end."""
+def _population(subject: ReportedRun) -> Markup:
+    """Show the last generation of each member of a population."""
     generations = [] if subject.ancestry is None else subject.ancestry.generations
     last = {each.member: each for each in generations}
     rows = [
@@ -465,8 +468,10 @@ def _population(subject: Subject) -> Markup:
         )
         for member, each in sorted(last.items())
     ]
-    heads = ("member", "generation", "began at step", "parent", "copied", "hyper-parameters")
-    return _bounded(f"Last of {len(generations):,} generations, by member", heads, rows)
+    heads = ("member", "generation", "first step", "parent", "copied", "hyper-parameters")
+    return _bounded(
+        f"Last generation of each member, of {len(generations):,} generations", heads, rows
+    )
 
 
 def _number(hexadecimal: str) -> str:
@@ -476,15 +481,15 @@ def _number(hexadecimal: str) -> str:
         return hexadecimal
 
 
-def _software(subject: Subject) -> Iterator[Markup]:
+def _software(subject: ReportedRun) -> Iterator[Markup]:
     inventory = subject.inventory
     kinds = ", ".join(_count(count, kind) for kind, count in sorted(inventory.kinds.items()))
     yield element(
-        "p", f"The image holds {kinds}; all of them are in ", _code("image/sbom.cdx.json")
+        "p", f"The image contains {kinds}. All are listed in ", _code("image/sbom.cdx.json"), "."
     )
     packages = [(each.name, each.version, each.licence) for each in inventory.packages]
     heads = ("package", "version", "licence")
-    yield _bounded("Packages of note", heads, packages)
+    yield _bounded("Main packages", heads, packages)
     licences = sorted(inventory.licences.items(), key=lambda item: (-item[1], item[0]))
     counted = [(name, str(count)) for name, count in licences]
     yield _folded(
@@ -497,7 +502,7 @@ def _software(subject: Subject) -> Iterator[Markup]:
     )
 
 
-def _hashes(subject: Subject) -> Iterator[Markup]:
+def _hashes(subject: ReportedRun) -> Iterator[Markup]:
     claims = subject.claims
     rows = [("claim id", claims.claim_id()), ("lock", claims.lock)]
     if claims.image is not None:
@@ -510,7 +515,7 @@ def _hashes(subject: Subject) -> Iterator[Markup]:
         rows.append(("recorded randomness", claims.entropy_profile))
     if isinstance(claims, ProgramClaims) and claims.arrivals:
         rows.append(("recorded order of arrival", claims.arrivals))
-    yield _bounded("SHA-256", ("of", "digest"), [(name, _code(value)) for name, value in rows])
+    yield _bounded("SHA-256", ("item", "digest"), [(name, _code(value)) for name, value in rows])
     if isinstance(claims, TrainingClaims):
         checkpoints = [(f"step {each.step:,}", _code(each.digest)) for each in claims.checkpoints]
         yield _folded(
@@ -525,21 +530,26 @@ def _hashes(subject: Subject) -> Iterator[Markup]:
         yield _bounded("Outputs of the program, which are its claims", heads, outputs)
 
 
-def _files(subject: Subject) -> Markup:
+def _files(subject: ReportedRun) -> Markup:
     rows = [(each.path, each.role, f"{each.size:,}", _code(each.sha256)) for each in subject.files]
     return _folded(
         f"{len(rows)} files, {sum(each.size for each in subject.files):,} bytes",
-        _bounded("What the signed manifest lists", ("file", "role", "bytes", "SHA-256"), rows),
+        _bounded("Files in the signed manifest", ("file", "role", "bytes", "SHA-256"), rows),
     )
 
 
-def _recipe(subject: Subject) -> Iterator[Markup]:
+def _recipe(subject: ReportedRun) -> Iterator[Markup]:
     bundle = shlex.quote(subject.bundle)
     yield element(
-        "p", "With Capsule: check it, rebuild the image from the lock, run it again, compare."
+        "p",
+        "With Capsule, check the bundle, rebuild its image from the lock, execute the run again "
+        "and compare the results:",
     )
     yield _commands("pip install capsule-rl", f"capsule verify {bundle} --key SIGNER.pub")
-    yield element("p", "Without Capsule: it is a plain tar, and says itself how to go on.")
+    yield element(
+        "p",
+        "Without Capsule, unpack the bundle, a plain tar file, and follow its instructions:",
+    )
     yield _commands(
         f"mkdir bundle && tar -xf {bundle} -C bundle && cd bundle",
         "sha256sum --strict -c SHA256SUMS",
@@ -556,7 +566,7 @@ def _bounded(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]
         return element("p", f"{caption}: none.")
     left = len(rows) - MAX_ROWS
     shown = table(caption, heads, rows[:MAX_ROWS])
-    return join([shown, element("p", f"{left:,} more are not shown.")]) if left > 0 else shown
+    return join([shown, element("p", f"{left:,} more rows are not shown.")]) if left > 0 else shown
 
 
 def _count(number: int, what: str) -> str:
@@ -568,7 +578,7 @@ def _folded(summary: str, content: Markup) -> Markup:
 
 
 def _toned(word: str, tone: str | None) -> Markup:
-    """Say a word with its mark, so that colour is not all there is."""
+    """Mark a word with a sign besides its colour, which not everyone can see."""
     if tone is None:
         return element("span", word)
     mark = element("span", MARKS[tone], class_=f"mark {tone}", aria_hidden="true")

@@ -28,20 +28,20 @@ def _sample(task: TaskReturns) -> str:
     both = zip(task.recorded, task.found, strict=True)
     equal = sum(recorded == found for recorded, found in both)
     if task.paired:
-        return f"{len(task.recorded)} starts that both played, {equal} with equal returns"
-    return f"{len(task.recorded)} starts of each run's own"
+        return f"{len(task.recorded)} common starts, {equal} with equal returns"
+    return f"{len(task.recorded)} different starts for each run"
 
 
 def _sizes(task: TaskReturns, confidence: str, metric: str) -> Iterator[tuple[str, str]]:
     yield metric, f"recorded {_shown(task.recorded_metric)}, here {_shown(task.found_metric)}"
     difference = f"difference {_shown(task.difference)}, Cliff's delta {_shown(task.cliffs_delta)}"
-    yield "", f"{difference}; brackets: {confidence} bootstrap intervals"
+    yield "", f"{difference}; brackets are {confidence} bootstrap intervals"
 
 
 def _tests(task: TaskReturns) -> str:
     named = {"rank sum": task.rank_sum, "signed rank": task.signed_rank, "sign": task.sign}
     shown = [f"{name} p = {test.p_value:.3g}" for name, test in named.items() if test is not None]
-    return ", ".join(shown) + " (of a difference; a high p shows nothing)"
+    return ", ".join(shown) + " (for a difference; a high p shows nothing)"
 
 
 def _shown(interval: Interval) -> str:

@@ -14,35 +14,35 @@ from typing import Literal, NamedTuple
 from capsule.experiment.lock import Lock
 from capsule.experiment.scores import (
     Aggregate,
-    Reference,
+    ReferenceScores,
     aggregate,
     human_normalized,
     reference_of,
 )
 from capsule.experiment.spec import task_name, tasks_of
-from capsule.report.subject import EvaluationPoint, Subject, drawable
+from capsule.report.subject import NetworkReturns, ReportedRun, drawable
 
 DDOF = 1  # divisors are N - 1: five runs are a sample of the runs that could have been made
 Network = Literal["final", "best"]
 NETWORKS: tuple[Network, ...] = ("final", "best")
 HEADS = ("mean", "SD", "relative SD")
-NOTE = "SD: standard deviation with divisor n - 1; relative SD: its share of the mean's size."
+NOTE = "SD: standard deviation with divisor n - 1. Relative SD: SD divided by the size of the mean."
 
 
-class Task(NamedTuple):
+class ScoredTask(NamedTuple):
     """A game, an environment, or a program that the user wrote."""
 
     suite: Literal["atari", "gymnasium", "minatar", "program"]
     name: str
 
     @property
-    def reference(self) -> Reference | None:
+    def reference(self) -> ReferenceScores | None:
         """Scores of random play and of a person, where they were published."""
         # MinAtar's games have the names of Atari's and other scores.
         return reference_of(self.name) if self.suite in ("atari", "gymnasium") else None
 
 
-class Summary(NamedTuple):
+class SampleSummary(NamedTuple):
     """Mean and spread of a sample.
 
     Attributes:
@@ -58,11 +58,11 @@ class Summary(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What one network of a run scored in one task: a summary over ``episodes`` returns."""
+    """The score of one network of a run in one task: a summary over ``episodes`` returns."""
 
     step: int
     episodes: int
-    summary: Summary
+    summary: SampleSummary
 
 
 class RunScores(NamedTuple):
@@ -70,7 +70,7 @@ class RunScores(NamedTuple):
 
     bundle: str
     claim_id: str
-    task: Task
+    task: ScoredTask
     scores: Mapping[Network, Score]
 
 
@@ -80,40 +80,40 @@ class GroupScores(NamedTuple):
     ``human_normalized`` holds (mean - random) / (human - random), or None without references.
     """
 
-    task: Task
+    task: ScoredTask
     runs: int
-    summaries: Mapping[Network, Summary]
+    summaries: Mapping[Network, SampleSummary]
     human_normalized: Mapping[Network, float | None]
 
 
-def summarize(values: Sequence[float]) -> Summary:
+def summarize(values: Sequence[float]) -> SampleSummary:
     """Summarise a sample of at least one finite value."""
     mean = fmean(values)
     if len(values) <= DDOF:
-        return Summary(mean, None, None)
+        return SampleSummary(mean, None, None)
     deviation = stdev(values)
-    return Summary(mean, deviation, deviation / abs(mean) if mean else None)
+    return SampleSummary(mean, deviation, deviation / abs(mean) if mean else None)
 
 
-def tasks(lock: Lock) -> tuple[Task, ...]:
+def tasks(lock: Lock) -> tuple[ScoredTask, ...]:
     """Return what a run was evaluated on; with several tasks, its returns take turns."""
     spec = lock.spec
     if spec.environment is None:
-        return (Task("program", spec.name),)
-    return tuple(Task(task.suite, task_name(task)) for task in tasks_of(spec.environment))
+        return (ScoredTask("program", spec.name),)
+    return tuple(ScoredTask(task.suite, task_name(task)) for task in tasks_of(spec.environment))
 
 
 def by_task(
-    lock: Lock, points: Iterable[EvaluationPoint]
-) -> Iterator[tuple[Task, list[EvaluationPoint]]]:
+    lock: Lock, points: Iterable[NetworkReturns]
+) -> Iterator[tuple[ScoredTask, list[NetworkReturns]]]:
     """Part the returns of evaluations by task."""
     found, points = tasks(lock), list(points)
     for number, task in enumerate(found):
         returns = slice(number, None, len(found))
-        yield task, [EvaluationPoint(each.step, each.returns[returns]) for each in points]
+        yield task, [NetworkReturns(each.step, each.returns[returns]) for each in points]
 
 
-def run_scores(subject: Subject) -> list[RunScores]:
+def run_scores(subject: ReportedRun) -> list[RunScores]:
     """Return the scores of a run, by task.
 
     Raises:
@@ -126,10 +126,10 @@ def run_scores(subject: Subject) -> list[RunScores]:
     ]
 
 
-def _scores(points: Iterable[EvaluationPoint]) -> dict[Network, Score]:
+def _scores(points: Iterable[NetworkReturns]) -> dict[Network, Score]:
     played = sorted((point for point in points if point.returns), key=lambda point: point.step)
     if not played:
-        raise ValueError("it has no evaluation")
+        raise ValueError("the run has no evaluation")
     for point in played:
         if not all(map(drawable, point.returns)):
             raise ValueError(
@@ -139,19 +139,19 @@ def _scores(points: Iterable[EvaluationPoint]) -> dict[Network, Score]:
     return {"final": _score(played[-1]), "best": _score(best)}
 
 
-def _score(point: EvaluationPoint) -> Score:
+def _score(point: NetworkReturns) -> Score:
     return Score(point.step, len(point.returns), summarize(point.returns))
 
 
 def group_scores(runs: Iterable[RunScores]) -> list[GroupScores]:
     """Summarise the scores of all runs in each task, in alphabetical order."""
-    groups: dict[Task, list[RunScores]] = {}
+    groups: dict[ScoredTask, list[RunScores]] = {}
     for run in runs:
         groups.setdefault(run.task, []).append(run)
     return [_group(task, members) for task, members in sorted(groups.items())]
 
 
-def _group(task: Task, members: Sequence[RunScores]) -> GroupScores:
+def _group(task: ScoredTask, members: Sequence[RunScores]) -> GroupScores:
     summaries = {
         network: summarize([run.scores[network].summary.mean for run in members])
         for network in NETWORKS
@@ -160,7 +160,7 @@ def _group(task: Task, members: Sequence[RunScores]) -> GroupScores:
     return GroupScores(task, len(members), summaries, normalized)
 
 
-def normalize(task: Task, score: float) -> float | None:
+def normalize(task: ScoredTask, score: float) -> float | None:
     """Return a score of which 0 is random play and 1 a person; None without references."""
     return None if task.reference is None else human_normalized(task.name, score)
 
@@ -176,7 +176,7 @@ def aggregates(groups: Sequence[GroupScores]) -> dict[Network, Aggregate] | None
     }
 
 
-def cells(summary: Summary) -> tuple[str, str, str]:
+def cells(summary: SampleSummary) -> tuple[str, str, str]:
     """Return the texts below :data:`HEADS`."""
     deviation = summary.standard_deviation
     return (

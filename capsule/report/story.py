@@ -1,6 +1,6 @@
-"""The verdict in words: what was shown, by whom, on what machine, and what was not shown.
+"""The verdict in words: what was shown, by which key, on which machine, and what was not shown.
 
-The page and the terminal tell this one story.
+The page and the terminal show the same statements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from capsule.bundle.claims import Observations
 from capsule.bundle.reproducing import what_ran
-from capsule.report.subject import Subject
+from capsule.report.subject import ReportedRun
 from capsule.verification.verdict import Report
 
 Tone = Literal["good", "bad", "open"]
@@ -20,15 +20,15 @@ EXECUTED = ("reproduced", "not-reproduced")  # how verdicts begin that rest on a
 
 @dataclass(frozen=True)
 class Story:
-    """What to say of a subject.
+    """The main statements about a subject.
 
     Attributes:
-        tone: Good if somebody signed that it was run again and is the same; bad if anybody says
-            that it is not; open otherwise.
-        headline: In a few words.
-        sentence: In one sentence.
-        shown: What was shown, by whom and where.
-        not_shown: What was not.
+        tone: Good if a trusted receipt or, beside one, a report confirms the results and none
+            contradicts them; bad if one contradicts them; open otherwise.
+        headline: The verdict in a few words.
+        sentence: The verdict in one sentence.
+        shown: Statements that were shown, with their sources.
+        not_shown: Statements that were not shown.
     """
 
     tone: Tone
@@ -38,8 +38,8 @@ class Story:
     not_shown: tuple[str, ...]
 
 
-def tell(subject: Subject) -> Story:
-    """Tell what is known of a run."""
+def tell(subject: ReportedRun) -> Story:
+    """Return the main statements about a run."""
     voices = _voices(subject)
     good = [verdict for verdict, reproduced in voices if reproduced]
     signed = any(receipt.counts for receipt in subject.receipts.receipts)
@@ -51,7 +51,7 @@ def tell(subject: Subject) -> Story:
     return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(voices)))
 
 
-def _voices(subject: Subject) -> list[tuple[str, bool]]:
+def _voices(subject: ReportedRun) -> list[tuple[str, bool]]:
     """Return the verdict of each re-execution that counts, and whether the run was reproduced."""
     reports = [
         (report.verdict, report.verdict != "not-reproduced")
@@ -66,42 +66,48 @@ def _voices(subject: Subject) -> list[tuple[str, bool]]:
     return [*reports, *receipts]
 
 
-def _verdict(good: list[str], executed: int, subject: Subject) -> tuple[str, str]:
+def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str, str]:
     if not executed:
-        what = "no report decides whether it recurs" if subject.reports else "it was not run again"
+        what = "no report is conclusive" if subject.reports else "its run was not executed again"
         return (
             "Signed, not reproduced yet",
-            f"The bundle is intact, and {what}: its results are its signer's claims.",
+            f"The bundle is intact, but {what}. Its results are its signer's claims.",
         )
-    say = "A report says" if executed == 1 else f"{executed} reports and receipts say"
-    again = f"{say} that it was run again"
+    receipts = sum(receipt.counts for receipt in subject.receipts.receipts)
+    sources = ((executed - receipts, "report"), (receipts, "receipt"))
+    named = " and ".join(_count(number, what) for number, what in sources if number)
+    again = f"According to {named}, the run was executed again"
     if not good:
-        return "Not reproduced", f"{again}, and gave something else."
+        return "Not reproduced", f"{again} and gave other results."
     if len(good) < executed:
-        bad = executed - len(good)
-        return "Not always reproduced", f"{again}: {len(good)} that it is the same, {bad} not."
+        split = f"the results agreed in {len(good)} of {executed} executions"
+        return "Not always reproduced", f"{again}, and {split}."
     grades = set(good)
     if grades == {"reproduced-bitwise"}:
-        return "Reproduced, bit for bit", f"{again}, with the very same results."
+        return "Reproduced, bit for bit", f"{again} and gave identical results."
     if "reproduced-content" in grades and "reproduced-statistical" not in grades:
-        content = "the content of every output; dates or packaging differ"
-        return "Reproduced in content", f"{again}: not always the same bits, but {content}."
+        content = "the content of every output, but not always the same dates or packaging"
+        return "Reproduced in content", f"{again} and gave {content}."
     if "reproduced-statistical" in grades:
-        tolerance = "its returns agree within the tolerance that the spec declares"
-        return "Reproduced statistically", f"{again}: not always the same bits, but {tolerance}."
-    return "Reproduced in part", f"{again}; not every time to the end."
+        tolerance = "returns within the tolerance that the spec declares, but not always equal bits"
+        return "Reproduced statistically", f"{again} and gave {tolerance}."
+    return "Reproduced in part", f"{again} with identical results, but not always to its end."
 
 
-def _shown(subject: Subject) -> tuple[str, ...]:
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _shown(subject: ReportedRun) -> tuple[str, ...]:
     facts = [
         f"{_capital(what_ran(subject.lock.spec))}, on {machine_of(subject.observations)}.",
         "The file is unchanged since it was signed, and its documents agree with each other.",
     ]
     if subject.signers:
-        facts.append(f"It was signed with {', '.join(subject.signers)}, which the reader named.")
+        facts.append(f"It was signed with a trusted key: {', '.join(subject.signers)}.")
     facts += [_of_report(name, report) for name, report in subject.reports]
     if any(receipt.counts for receipt in subject.receipts.receipts):
-        facts.append(f"Receipts by keys that the reader named: {subject.receipts.summary}.")
+        facts.append(f"Receipts by trusted keys: {subject.receipts.summary}.")
     return tuple(facts)
 
 
@@ -119,35 +125,37 @@ def _cause(report: Report) -> str:
     return f"; cause: {causes[0].shown.replace('-', ' ')}" if causes else ""
 
 
-def _not_shown(subject: Subject, executed: bool) -> tuple[str, ...]:
+def _not_shown(subject: ReportedRun, executed: bool) -> tuple[str, ...]:
     left = []
     if not subject.signers:
         left.append(
-            f"Who signed it: the bundle names {subject.fingerprint}, and no key was given to check "
-            "that with."
+            f"Who signed it. The bundle names {subject.fingerprint}, but no trusted key was given "
+            "to check this."
         )
     if not executed:
-        left.append("That the run took place, or that it would give the same again.")
+        left.append("That the run took place, or that executing it again gives the same results.")
     if subject.reports:
         left.append(
-            "That the reports are true: they are not signed. Run capsule verify to check for "
-            "yourself."
+            "That the reports are true, because they are not signed. Run capsule verify to check "
+            "them."
         )
     silent = [receipt for receipt in subject.receipts.receipts if not receipt.counts]
     if silent:
         left.append(
-            f"{len(silent)} of the receipts do not count: their signers are the bundle's own, or "
-            "not trusted by the reader."
+            f"What {len(silent)} of the receipts state. Their signers are not trusted, or also "
+            "signed the bundle."
         )
     if subject.claims.relaxations:
-        left.append(f"Guarantees that were given up: {', '.join(subject.claims.relaxations)}.")
+        left.append(
+            f"Guarantees that were given up (relaxations): {', '.join(subject.claims.relaxations)}."
+        )
     open_sources = [
         row.source for row in subject.ledger.rows if row.treatment in ("assumed", "unsupported")
     ]
     if open_sources:
-        left.append(f"Control over: {', '.join(open_sources)}.")
+        left.append(f"Control over these sources of nondeterminism: {', '.join(open_sources)}.")
     left.append(
-        f"Anything about other seeds: this is one run, with root seed "
+        f"How the results vary with the seed. This is one run, with root seed "
         f"{subject.lock.spec.seeds.root}."
     )
     return tuple(left)

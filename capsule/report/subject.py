@@ -1,4 +1,4 @@
-"""What a report is about: everything that a bundle and the reports on it say, read once."""
+"""The subject of a report: a bundle with the reports and receipts on it, read once."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, open_regular, parse_canonical_json
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency
 from capsule.verification.integrity.contents import Contents
 from capsule.verification.verdict import Report
 
-METRICS, EVALUATIONS = (
-    "metrics.jsonl",
-    "evaluation.jsonl",
-)  # of capsule.training.own_program.recorder
-FOUNDATION = ("libc6", "libpython3.11-stdlib")  # what every program of an image rests on
+# Files that capsule.training.own_program.recorder writes.
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluation.jsonl"
+FOUNDATION = ("libc6", "libpython3.11-stdlib")  # every program of an image uses them
 MAX_REPORT_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_LINES = 1_000_000
 MAX_SERIES = 8
 MAX_STEP = 2**53 - 1
-HUGE = 1e90  # numbers beyond it are drawn no more than infinities are
+HUGE = 1e90  # larger numbers are not plotted, like infinities
 
 
 @dataclass(frozen=True)
 class Series:
-    """One number over the steps of a run, in ascending order of steps; finite values only."""
+    """A quantity over the steps of a run: finite values in ascending order of steps."""
 
     name: str
     points: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class EvaluationPoint:
-    """Returns of one network, one per start, in order."""
+class NetworkReturns:
+    """The returns of one network, one per start, in the order of the starts."""
 
     step: int
     returns: tuple[float, ...]
@@ -72,7 +71,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The image's SBOM in short: components by kind, packages of note, components by licence."""
+    """A summary of the image's SBOM: components by kind, main packages, components by licence."""
 
     kinds: Mapping[str, int]
     packages: tuple[Package, ...]
@@ -80,20 +79,20 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A bundle that is intact and agrees with itself, and what was found by running it again.
+class ReportedRun:
+    """An intact and consistent bundle, and the results of its re-executions.
 
     Attributes:
         bundle: File name.
-        fingerprint: Of the signer's key by the bundle's own account.
-        signers: Whom the reader named and who signed the bundle: keys, with identities if any.
+        fingerprint: Fingerprint of the signer's key, as the bundle states it.
+        signers: Trusted keys that signed the bundle, with identities if there are any.
         files: Every file of the manifest.
-        evaluation: Claimed evaluations; of a program those of its ``evaluation.jsonl``.
-        series: What the run reported of itself on its way.
-        unread: Lines of that report that are none.
-        reports: What ``capsule verify`` wrote elsewhere, each with its file name. Nobody signed it.
-        receipts: What ``capsule verify --sign`` wrote elsewhere; only those by keys that the
-            reader named count, and none by the bundle's own signer.
+        evaluation: Claimed evaluations. For a program, those in its ``evaluation.jsonl``.
+        series: Quantities that the run logged while it ran.
+        unread: Number of lines of the log that could not be read.
+        reports: Unsigned reports of ``capsule verify``, each with its file name.
+        receipts: Receipts of ``capsule verify --sign``. Only those by trusted keys count, and
+            none by the signer of the bundle.
     """
 
     bundle: str
@@ -104,7 +103,7 @@ class Subject:
     claims: TrainingClaims | ProgramClaims
     observations: Observations
     ledger: Ledger
-    evaluation: tuple[EvaluationPoint, ...]
+    evaluation: tuple[NetworkReturns, ...]
     series: tuple[Series, ...]
     unread: int
     ancestry: contract.Ancestry | None
@@ -116,19 +115,19 @@ class Subject:
 
 def read_subject(
     bundle: OpenedBundle, name: str, files: Sequence[Path], keys: Sequence[PublicKey]
-) -> Subject:
-    """Read a bundle, after checking that it agrees with itself, and the reports and receipts on it.
+) -> ReportedRun:
+    """Check the consistency of a bundle, and read it with the reports and receipts on it.
 
     Args:
         bundle: The bundle.
         name: Its file name.
         files: Reports and receipts, in any order.
-        keys: Whose receipts count.
+        keys: Trusted keys, whose receipts count.
 
     Raises:
-        CapsuleError: CAP-V010, V011: it does not; CAP-B144: a document is missing or malformed;
-            CAP-P101, P102: a report is none, or about other claims;
-            CAP-P103: a claimed return is no number.
+        CapsuleError: CAP-V010, V011: the bundle is inconsistent; CAP-B144: a document is missing
+            or malformed; CAP-P101: a file is not a report; CAP-P102: a report is about other
+            claims; CAP-P103: a claimed return is not a number.
     """
     lock = bundle.read(run_bundle.LOCK, Lock)
     claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
@@ -136,7 +135,7 @@ def read_subject(
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]
-    return Subject(
+    return ReportedRun(
         bundle=name,
         fingerprint=bundle.fingerprint,
         signers=tuple(str(each) for each in bundle.signers if each.rejection_reason is None),
@@ -165,10 +164,10 @@ def read_subject(
 
 
 def _is_signed(path: Path) -> bool:
-    """Tell a receipt, a DSSE envelope, from a report; what is neither passes for a report."""
+    """Tell a receipt, which is a DSSE envelope, from a report and anything else."""
     try:
         document = json.loads(_bytes(path))
-    except (OSError, ValueError, RecursionError):  # told by read_report
+    except (OSError, ValueError, RecursionError):  # read_report reports it
         return False
     return isinstance(document, dict) and "payloadType" in document
 
@@ -182,7 +181,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def read_report(path: Path, claims: Claims) -> Report:
-    """Read what ``capsule verify`` wrote about the run of ``claims``.
+    """Read a report of ``capsule verify`` on the run of ``claims``.
 
     Raises:
         CapsuleError: CAP-P101, P102.
@@ -199,20 +198,18 @@ def read_report(path: Path, claims: Claims) -> Report:
             "CAP-P101",
             f"{path.name} is neither a report nor a receipt of capsule verify: {reason}",
             fix="Give files that 'capsule verify --report FILE' or --sign wrote.",
-            exit_code=ExitCode.USAGE,
         ) from error
     if report.claim_id != claims.claim_id():
         raise CapsuleError(
             "CAP-P102",
-            f"{path.name} is about claim id {report.claim_id}, the bundle's is {claims.claim_id()}",
+            f"{path.name} is about claim id {report.claim_id}, not {claims.claim_id()}",
             fix="Give reports on this bundle only.",
-            exit_code=ExitCode.USAGE,
         )
     return report
 
 
-def crate_of(subject: Subject) -> str:
-    """Return ``ro-crate-metadata.json``: as the bundle has it, or would if it were made today."""
+def crate_of(subject: ReportedRun) -> str:
+    """Return ``ro-crate-metadata.json`` of a bundle, made again from its other documents."""
     files = {each.path: (each.role, each.media_type) for each in subject.files}
     files.pop(CRATE, None)
     crate = run_crate(subject.lock, subject.claims, subject.observations, files)
@@ -222,22 +219,22 @@ def crate_of(subject: Subject) -> str:
 # --- curves -------------------------------------------------------------------------------------
 
 
-def evaluation_points(evaluation: contract.Evaluation) -> tuple[EvaluationPoint, ...]:
+def evaluation_points(evaluation: contract.Evaluation) -> tuple[NetworkReturns, ...]:
     """Return evaluations as numbers.
 
     Raises:
-        ValueError: A return is no C99 hexadecimal float.
+        ValueError: A return is not a C99 hexadecimal float.
     """
     try:
         return tuple(
-            EvaluationPoint(point.step, tuple(float.fromhex(value) for value in point.returns))
+            NetworkReturns(point.step, tuple(float.fromhex(value) for value in point.returns))
             for point in evaluation.points
         )
     except OverflowError as error:
         raise ValueError(str(error)) from error
 
 
-def _claimed_points(claims: TrainingClaims) -> tuple[EvaluationPoint, ...]:
+def _claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
     try:
         return evaluation_points(claims.evaluation)
     except ValueError as error:
@@ -246,13 +243,12 @@ def _claimed_points(claims: TrainingClaims) -> tuple[EvaluationPoint, ...]:
             "the evaluation in claims.json holds something that is not a C99 hexadecimal float: "
             f"{error}",
             fix="Do not trust this bundle; ask its signer for a consistent one.",
-            exit_code=ExitCode.TAMPERED,
         ) from error
 
 
 def _curves(
     bundle: OpenedBundle, claims: TrainingClaims | ProgramClaims
-) -> tuple[tuple[EvaluationPoint, ...], tuple[Series, ...], int]:
+) -> tuple[tuple[NetworkReturns, ...], tuple[Series, ...], int]:
     if isinstance(claims, TrainingClaims):
         lines = _Lines(bundle.member(run_bundle.RUN + contract.EVENTS))
         series = _series(lines, ("episode_return", "loss"))
@@ -263,14 +259,14 @@ def _curves(
 
 
 def _output(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> Path | None:
-    """Find what the helper wrote, in whatever folder the program had it write."""
+    """Find a file of the recorder in any folder of the program's outputs."""
     members = run_bundle.claimed_outputs(claims)
     found = [path for path in sorted(members) if PurePosixPath(path).name == name]
     return bundle.member(members[found[0]]) if found else None
 
 
 class _Lines:
-    """The JSON objects of a file that nobody vouches for: what is none is counted and left out."""
+    """The JSON objects of an untrusted file. Lines that are not JSON objects are counted."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -292,7 +288,7 @@ class _Lines:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is no object with a step."""
+    """Parse a line. Return None if it is not an object with a step."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):  # counted by the caller
@@ -302,11 +298,11 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _series(lines: _Lines, names: Sequence[str] | None) -> tuple[Series, ...]:
-    """Gather numbers by step; a resumed run tells some steps again, and its last word counts.
+    """Gather numbers by step. A resumed run logs some steps again, and the last value counts.
 
     Args:
         lines: Objects with a step.
-        names: What to gather; None: the first :data:`MAX_SERIES` that there are.
+        names: Quantities to gather, or None for the first :data:`MAX_SERIES`.
     """
     values: dict[str, dict[int, float]] = {name: {} for name in names or ()}
     for line in lines:
@@ -319,7 +315,7 @@ def _series(lines: _Lines, names: Sequence[str] | None) -> tuple[Series, ...]:
 
 
 def drawable(value: float) -> bool:
-    """Tell whether a number has a place in a picture."""
+    """Tell whether a number can be plotted."""
     return abs(value) <= HUGE  # false for NaN, too
 
 
@@ -327,7 +323,7 @@ def _sorted(values: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     return tuple((step, float(value)) for step, value in sorted(values.items()) if drawable(value))
 
 
-def _evaluations(lines: _Lines) -> tuple[EvaluationPoint, ...]:
+def _evaluations(lines: _Lines) -> tuple[NetworkReturns, ...]:
     points = {}
     for line in lines:
         returns = line.get("returns")
@@ -338,14 +334,14 @@ def _evaluations(lines: _Lines) -> tuple[EvaluationPoint, ...]:
             points[line["step"]] = tuple(float(value) for value in returns)
         except (TypeError, ValueError, OverflowError):
             lines.unread += 1
-    return tuple(EvaluationPoint(step, points[step]) for step in sorted(points))
+    return tuple(NetworkReturns(step, points[step]) for step in sorted(points))
 
 
 # --- the image's SBOM ---------------------------------------------------------------------------
 
 
 def read_inventory(sbom: bytes, lock: Lock) -> Inventory:
-    """Sum up an image's SBOM, which :func:`check_consistency` has found to be one."""
+    """Summarise an image's SBOM, whose form :func:`check_consistency` has checked."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
-from capsule.report.subject import EvaluationPoint, Subject
+from capsule.report.subject import NetworkReturns, ReportedRun
 from capsule.report.text import printable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MAX_SENTENCES = 5
 MAX_POINTS = 3
 
 
-def show_subject(subject: Subject, console: Console) -> None:
+def show_subject(subject: ReportedRun, console: Console) -> None:
     """Print what :func:`capsule.report.page.report_page` shows, in at most thirty lines."""
     story, claims = tell(subject), subject.claims
     console.print(story.headline, style=_STYLES[story.tone], end="", markup=False, highlight=False)
@@ -30,7 +30,7 @@ def show_subject(subject: Subject, console: Console) -> None:
             _line(console, f"{'' if number else label:<16} {printable(sentence)}")
         if len(sentences) > MAX_SENTENCES:
             left = len(sentences) - MAX_SENTENCES
-            _line(console, f"… and {left} more on the page: -o report.html")
+            _line(console, f"… and {left} more on the page (-o report.html)")
     console.print()
     for number, point in enumerate(_few(subject.evaluation)):
         _line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
@@ -42,20 +42,20 @@ def show_subject(subject: Subject, console: Console) -> None:
         ("image", None if claims.image is None else claims.image.config),
         ("parameters", getattr(claims, "parameters", None)),
         ("files", f"{len(subject.files)}, {sum(each.size for each in subject.files):,} bytes"),
-        ("check it", "capsule verify BUNDLE --key SIGNER.pub"),
+        ("verify with", "capsule verify BUNDLE --key SIGNER.pub"),
     ]
     for label, value in rows:
         if value is not None:
             _line(console, f"{label:<16} {printable(value)}")
 
 
-def _few(points: tuple[EvaluationPoint, ...]) -> tuple[EvaluationPoint, ...]:
+def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
     """Choose the first evaluation and the last ones."""
     told = tuple(point for point in points if point.returns)
     return told if len(told) <= MAX_POINTS else (told[0], *told[1 - MAX_POINTS :])
 
 
-def _returns(point: EvaluationPoint) -> str:
+def _returns(point: NetworkReturns) -> str:
     returns = point.returns
     return (
         f"step {point.step:,}: mean return {fmean(returns):.6g} of {len(returns)} starts, "
@@ -63,7 +63,7 @@ def _returns(point: EvaluationPoint) -> str:
     )
 
 
-def _scores(subject: Subject) -> Iterator[str]:
+def _scores(subject: ReportedRun) -> Iterator[str]:
     """Say what the final and the best network scored; only the page has those of several games."""
     if not subject.evaluation:
         return

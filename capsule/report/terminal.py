@@ -1,4 +1,4 @@
-"""Verdicts on a terminal, in at most thirty lines of usual width."""
+"""Verification reports on a terminal, in at most thirty lines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show_report(report: Report, console: Console) -> None:
     lines = [*_facts(report), *_differences(report)]
     if len(lines) > room:
         rest = len(lines) - room + 1
-        lines[room - 1 :] = [("", f"… and {rest} more lines, in the report")]
+        lines[room - 1 :] = [("", f"… and {rest} more lines in the report")]
     show_lines(lines, console)
     if report.error is not None:
         code, fix = report.error["code"], report.error["fix"]
@@ -66,7 +66,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("authenticity", _authenticity(report)),
         ("image", _image(report)),
         ("packages", _packages(report)),
-        ("training code", _yes(report.own_code, "this Capsule's own", "NOT this Capsule's own")),
+        ("training code", _yes(report.own_code, "Capsule's", "NOT Capsule's")),
         ("not checked", _listed(report.unchecked)),
         ("claims", report.claimed),
         ("relaxations", ", ".join(report.relaxations) or None),
@@ -90,7 +90,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _differences(report: Report) -> Iterator[tuple[str, str]]:
-    """Say what differs, and if it was analysed, why."""
+    """List what differs and, if it was analysed, why."""
     if report.divergence is not None:
         yield from divergence_lines(report.divergence)
         return
@@ -100,11 +100,11 @@ def _differences(report: Report) -> Iterator[tuple[str, str]]:
         yield "", f"found   {difference.found}"
     more = len(report.differences) - MAX_DIFFERENCES
     if more > 0:
-        yield "", f"… and {more} more differences, in the report"
+        yield "", f"… and {more} more differences in the report"
 
 
 def _challenge(report: Report) -> list[tuple[str, str]]:
-    """Say which segments were chosen and what a fresh seed gave."""
+    """List the chosen segments and the result of the fresh seed."""
     rows = []
     if report.fresh_seed is not None:
         fresh = report.fresh_seed
@@ -113,7 +113,7 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
     if report.challenge is not None:
         asked = report.challenge
         chosen = f"{len(asked.segments)} of {asked.of}, {asked.chosen}"
-        passed = f"one false segment would have passed with probability {asked.undetected:.3g}"
+        passed = f"a single false segment would be missed with probability {asked.undetected:.3g}"
         rows.append(("segments", f"{chosen}; {passed}"))
         for segment in asked.segments[:MAX_ROWS]:
             same = "the same" if segment.equal else "DIFFERENT"
@@ -122,28 +122,28 @@ def _challenge(report: Report) -> list[tuple[str, str]]:
 
 
 def _open_sources(report: Report) -> str | None:
-    """Name what the ledger does not call controlled; the whole of it is in the JSON report."""
+    """Name the sources that are not controlled. The JSON report has the whole ledger."""
     ledger = report.ledger or report.recorded_ledger
     rows = () if ledger is None else ledger.rows
     left = [row for row in rows if row.treatment in ("assumed", "unsupported")]
     named = ", ".join(f"{row.source} ({row.treatment})" for row in left)
     if not named:
         return None
-    return named if report.ledger is not None else f"{named}; as the signer recorded it"
+    return named if report.ledger is not None else f"{named}, as the signer recorded"
 
 
 def _ledger_differences(report: Report) -> Iterator[tuple[str, str]]:
-    """Say what the recorded ledger says otherwise than that of the re-execution."""
+    """List the rows in which the recorded ledger and that of the re-execution differ."""
     for number, row in enumerate(report.ledger_differences[:MAX_DIFFERENCES]):
         treatments = f"recorded {row.recorded or 'nowhere'}, here {row.here or 'no such row'}"
         yield "ledger differs" if number == 0 else "", f"{row.source}: {treatments}"
     more = len(report.ledger_differences) - MAX_DIFFERENCES
     if more > 0:
-        yield "", f"… and {more} more sources, in the report"
+        yield "", f"… and {more} more sources in the report"
 
 
 def place_of(first: TraceDifference | OutputDifference) -> str:
-    """Say where a first difference is."""
+    """Describe the place of a first difference."""
     if isinstance(first, OutputDifference):
         return first.path + (f", {first.where}" if first.where is not None else "")
     return f"step {first.step}, {first.component}" + (f", {first.name}" if first.name else "")
@@ -166,18 +166,18 @@ def _packages(report: Report) -> str | None:
         more = len(report.besides) - _SHOWN_PACKAGES
         rest = f" and {more} more, which the report lists" if more > 0 else ""
         shown = ", ".join(report.besides[:_SHOWN_PACKAGES])
-        parts.append(f"besides Capsule's own recipe: {shown}{rest}")
+        parts.append(f"added to Capsule's recipe: {shown}{rest}")
     if report.startup:
-        parts.append(f"executed at every start: {', '.join(report.startup)}")
+        parts.append(f"executed at every start of Python: {', '.join(report.startup)}")
     return "; ".join(parts) or None
 
 
 def _image(report: Report) -> str | None:
     if report.image_source == "embedded":
-        return "the signer's own, from the bundle; NOT rebuilt from the lock"
+        return "the signer's, from the bundle; NOT rebuilt from the lock"
     if report.image_source == "supplied-base":
-        return "rebuilt from the lock but for the base layer, which is the SIGNER'S OWN"
-    return _yes(report.image_rebuilt, "rebuilt from the lock, same identity", "none")
+        return "rebuilt from the lock except for the base layer, which is the SIGNER'S"
+    return _yes(report.image_rebuilt, "rebuilt from the lock, with the same identity", "none")
 
 
 def _authenticity(report: Report) -> str | None:
@@ -192,7 +192,7 @@ def _authenticity(report: Report) -> str | None:
         if s.rejection_reason is not None
     ]
     named = ", ".join(dict.fromkeys(counted)) or report.signer
-    return "; ".join([f"signed by a key you trust: {named}", *others])
+    return "; ".join([f"signed by a trusted key: {named}", *others])
 
 
 def _show_environment(report: Report, console: Console) -> int:
@@ -216,7 +216,7 @@ def _show_environment(report: Report, console: Console) -> int:
         console.print(table, markup=False)
     more = len(differing) - len(shown)
     if more:
-        console.print(f"… and {more} more differing facts, in the report", highlight=False)
+        console.print(f"… and {more} more differing facts in the report", highlight=False)
     equal = len(report.environment) - len(differing)
     console.print(f"{equal} facts of the machine are equal", markup=False, highlight=False)
     console.print()

@@ -10,7 +10,7 @@ MAX_CHARACTERS = 400
 def printable(text: str) -> str:
     """Replace control and direction-changing characters, and cut what is too long.
 
-    A bundle or a training process of a stranger must not be able to move the cursor, recolour the
+    An untrusted bundle or training process must not be able to move the cursor, recolour the
     verdict or reverse the reading order.
     """
     shown = "".join(_safe(character) for character in text[: MAX_CHARACTERS + 1])

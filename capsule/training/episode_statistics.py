@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.state.trace import Trace
 
 RETURNS_KEPT = 100
@@ -48,12 +48,7 @@ class EpisodeStatistics:
         trace.add("loss", struct.pack(f"<{len(parts)}d", *parts))
         self.loss = sum(parts) / share
         if not math.isfinite(self.loss):
-            raise CapsuleError(
-                "CAP-T151",
-                f"the loss is {self.loss} at step {self.step}",
-                fix=fix,
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+            raise CapsuleError("CAP-T151", f"the loss is {self.loss} at step {self.step}", fix=fix)
 
     def _tallied(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot, but for the step."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from capsule.experiment.contract import StreamProfile
     from capsule.experiment.mechanisms import TrainerUse
-    from capsule.training.evaluation.protocol import Policy
+    from capsule.training.evaluation.protocol import EvaluatedPolicy
     from capsule.training.networks.feedforward import Parameters
     from capsule.training.state.streams import Stream
     from capsule.training.state.trace import Trace
@@ -55,7 +55,7 @@ class TrainerContext:
     members: int = 1
 
     @property
-    def hosts(self) -> int:
+    def actor_processes(self) -> int:
         """Processes that play actors, beside this one; 0: this one plays them."""
         return max(1, self.workers // self.members) if self.workers > 1 else 0
 
@@ -101,7 +101,7 @@ class Trainer(Protocol):
     ) -> None:
         """Continue from a snapshot; streams and trace are restored already."""
 
-    def policy(self, parameters: Parameters) -> Policy:
+    def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
 
     def stream_profiles(self) -> list[StreamProfile]:

@@ -17,10 +17,10 @@ from capsule.bundle.keys import PublicKey
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
 from capsule.experiment.dense import is_dense
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.image.cache import Cache
 from capsule.verification.analysis.bisection import (
@@ -33,8 +33,8 @@ from capsule.verification.analysis.bisection import (
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, open_side
-from capsule.verification.execution.bounds import check_unconfined
-from capsule.verification.execution.challenge import Recorded, begin_before
+from capsule.verification.execution.admission import check_unconfined
+from capsule.verification.execution.challenge import RecordedRun, begin_before
 from capsule.verification.integrity.image_documents import layer_identities
 from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
@@ -43,7 +43,7 @@ _NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
 
 
 @dataclass(frozen=True)
-class Request:
+class DiffRequest:
     """What ``capsule diff`` was asked.
 
     Attributes:
@@ -65,7 +65,7 @@ class Request:
     engine: EngineChoice
 
 
-def diff(request: Request, cache: Cache, reporter: execution.Reporter) -> Divergence:
+def diff(request: DiffRequest, cache: Cache, reporter: execution.Reporter) -> Divergence:
     """Compare two runs.
 
     Raises:
@@ -82,26 +82,27 @@ def diff(request: Request, cache: Cache, reporter: execution.Reporter) -> Diverg
         if isinstance(a, Path) or isinstance(b, Path):
             return _with_dense(a, b, execute, scratch)
         comparison = compare_sides(a, b)
+        report = comparison.report()
         if request.dense is not None:
-            window = window_of(comparison.report, a)
+            window = window_of(report, a)
             shutil.copyfile(dense_record(a, window, execute, scratch / "a"), request.dense)
-        elif request.bisect and not comparison.report.equal:
-            window = window_of(comparison.report, a)
-            return comparison.with_bisection(bisect(a, b, window, execute, scratch))
-        return comparison.report
+        elif request.bisect and not comparison.equal:
+            window = window_of(report, a)
+            return comparison.report(bisect(a, b, window, execute, scratch))
+        return report
 
 
 def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> Divergence:
     """Compare a dense record with another, or with that of a run, which is executed for it."""
-    window = window_of_dense(a if isinstance(a, Path) else b)  # type: ignore[arg-type]
-    found = bisect(a, b, window, execute, scratch)
+    dense = next(side for side in (a, b) if isinstance(side, Path))
+    found = bisect(a, b, window_of_dense(dense), execute, scratch)
     names = [each.name for each in (a, b)]
     causes = explain(Facts(walk=None, results=(), changes=(), bisection=found))
     return Divergence(a=names[0], b=names[1], equal=False, causes=causes, bisection=found)
 
 
 def _execute(
-    request: Request,
+    request: DiffRequest,
     cache: Cache,
     reporter: execution.Reporter,
     side: ComparedRun,
@@ -149,7 +150,6 @@ def _execute(
             f"{side.name} cannot be executed here: {error}",
             fix=f"{error.fix} Or run 'capsule diff A B --dense FILE' where it can, with this side "
             "as A, and name FILE here in its place.",
-            exit_code=ExitCode.INCONCLUSIVE,
         ) from error
     return mark
 
@@ -160,7 +160,7 @@ def _go_back(side: ComparedRun, lock: Lock, window: contract.DenseWindow, direct
     if side.bundle is None or side.training is None or not states:
         return BEGINNING
     claims = side.bundle.read(run_bundle.CLAIMS, TrainingClaims)
-    return begin_before(Recorded(side.bundle, lock, claims), window.first, directory)
+    return begin_before(RecordedRun(side.bundle, lock, claims), window.first, directory)
 
 
 def _supplied(
@@ -173,14 +173,13 @@ def _supplied(
     return supplied_layers(bundle, layer_identities(bundle, lock, claims))
 
 
-def _trusted_lock(side: ComparedRun, request: Request) -> Lock:
+def _trusted_lock(side: ComparedRun, request: DiffRequest) -> Lock:
     """Return what to execute; strangers' programs only if somebody said so."""
     if side.lock is None:
         raise CapsuleError(
-            "CAP-V070",
+            "CAP-V079",
             f"{side.name} cannot be executed: it is a bare run directory, without its lock",
             fix="Name the folder that 'capsule run' made, or its bundle.",
-            exit_code=ExitCode.USAGE,
         )
     if side.bundle is not None and not (side.bundle.authentic or request.allow_untrusted):
         raise CapsuleError(
@@ -188,6 +187,5 @@ def _trusted_lock(side: ComparedRun, request: Request) -> Lock:
             f"{side.name} would be executed, but no key was given to check its signer "
             f"{side.bundle.fingerprint} with",
             fix="Pass --key with a key you trust, or --allow-untrusted.",
-            exit_code=ExitCode.TAMPERED,
         )
     return side.lock

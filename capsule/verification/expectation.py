@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from capsule.bundle.claims import Claims
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, without_sources
 from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
 from capsule.image.lockfile import read_lock
 
 OTHER_SPEC, OTHER_CLAIM, OTHER_LOCK = "CAP-V041", "CAP-V042", "CAP-V057"
@@ -58,7 +58,6 @@ def parse_claim(text: str) -> str:
             "CAP-V043",
             f"--expect-claim {text!r} is not a claim id",
             fix="Give all 64 hexadecimal digits: fewer could be forged.",
-            exit_code=ExitCode.USAGE,
         )
     return text
 
@@ -76,7 +75,6 @@ def parse_lock(text: str) -> str:
             "CAP-V058",
             f"--expect-lock {text!r} is neither a file nor the digest of a lock",
             fix="Name a lock file, or give all 64 hexadecimal digits that 'capsule lock' prints.",
-            exit_code=ExitCode.USAGE,
         )
     return read_lock(Path(text)).digest()
 
@@ -95,5 +93,4 @@ def _unexpected(code: str, what: str) -> CapsuleError:
         code,
         f"the bundle is intact, but not the one you expect: {what}",
         fix="Ask for the bundle of the experiment that you mean.",
-        exit_code=ExitCode.TAMPERED,
     )

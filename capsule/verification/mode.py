@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class Mode:
             f"--mode {text!r} is not known",
             fix="Use integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed or "
             "full.",
-            exit_code=ExitCode.USAGE,
         )
 
     def __str__(self) -> str:
@@ -70,7 +69,6 @@ def check_prefix(mode: Mode, lock: Lock) -> None:
             "CAP-V008",
             f"--mode {mode}: only Capsule's own trainers count steps; this bundle runs a program",
             fix="Use --mode full.",
-            exit_code=ExitCode.USAGE,
         )
     interval = lock.spec.recording.trace_interval
     total = lock.spec.trainer.total_steps
@@ -79,7 +77,6 @@ def check_prefix(mode: Mode, lock: Lock) -> None:
             "CAP-V003",
             f"--mode {mode}: the run has {total} steps with a trace record each {interval}",
             fix=f"Give a multiple of {interval} up to {total}.",
-            exit_code=ExitCode.USAGE,
         )
 
 
@@ -93,5 +90,4 @@ def _number(text: str) -> int | None:
         "CAP-V060",
         f"{text!r} is not a number of segments",
         fix="Give --challenge, or --mode segments:, a number from 1 on or 'all'.",
-        exit_code=ExitCode.USAGE,
     )

@@ -10,13 +10,13 @@ from capsule.bundle.keys import PrivateKey
 from capsule.bundle.receipts import (
     MAX_DIFFERENCE,
     Detail,
-    Policy,
-    Statement,
+    ReceiptStatement,
     Verdict,
+    VerificationPolicy,
     make_statement,
     write_receipt,
 )
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 from capsule.verification.mode import Mode
 from capsule.verification.verdict import Report
 
@@ -33,7 +33,6 @@ def require_execution(mode: Mode) -> None:
             f"--sign with --mode {mode}: nothing of the run is executed, so there is nothing to "
             "attest",
             fix="Leave out --sign, or use --mode full, prefix:N or segments:N.",
-            exit_code=ExitCode.USAGE,
         )
 
 
@@ -52,7 +51,7 @@ def sign_report(report: Report, key: PrivateKey, bundle: Path, path: Path | None
     return written
 
 
-def statement_of(report: Report) -> Statement | None:
+def statement_of(report: Report) -> ReceiptStatement | None:
     """Return what a receipt says of a verification; None if it decided nothing."""
     if report.verdict not in get_args(Verdict):
         return None
@@ -60,7 +59,7 @@ def statement_of(report: Report) -> Statement | None:
         {
             "verdict": report.verdict,
             "expected": report.expected_grade,
-            "policy": Policy(
+            "policy": VerificationPolicy(
                 mode=report.mode,
                 image=report.image_source,
                 own_code=bool(report.own_code),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerDifference
 from capsule.experiment import contract
-from capsule.experiment.errors import ExitCode
 from capsule.experiment.fields import Model
-from capsule.machine.compare import ExpectedGrade, Row
+from capsule.host.errors import ExitCode
+from capsule.machine.compare import ExpectedGrade, FactComparison
 from capsule.machine.kind import MachineKind
 from capsule.verification.content.parts import Comparison, Nature
 from capsule.verification.equivalence.returns import ReturnStatistics
@@ -55,6 +55,13 @@ EXIT_CODES: dict[Grade, ExitCode] = {
     "not-reproduced": ExitCode.DIFFERS,
     "inconclusive": ExitCode.INCONCLUSIVE,
 }
+
+
+class Judgement(NamedTuple):
+    """A verdict, and what it rests on in one sentence."""
+
+    verdict: Grade
+    summary: str
 
 
 class ComponentDifference(Model):
@@ -114,7 +121,7 @@ class DivergenceMap(Model):
     )
 
 
-class Replica(Model):
+class ReplicaResults(Model):
     """What a full re-execution gave, to be shown beside what was recorded."""
 
     evaluation: contract.Evaluation | None
@@ -182,7 +189,7 @@ class Explanation(Model):
     why: str
 
 
-class Call(Model):
+class OperatorInvocation(Model):
     """A call of an operator on one side."""
 
     operator: str = Field(description="With namespace and overload: aten::add.Tensor")
@@ -195,8 +202,8 @@ class OperatorDivergence(Model):
 
     step: int = Field(description="Step at which the parameter update ends that it belongs to.")
     call: int = Field(description="Its number among the operator calls of that update, from 0.")
-    a: Call
-    b: Call
+    a: OperatorInvocation
+    b: OperatorInvocation
     same_inputs: bool = Field(description="Whether the tensors that it was given were equal.")
     elements: int = Field(description="Elements of its results that were compared.")
     differing: int
@@ -248,7 +255,7 @@ class Divergence(Model):
         return ExitCode.OK if self.equal else ExitCode.DIFFERS
 
 
-class Segment(Model):
+class ReexecutedSegment(Model):
     """One segment of a run, between two claimed checkpoints, executed again."""
 
     begins: int = Field(
@@ -269,10 +276,15 @@ class Challenge(Model):
         description="'at random': by this verifier, from its operating system's randomness."
     )
     of: int = Field(description="Segments that the run has.")
-    segments: tuple[Segment, ...]
+    segments: tuple[ReexecutedSegment, ...]
     undetected: float = Field(
         description="Probability that a run with one false segment would have passed this choice."
     )
+
+    @property
+    def first_unequal(self) -> ReexecutedSegment | None:
+        """The first segment that is not the recorded one."""
+        return next((segment for segment in self.segments if not segment.equal), None)
 
 
 class FreshSeed(Model):
@@ -310,7 +322,7 @@ class Report(Model):
     manifest: str | None = Field(
         None, description="SHA-256 of the bundle's manifest.json, which stands for all of it."
     )
-    environment: tuple[Row, ...] = ()
+    environment: tuple[FactComparison, ...] = ()
     image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
     image_source: ImageSource | None = Field(
         None,
@@ -327,7 +339,9 @@ class Report(Model):
         "groups of entry points that importing torch does.",
     )
     own_code: bool | None = Field(
-        None, description="The image's training code is that of the Capsule that verifies."
+        None,
+        description="The training code is Capsule's own: that of the version that verifies, or of "
+        "a release that it knows by digest.",
     )
     claimed: str | None = Field(None, description="What a program's run claims, in words.")
     first_difference: TraceDifference | OutputDifference | None = None
@@ -341,7 +355,9 @@ class Report(Model):
     divergence: Divergence | None = Field(
         None, description="Between the bundle (a) and the re-execution (b), if they differ."
     )
-    replica: Replica | None = Field(None, description="Of a full re-execution of a trainer's run.")
+    replica: ReplicaResults | None = Field(
+        None, description="Of a full re-execution of a trainer's run."
+    )
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
     unchecked: tuple[str, ...] = Field(

@@ -5,9 +5,9 @@ call one of two tools, each of which tells half of the prize's place, or open a 
 episode. The prize is worth 1, and a tool costs 0.1. So the best return is 0.8, and opening any door
 at once gives 0.25 on average.
 
-The tools take a time that nobody controls. A server answers questions and learns from episodes as
-they reach it. So the parameters with which an agent acts, and the order in which they are updated,
-depend on the speed of every agent. Nothing is seeded.
+The tools take an uncontrolled amount of time. A server answers questions and learns from episodes
+as they reach it. So the parameters with which an agent acts, and the order in which they are
+updated, depend on the speed of every agent. Nothing is seeded.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from capsule.bundle.sbom import image_sbom
 from capsule.bundle.sbom_checks import sbom_matches_lock, validate_sbom
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.image.archives.layers import Entry, file_entry, write_tar
+from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
@@ -208,7 +208,7 @@ def base_layer(tmp_path):
     """A layer of packages; some share a documentation, as Debian's do, by links."""
 
     def link(path, target):
-        return Entry(path, "test", "symlink", 0o777, target=target)
+        return TarEntry(path, "test", "symlink", 0o777, target=target)
 
     entries = [
         file_entry("usr/share/doc/gcc-12-base/copyright", "test", COPYRIGHT.encode()),

@@ -18,7 +18,7 @@ from capsule.bundle.keys import generate, load_private
 from capsule.bundle.receipts import (
     MAX_RECEIPT,
     Detail,
-    Policy,
+    VerificationPolicy,
     make_statement,
     receipts_beside,
     write_receipt,
@@ -66,7 +66,7 @@ def detail(
     return Detail(
         verdict=verdict,
         expected="bitwise",
-        policy=Policy(mode=mode, tolerance=None, **accepted),
+        policy=VerificationPolicy(mode=mode, tolerance=None, **accepted),
         signers=(signer.public.fingerprint,),
         machine=machine,
         difference=difference,
@@ -207,7 +207,7 @@ def test_strangers_and_the_author_are_listed_and_never_counted(tmp_path):
         (True, False, True),
     ]
     alone = read_receipts(original(ALICE, CAROL), paths[:2], TRUSTED)
-    assert alone.summary == "no independent receipt by anybody you trust"
+    assert alone.summary == "no independent receipt by a trusted verifier"
     assert alone.exit_code == ExitCode.TAMPERED
 
 
@@ -277,7 +277,7 @@ def test_who_ran_the_code_of_the_author_does_not_count_for_the_lock(tmp_path, po
     ],
 )
 def test_a_mode_that_cannot_give_the_verdict_is_refused(tmp_path, verdict, mode):
-    with pytest.raises(ValidationError, match="cannot give"):
+    with pytest.raises(ValidationError, match="cannot result in"):
         receipt(tmp_path, BOB, verdict=verdict, mode=mode)
 
 

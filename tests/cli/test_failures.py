@@ -8,11 +8,12 @@ from typer.testing import CliRunner
 
 from capsule.cli.common import guarded
 from capsule.cli.main import app
-from capsule.experiment.errors import ExitCode, refusal_of
+from capsule.host.errors import ExitCode, refusal_of
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
 from capsule.verification.mode import Mode
+from capsule.verification.request import VerifyRequest
 from tests.hostile import genuine
 
 
@@ -50,7 +51,7 @@ def test_a_full_disk_decides_nothing_about_a_bundle(bundle, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
 
     monkeypatch.setattr(verification, "open_bundle", full)
-    request = verification.Request(bundle, (), Mode("full"))
+    request = VerifyRequest(bundle, (), Mode("full"))
     report = verification.verify(request, Cache(tmp_path), SilentReporter())
     assert (report.verdict, report.error["code"]) == ("inconclusive", "CAP-X003")
     assert "/scratch/x" in report.summary

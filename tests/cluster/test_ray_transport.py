@@ -18,13 +18,14 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.schedule_log import ScheduleLog
 from capsule.experiment.spec import SeedsSpec
+from capsule.training.acting.actor_worker import actor_streams
+from capsule.training.acting.transports import Serial
 from capsule.training.environments import make_environment
+from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.ray import connection, preflight
 from capsule.training.impala.actors.ray import transport as ray_transport
 from capsule.training.impala.actors.ray.preflight import pass_digest
 from capsule.training.impala.actors.ray.transport import NodeWorker, RayTransport, pins_of
-from capsule.training.impala.actors.transports import Serial
-from capsule.training.impala.actors.unrolls import UnrollSettings, actor_streams
 from capsule.training.impala.schedule.executor import Executor
 from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
@@ -44,7 +45,7 @@ from tests.training.conftest import (
     start_variables,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("ray")]
 
 ACTORS, BATCH, UPDATES = 5, 3, 12
 SEEDS = SeedsSpec(root=3)
@@ -124,7 +125,7 @@ def start(cluster):
     started = []
 
     def begin(settings, **options):
-        options = {"cluster": cluster.address, "hosts": 2, "lag": 2, "pins": PINS, **options}
+        options = {"cluster": cluster.address, "workers": 2, "lag": 2, "pins": PINS, **options}
         started.append(RayTransport(settings, ACTORS, **options))
         return started[-1]
 
@@ -146,7 +147,7 @@ def settings_of(document=CARTPOLE, products=FIXED_ORDER, **changes):
         hidden_units=12,
         products=products,
     )
-    return UnrollSettings(tasks=(environment,), seeds=SEEDS, network=network, length=7)
+    return UnrollSettings(tasks=(environment,), seeds=SEEDS, network=network, steps=7)
 
 
 def play(transport, schedule, settings, during=None, updates=UPDATES):
@@ -189,20 +190,23 @@ def log_of(slots):
 # --- the same bits --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_lockstep_on_a_cluster_has_the_bits_of_one_process(hosts, start):
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lockstep_on_a_cluster_has_the_bits_of_one_process(workers, start):
     settings = settings_of()
-    made = play(start(settings, hosts=hosts), lockstep(), settings)
+    made = play(start(settings, workers=workers), lockstep(), settings)
     assert made.digest == serial(settings, lockstep()).digest
     assert made.digest != serial(settings, lockstep(lag=2)).digest
 
 
+@pytest.mark.slow
 def test_frames_of_a_game_come_back_as_they_were(start):
     settings = settings_of(BREAKOUT)
     made = play(start(settings), lockstep(updates=4), settings, updates=4)
     assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
 
 
+@pytest.mark.slow
 def test_a_live_schedule_is_replayed_on_any_transport(start):
     settings = settings_of()
     transport = start(settings)
@@ -213,6 +217,7 @@ def test_a_live_schedule_is_replayed_on_any_transport(start):
     assert play(start(settings), Recorded(log, 2), settings).digest == live.digest
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_snapshots(start):
     settings = settings_of()
     whole = serial(settings, lockstep())
@@ -234,7 +239,8 @@ def test_it_goes_on_from_snapshots(start):
 # --- losses ---------------------------------------------------------------------------------------
 
 
-def test_a_host_that_is_killed_costs_no_bit(start):
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_no_bit(start):
     settings = settings_of()
     transport = start(settings)
     made = play(transport, lockstep(), settings, during=killer(transport, [3, 4, 8]))
@@ -242,24 +248,25 @@ def test_a_host_that_is_killed_costs_no_bit(start):
 
 
 def killer(transport, updates):
-    """Return a function that kills the process of a host before each of some updates."""
+    """Return a function that kills the process of a worker before each of some updates."""
 
     def kill(update):
         if update in updates:
-            host = transport._hosts[update % 2]
-            pid = transport._ray.get(host.handle.__ray_call__.remote(lambda _: os.getpid()))
+            worker = transport._workers[update % 2]
+            pid = transport._ray.get(worker.handle.__ray_call__.remote(lambda _: os.getpid()))
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(transport._ray.exceptions.RayActorError):
-                transport._ray.get(host.handle.__ray_call__.remote(lambda _: None))
+                transport._ray.get(worker.handle.__ray_call__.remote(lambda _: None))
 
     return kill
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_costs_no_bit(start, cluster, third):
     settings = settings_of()
     node = third(node_name="doomed")
-    transport = start(settings, hosts=3)
-    nodes = {host.node for host in transport._hosts}
+    transport = start(settings, workers=3)
+    nodes = {worker.node for worker in transport._workers}
     assert node.node_id in nodes
 
     def lose(update):
@@ -267,19 +274,20 @@ def test_a_node_that_is_lost_costs_no_bit(start, cluster, third):
             cluster.remove_node(node, allow_graceful=False)
 
     made = play(transport, lockstep(), settings, during=lose)
-    assert node.node_id not in {host.node for host in transport._hosts}
+    assert node.node_id not in {worker.node for worker in transport._workers}
     assert made.digest == serial(settings, lockstep()).digest
 
 
-def test_a_host_that_is_always_lost_is_given_up(start, monkeypatch):
+@pytest.mark.slow
+def test_a_worker_that_is_always_lost_is_given_up(start, monkeypatch):
     class Dying(NodeWorker):
         def prepare(self, *_):
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = settings_of()
-    transport = start(settings, hosts=1)
+    transport = start(settings, workers=1)
     monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
-    transport._ray.kill(transport._hosts[0].handle)
+    transport._ray.kill(transport._workers[0].handle)
     with pytest.raises(CapsuleError) as failure:
         play(transport, lockstep(), settings)
     assert failure.value.code == "CAP-T354"
@@ -290,22 +298,25 @@ def test_a_host_that_is_always_lost_is_given_up(start, monkeypatch):
 # --- refusals -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_node_with_other_numerics_is_refused_by_name(start, third):
     odd = third(node_name="odd", env_vars=OTHER_NUMERICS)
     with pytest.raises(CapsuleError) as failure:
-        start(settings_of(products=LIBRARY), hosts=3)
+        start(settings_of(products=LIBRARY), workers=3)
     assert failure.value.code == "CAP-T351"
     assert failure.value.message.startswith(f"node odd ({odd.node_id[:8]}) (actor")
     assert failure.value.exit_code == ExitCode.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_sums_of_our_own_have_these_bits_on_that_node_too(start, third):
     third(node_name="odd", env_vars=OTHER_NUMERICS)
     settings = settings_of()
-    made = play(start(settings, hosts=3), lockstep(updates=4), settings, updates=4)
+    made = play(start(settings, workers=3), lockstep(updates=4), settings, updates=4)
     assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_keep_the_profile_is_refused_by_name(start):
     portable = pins_of(make_spec(CARTPOLE), "portable-v3")
     variables = {**portable.variables, "LD_PRELOAD": ""}
@@ -315,7 +326,8 @@ def test_a_node_that_cannot_keep_the_profile_is_refused_by_name(start):
     assert failure.value.message.startswith("node worker-")
 
 
-def test_hosts_have_the_variables_of_the_run_before_they_start(start):
+@pytest.mark.slow
+def test_workers_have_the_variables_of_the_run_before_they_start(start):
     """And under a portable profile, though this process is under none."""
     portable = pins_of(make_spec(CARTPOLE, determinism={"hash_seed": 7}), "portable-v3")
     settings = settings_of()
@@ -326,7 +338,8 @@ def test_hosts_have_the_variables_of_the_run_before_they_start(start):
     assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
 
 
-def test_a_variable_that_does_not_reach_a_host_is_found(monkeypatch, start):
+@pytest.mark.slow
+def test_a_variable_that_does_not_reach_a_worker_is_found(monkeypatch, start):
     class Forgetful(NodeWorker):
         def prepare(self, settings, played, pins):
             os.environ["PYTHONHASHSEED"] = "5"
@@ -339,6 +352,7 @@ def test_a_variable_that_does_not_reach_a_host_is_found(monkeypatch, start):
     assert "PYTHONHASHSEED" in failure.value.message
 
 
+@pytest.mark.slow
 def test_a_foreseen_failure_keeps_its_code_and_gets_a_name(start):
     environment = make_spec(BREAKOUT, environment={"game": "no_such_game"}).environment
     settings = settings_of(BREAKOUT)
@@ -348,11 +362,12 @@ def test_a_foreseen_failure_keeps_its_code_and_gets_a_name(start):
     assert failure.value.code == "CAP-T212"
 
 
-def test_an_exception_in_a_host_is_told(start):
+@pytest.mark.slow
+def test_an_exception_in_a_worker_is_told(start):
     settings = settings_of()
     transport = start(settings)
     transport.publish({0: np.zeros(3, np.float32)})
-    transport.begin([ray_transport.Request(1, 0)])
+    transport.begin([ray_transport.ActorRequest(1, 0)])
     with pytest.raises(CapsuleError) as failure:
         transport.finished()
     assert failure.value.code == "CAP-T332"
@@ -366,7 +381,7 @@ def test_an_address_without_a_cluster_is_refused(address, token):
         free.bind(("127.0.0.1", 0))
         place = address.format(free=free.getsockname()[1])
         with pytest.raises(CapsuleError) as failure:
-            RayTransport(settings_of(), ACTORS, cluster=place, hosts=1, lag=1, pins=PINS)
+            RayTransport(settings_of(), ACTORS, cluster=place, workers=1, lag=1, pins=PINS)
     assert failure.value.code == "CAP-T352"
     assert failure.value.exit_code == ExitCode.NO_ENGINE
 
@@ -394,6 +409,7 @@ def whole_run(directory, **options):
     return claimed(directory)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_path, token):
     directory = tmp_path / "run"
     assert whole_run(directory, environment=variables_of(cluster)) == alone
@@ -401,6 +417,7 @@ def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_pa
     assert not any(token.read_bytes() in content for content in kept)
 
 
+@pytest.mark.slow
 def test_a_run_reaches_a_cluster_from_outside(cluster, alone, tmp_path):
     outside = {contract.CLUSTER_VARIABLE: cluster.client_address}
     variables = {**variables_of(cluster), **outside, contract.CLUSTER_HOSTS_VARIABLE: "2"}
@@ -418,6 +435,7 @@ def test_names_of_clients_are_not_of_the_runs_randomness(monkeypatch, token):
     assert {len(name) for name in names} == {32}
 
 
+@pytest.mark.slow
 def test_a_run_without_the_token_is_refused(cluster, tmp_path):
     directory = new_run(tmp_path / "run", make_spec(RUN))
     variables = variables_of(cluster)
@@ -429,6 +447,7 @@ def test_a_run_without_the_token_is_refused(cluster, tmp_path):
     assert failure["code"] == "CAP-T352"
 
 
+@pytest.mark.slow
 def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_path, token):
     from ray.cluster_utils import Cluster
 
@@ -438,7 +457,7 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
         process = start_run(directory, environment=variables_of(doomed))
         wait_for(directory / contract.CHECKPOINTS / "step-000000002000.json", process)
         doomed.head_node.kill_gcs_server(check_alive=False)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=1_000)
     finally:
         doomed.shutdown()
     assert process.returncode == ExitCode.TRAINING_FAILED, errors
@@ -449,7 +468,7 @@ def test_a_run_whose_cluster_loses_its_head_is_resumed_without_it(alone, tmp_pat
 
 
 def wait_for(path, process):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 1_000
     while not path.exists():
         assert process.poll() is None
         assert time.monotonic() < deadline

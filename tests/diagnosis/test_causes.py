@@ -88,6 +88,7 @@ def patch(diagnosis):
     return {name: value for item in diagnosis.findings for name, value in item.patch.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [POOL, IMAP, TASKS], ids=["threads", "processes", "tasks"])
 def test_a_race_is_named_and_no_setting_is_proposed(diagnosed, program):
     found = diagnosed(program, torch=False)
@@ -97,11 +98,13 @@ def test_a_race_is_named_and_no_setting_is_proposed(diagnosed, program):
     assert "capsule.training.arrivals" in CATALOGUE["CAP-D111"].fix
 
 
+@pytest.mark.slow
 def test_the_threads_that_race_for_entropy_are_named(diagnosed):
     (race,) = (item for item in diagnosed(POOL, torch=False).findings if item.code == "CAP-D111")
     assert re.search(r"thread 0-[1-4] of process 0\.2x \d+ and \d+", race.message)
 
 
+@pytest.mark.slow
 def test_a_process_number_is_named_and_the_clock_that_is_fixed_is_not(diagnosed):
     found = diagnosed(SEED, torch=False, entropy={"clock": "fixed"})
     assert found.equal or codes(found) == {"CAP-D107"}  # equal where process numbers are pinned
@@ -161,6 +164,7 @@ def local(tmp_path, monkeypatch):
     return lambda program: Local(tmp_path, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [PRINTED, ZIP], ids=["printed", "dates in an archive"])
 def test_a_setting_is_written_once_two_runs_with_it_were_equal(local, tmp_path, program):
     place = local(program)
@@ -171,6 +175,7 @@ def test_a_setting_is_written_once_two_runs_with_it_were_equal(local, tmp_path, 
     assert '"virtual"' in place.spec.read_text()
 
 
+@pytest.mark.slow
 def test_a_setting_that_does_not_help_is_not_written(local, tmp_path):
     place = local("import time\nprint(time.time(), time.monotonic())\n")
     trial = place.cure(tmp_path, **SYSTEM_CLOCK)

@@ -13,7 +13,7 @@ from capsule.diagnosis.entropy import entropy_findings, unreached_findings
 from capsule.diagnosis.findings import CATALOGUE, finding, shortened
 from capsule.diagnosis.races import race_findings
 from capsule.diagnosis.settings import described, given_up, in_force, tailored, with_settings
-from capsule.entropy.report import EntropyReport, ProgramReport, Tally
+from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.errors import CapsuleError
 from capsule.host.spec_file import parse_spec
 from capsule.training.instruments.report import Location
@@ -136,11 +136,11 @@ def make_report(mode="virtual", **program):
     facts = {
         "process": "0",
         "executable": "/bin/tool",
-        "getrandom": Tally(),
+        "getrandom": RequestTally(),
         "executed": True,
         "preloaded": True,
-        "inside_libc": Tally(calls=1, bytes=8),
-        "devices": Tally(),
+        "inside_libc": RequestTally(calls=1, bytes=8),
+        "devices": RequestTally(),
         "unanswered": 0,
         **program,
     }
@@ -158,7 +158,7 @@ STRACE = b'12 getrandom("\\x1f", 8, GRND_NONBLOCK) = 8\n'
         (make_report(), STRACE, []),
         (make_report(), STRACE * 2, [("CAP-D303", "warning")]),
         (make_report("system"), STRACE, [("CAP-D301", "warning")]),
-        (make_report(getrandom=Tally(calls=2)), STRACE * 3, [("CAP-D302", "note")]),
+        (make_report(getrandom=RequestTally(calls=2)), STRACE * 3, [("CAP-D302", "note")]),
         (make_report(unanswered=1), b"", [("CAP-D302", "warning")]),
     ],
 )

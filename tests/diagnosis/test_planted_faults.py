@@ -6,6 +6,7 @@ SYSTEM = {"entropy": {"mode": "system"}}
 MACHINE_CLOCK = {"entropy": {"clock": "system"}}
 
 
+@pytest.mark.slow
 def test_randomness_that_nothing_seeds(explained):
     found = explained(
         """\
@@ -81,6 +82,7 @@ def test_a_time_that_is_printed_is_a_warning(explained):
     assert found.places("warning") == [("CAP-D108", "train.py:2")]
 
 
+@pytest.mark.slow
 def test_an_order_that_depends_on_addresses(explained):
     # Addresses are moved by pages: the more slots a set has, the rarer an order comes twice.
     found = explained(
@@ -157,6 +159,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 def test_a_racing_operator(explained):
     found = explained(RACE, torch=True, determinism={"algorithms": "off", "threads": 4})
     assert found.places() == [("CAP-D201", "train.py:6")]
@@ -166,6 +169,7 @@ def test_a_racing_operator(explained):
     assert "with 4 threads" in item.message
 
 
+@pytest.mark.slow
 def test_an_operator_that_races_only_elsewhere_is_a_warning(explained):
     found = explained(RACE, torch=True, determinism={"algorithms": "off", "threads": 1})
     assert found.equal
@@ -173,6 +177,7 @@ def test_an_operator_that_races_only_elsewhere_is_a_warning(explained):
     assert found.places("warning") == [("CAP-D202", "train.py:6")]
 
 
+@pytest.mark.slow
 def test_an_operator_without_deterministic_implementation(explained):
     found = explained(
         """\
@@ -230,6 +235,7 @@ elapsed = time.time() - started
 """
 
 
+@pytest.mark.slow
 def test_an_lstm_with_dropout_and_seeds_gives_no_finding(explained):
     found = explained(CLEAN, torch=True)
     assert found.equal

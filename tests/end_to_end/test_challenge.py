@@ -6,13 +6,14 @@ import pytest
 
 from capsule import execution
 from capsule.bundle.keys import load_public
-from capsule.bundle.trust import Policy
+from capsule.bundle.trust import TrustPolicy
 from capsule.experiment import contract
 from capsule.experiment.contract import Result
 from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
 from capsule.verification.mode import Mode
-from capsule.verification.verify import Request, verify
+from capsule.verification.request import VerifyRequest
+from capsule.verification.verify import verify
 from tests.end_to_end.conftest import MICRO, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -42,8 +43,8 @@ def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(kept, mon
 
 
 def verified(kept, mode):
-    trust = Policy(keys=(load_public(kept.public),))
-    request = Request(kept.bundle, trust, Mode.parse(mode))
+    trust = TrustPolicy(keys=(load_public(kept.public),))
+    request = VerifyRequest(kept.bundle, trust, Mode.parse(mode))
     with open_reporter(quiet=True) as reporter:
         return verify(request, Cache(), reporter)
 

@@ -18,7 +18,7 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.bundle.keys import load_public
-from capsule.bundle.trust import Policy
+from capsule.bundle.trust import TrustPolicy
 from capsule.engine import supervise
 from capsule.engine.connection import connect
 from capsule.experiment import beneath, contract
@@ -28,7 +28,8 @@ from capsule.image.cache import Cache
 from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification.mode import Mode
-from capsule.verification.verify import SIGNERS, Request, verify
+from capsule.verification.request import VerifyRequest
+from capsule.verification.verify import SIGNERS, verify
 from tests.end_to_end.conftest import edit_json, forge, run
 from tests.end_to_end.hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
 
@@ -88,9 +89,9 @@ def deed(attempted, tmp_path_factory):
         folder = tmp_path_factory.mktemp("deed")
         bundle = forge(attempted, choose, folder / "bundle.tar")
         printed = io.StringIO()
-        request = Request(
+        request = VerifyRequest(
             bundle=bundle,
-            trust=Policy(keys=(load_public(attempted.public),)),
+            trust=TrustPolicy(keys=(load_public(attempted.public),)),
             mode=Mode.parse("full"),
             engine=engine,
             limits=limits,
@@ -144,9 +145,9 @@ def test_the_signers_own_image_is_loaded_without_a_name_and_said_to_be_his(attem
     client = connect("docker")
     try:
         client.images.remove(identity, force=True)
-        request = Request(
+        request = VerifyRequest(
             bundle=attempted.bundle,
-            trust=Policy(keys=tuple(trusted)),
+            trust=TrustPolicy(keys=tuple(trusted)),
             mode=Mode.parse("full"),
             engine="docker",
             image="embedded",

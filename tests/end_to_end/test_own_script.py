@@ -232,13 +232,13 @@ def test_an_interrupted_script_starts_over_to_the_same_claims(outside, workplace
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (written := list(tmp_path.glob("*/work/workspace/model.bin"))):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert "the program starts over" in errors
     directory = written[0].parents[2]

@@ -20,7 +20,7 @@ from tests.end_to_end.conftest import capsule, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
-SECONDS = 240
+SECONDS = 1_000
 
 
 def docker(*arguments):
@@ -72,7 +72,7 @@ def resume(workplace, directory):
 
 # 100 trace records, a resume state at step 200 and one at the end: moments before the first state,
 # between states, around one, and (the seed is fixed, the machine's speed is not) anywhere else.
-MOMENTS = [50, *random.Random(20191103).sample(range(1, 100), 3)]  # noqa: S311
+MOMENTS = [50, random.Random(20191103).randrange(1, 100)]  # noqa: S311
 
 
 @pytest.mark.parametrize("records", MOMENTS)

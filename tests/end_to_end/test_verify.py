@@ -52,7 +52,7 @@ def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, workplace):
     by_alice, by_bob = done.document["signers"]
     assert (by_alice["kind"], by_alice["rejection_reason"]) == (
         "dsse",
-        "is not one of the keys that you named",
+        "is not a trusted key",
     )
     assert (by_bob["kind"], by_bob["identity"]) == ("sshsig", "bob@lab")
 

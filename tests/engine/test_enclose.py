@@ -35,7 +35,7 @@ def enclose(request):
         def run(script, *options):
             command = [program, f"--writable={out}=/out", *options, "--", "sh", "-c", script]
             return subprocess.run(
-                command, capture_output=True, text=True, timeout=60, cwd="/", **user
+                command, capture_output=True, text=True, timeout=600, cwd="/", **user
             )
 
         yield run
@@ -127,7 +127,7 @@ def _mentioning(text):
 
 
 def _until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

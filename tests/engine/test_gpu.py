@@ -123,7 +123,7 @@ def test_versions_with_a_known_way_out_of_a_container(name, number, is_outdated)
 
 
 def test_a_toolkit_that_does_not_say_its_version_is_a_finding():
-    assert outdated({"runc": "1.4.0"}) == ["nvidia-container-toolkit does not say its version"]
+    assert outdated({"runc": "1.4.0"}) == ["nvidia-container-toolkit does not report its version"]
 
 
 def _not_found(*_, **__):

@@ -365,7 +365,7 @@ def _no_process_mentions(text):
 
 
 def _until(condition):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -1,5 +1,6 @@
 /* Asks the kernel for randomness in every way that no preloaded library sees: linked statically,
- * with a system call instruction of its own. One word says what to do; what was drawn is printed. */
+ * with a system call instruction of its own. One word says what to do; what was drawn is printed.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -205,7 +206,8 @@ static void make_oddly(void) {
     static const long flags[] = {CLONE_FILES, CLONE_PARENT, CLONE_PARENT, CLONE_FS | CLONE_SYSVSEM};
     for (int i = 0; i < 4; i++) {
         long child = raw(SYS_clone, flags[i] | SIGCHLD, 0, 0, 0, 0, 0);
-        if (child == 0 && i == 1) raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0, 0, 0), SIGKILL, 0, 0, 0, 0);
+        if (child == 0 && i == 1)
+            raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0, 0, 0), SIGKILL, 0, 0, 0, 0);
         if (child == 0) {
             unsigned long value = draw();
             show("child", &value, sizeof value);

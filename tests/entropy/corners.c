@@ -1,5 +1,5 @@
-/* What programs rarely do, and must be able to do under the interposer. One word says what; each way
- * prints "well" or what it drew. */
+/* What programs rarely do, and must be able to do under the interposer. One word says what; each
+ * way prints "well" or what it drew. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +68,8 @@ static void hidden_fork(void) {
         theirs = draw();
         _exit(write(ends[1], &theirs, sizeof theirs) != sizeof theirs);
     }
-    if (read(ends[0], &theirs, sizeof theirs) != sizeof theirs || !ended_well((pid_t)child)) abort();
+    if (read(ends[0], &theirs, sizeof theirs) != sizeof theirs || !ended_well((pid_t)child))
+        abort();
     show("child", theirs);
     show("parent", draw());
 }

@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from capsule.entropy.evidence import Evidence
-from capsule.entropy.report import EntropyReport, LibraryUse, ProgramReport, Tally, ToldReport
+from capsule.entropy.report import (
+    EntropyReport,
+    LibraryUse,
+    ProgramReport,
+    RequestTally,
+    ToldReport,
+)
 from capsule.experiment.contract import (
     FIRST_PROCESS,
     PROGRAM_PROCESS,
@@ -87,9 +93,9 @@ def executed(process="0", executable="python3.11", **changes):
         linkage="glibc",
         preloaded=True,
         start_bytes_derived=True,
-        getrandom=Tally(),
-        inside_libc=Tally(calls=1, bytes=8),
-        devices=Tally(),
+        getrandom=RequestTally(),
+        inside_libc=RequestTally(calls=1, bytes=8),
+        devices=RequestTally(),
         unanswered=0,
     )
     return whole.model_copy(update=changes)

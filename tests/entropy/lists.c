@@ -50,8 +50,7 @@ static void scan(const char *path) {
     if (found < 3) abort();
     for (int i = 1; i < found; i++)
         if (strlen(entries[i - 1]->d_name) == strlen(entries[i]->d_name) &&
-            strcmp(entries[i]->d_name, "..") != 0 &&
-            strcmp(entries[i - 1]->d_name, "..") != 0 &&
+            strcmp(entries[i]->d_name, "..") != 0 && strcmp(entries[i - 1]->d_name, "..") != 0 &&
             strcmp(entries[i - 1]->d_name, entries[i]->d_name) > 0)
             abort();
     if (scandir("/none", &entries, NULL, NULL) != -1 || errno != ENOENT) abort();

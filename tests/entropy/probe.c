@@ -59,9 +59,10 @@ static void functions(void) {
     if (syscall(SYS_getrandom, bytes, SIZE, 0) != SIZE) abort();
     show("syscall", bytes);
 
-    void *(*buffer)(void *, size_t) = (void *(*)(void *, size_t))dlsym(RTLD_DEFAULT, "arc4random_buf");
-    uint32_t (*word)(void) = (uint32_t(*)(void))dlsym(RTLD_DEFAULT, "arc4random");
-    uint32_t (*below)(uint32_t) = (uint32_t(*)(uint32_t))dlsym(RTLD_DEFAULT, "arc4random_uniform");
+    void *(*buffer)(void *, size_t) =
+        (void *(*)(void *, size_t))dlsym(RTLD_DEFAULT, "arc4random_buf");
+    uint32_t (*word)(void) = (uint32_t (*)(void))dlsym(RTLD_DEFAULT, "arc4random");
+    uint32_t (*below)(uint32_t) = (uint32_t (*)(uint32_t))dlsym(RTLD_DEFAULT, "arc4random_uniform");
     buffer(bytes, SIZE);
     show("arc4random_buf", bytes);
     uint32_t words[2] = {word(), below(UINT32_MAX)};
@@ -127,7 +128,8 @@ static void descriptors(void) {
     struct stat status;
     struct pollfd readable = {.fd = fd, .events = POLLIN};
     if (fstat(fd, &status) != 0 || !S_ISCHR(status.st_mode)) abort();
-    if (poll(&readable, 1, 0) != 1 || write(open("/dev/urandom", O_WRONLY), "seed", 4) != 4) abort();
+    if (poll(&readable, 1, 0) != 1 || write(open("/dev/urandom", O_WRONLY), "seed", 4) != 4)
+        abort();
     if (fork() == 0) {
         show_read("device after fork", fd);
         _exit(0);
@@ -136,7 +138,8 @@ static void descriptors(void) {
     dup2(fd, 0);
     show_read("dup2", 0);
     close(fd);
-    if (open(self, O_RDONLY) != fd || read(fd, bytes, 4) != 4 || memcmp(bytes, "\177ELF", 4)) abort();
+    if (open(self, O_RDONLY) != fd || read(fd, bytes, 4) != 4 || memcmp(bytes, "\177ELF", 4))
+        abort();
     close(fd);
 }
 
@@ -206,7 +209,8 @@ static pid_t by_vfork(const char *name, char *const environment[]) {
 
 static void processes(void) {
     static char stack[1 << 16];
-    char *nothing[] = {NULL}, *arguments[] = {(char *)self, "one", "posix_spawn, nothing kept", NULL};
+    char *nothing[] = {NULL},
+         *arguments[] = {(char *)self, "one", "posix_spawn, nothing kept", NULL};
     pid_t pid = fork();
     if (pid == 0) {
         show_getrandom("fork");

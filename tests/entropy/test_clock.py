@@ -83,6 +83,7 @@ def test_a_new_process_goes_on_with_its_creators_clock(dates, start):
     assert before < after < before + 100 * STEP
 
 
+@pytest.mark.slow
 def test_waits_end_when_they_should_and_advance_the_clock(interposed, compiled):
     waits = compiled(HERE / "waits.c")
     virtual, again, real = (

@@ -5,13 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from capsule.entropy.journal import Source, read_journal
+from capsule.entropy.journal import EntropyCall, read_journal
 from capsule.entropy.profile import check_consumed, describe, merge, parse, serialize
 from capsule.experiment.errors import CapsuleError
 from tests.entropy.conftest import given
@@ -42,7 +41,7 @@ def test_every_way_to_ask_gives_the_derived_bytes(interposed, probe):
     assert runs[0].lines == runs[1].lines
     assert len(set(runs[0].lines) | set(runs[2].lines)) == 2 * len(runs[0].lines)
     uses = read_journal(runs[0].directory).uses
-    assert {use.source for use in uses} == set(Source)
+    assert {use.source for use in uses} == set(EntropyCall)
     assert {use.caller for use in uses} == {"probe"}
 
 
@@ -132,12 +131,14 @@ def test_the_system_mode_leaves_a_program_alone(interposed, probe):
 # ---- Python ----
 
 
+@pytest.mark.slow
 def test_an_unseeded_experiment_is_repeatable_without_a_recording(interposed):
     first, second = interposed.twice(sys.executable, HERE / "script.py")
     assert first.lines == second.lines
     assert len(first.lines) == 11
 
 
+@pytest.mark.slow
 def test_an_unseeded_experiment_is_recorded_and_replayed(interposed):
     script = (sys.executable, HERE / "script.py")
     recorded, profile = interposed.record(*script)
@@ -167,12 +168,14 @@ def test_a_typical_start_is_recorded_in_a_kilobyte(interposed):
 METHODS = ("fork", "spawn", "forkserver")
 
 
+@pytest.mark.slow
 def test_unseeded_workers_are_repeatable(interposed):
     first, second = interposed.twice(sys.executable, HERE / "workers.py", *METHODS)
     assert first.lines == second.lines
     assert [line.split()[0] for line in first.lines] == [*METHODS, "vector"]
 
 
+@pytest.mark.slow
 def test_unseeded_workers_are_recorded_and_replayed(interposed):
     script = (sys.executable, HERE / "workers.py", *METHODS)
     recorded, profile = interposed.record(*script)
@@ -303,7 +306,7 @@ def asked(interposed):
 def test_other_requests_than_recorded_end_the_run_and_are_told(interposed, asked, sizes, told):
     finished = interposed.python(ASK, *sizes, mode="replay", profile=asked, check=False)
     said = refusal(finished, asked)
-    assert "CAP-R221 the replay asked for other randomness than was recorded" in said
+    assert "CAP-R221 the replay requested other randomness than was recorded" in said
     assert f"process 0.1, thread 0 asked {told}" in said
 
 
@@ -341,10 +344,8 @@ def test_a_pool_whose_work_goes_elsewhere_ends_instead_of_respawning(interposed)
         "with multiprocessing.Pool(2) as pool: pool.map(task, range(1, 9), chunksize=1)\n"
     )
     profile = interposed.record(sys.executable, "-c", code, "1")[1]
-    started = time.monotonic()
-    finished = interposed.python(code, "2", mode="replay", profile=profile, check=False, timeout=30)
+    finished = interposed.python(code, "2", mode="replay", profile=profile, check=False)
     assert "CAP-R221" in refusal(finished, profile)
-    assert time.monotonic() - started < 30
 
 
 def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
@@ -361,7 +362,7 @@ def test_the_launcher_is_asked_to_end_the_run(interposed, asked, tmp_path):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert asked_by is not None
-    assert read_journal(directory).mismatch.requested == (Source.GETRANDOM, 9)
+    assert read_journal(directory).mismatch.requested == (EntropyCall.GETRANDOM, 9)
 
 
 # ---- settings that cannot be right ----

@@ -47,7 +47,7 @@ def directory(tmp_path):
 def launch(directory, *words, key=KEY):
     command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", key]
     command += ["--directory", directory, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def failure(directory, *words, **settings):
@@ -178,7 +178,7 @@ def test_a_library_that_is_loaded_is_found(directory, options):
 def test_a_library_that_is_passed_over_is_noticed_without_a_supervisor(directory, tmp_path):
     library = tmp_path / "library.so"
     library.write_bytes(native_part("libcapsule-entropy.so").read_bytes()[:64] + bytes(4096))
-    code = "import time; time.sleep(5); print('ran')"
+    code = "import time; time.sleep(600); print('ran')"
     words = ("--preload", library, "--no-supervisor", "--", sys.executable, "-c", code)
     ended = launch(directory, *words)
     assert ended.returncode == 87
@@ -195,7 +195,7 @@ def test_a_directory_where_no_file_may_have_a_byte_is_refused(directory):
     command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY]
     command += ["--directory", directory, "--", "true"]
     limited = ["sh", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "sh"]
-    ended = subprocess.run([*limited, *command], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([*limited, *command], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 87
     assert re.search("CAP-R103 no journal can be kept in .*: File too large", ended.stderr)
 
@@ -246,7 +246,7 @@ def in_own_namespace(directory, *words):
     namespace += ["--pid", "--fork", "--mount-proc"]
     command = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY]
     command += ["--directory", directory, "--", *words]
-    return subprocess.run([*namespace, *command], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*namespace, *command], capture_output=True, text=True, timeout=600)
 
 
 def test_numbers_are_the_same_in_a_namespace_of_ones_own(tmp_path, busy):

@@ -10,7 +10,7 @@ import pytest
 
 from capsule.entropy.evidence import Evidence, is_own
 from capsule.entropy.ledger import SOURCES, Ledger, compare_ledgers, compute_ledger
-from capsule.entropy.report import Tally
+from capsule.entropy.report import RequestTally
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS, StreamProfiles
@@ -223,7 +223,7 @@ BROKEN = {
     ),
     "a program that calls the kernel itself": (
         TRAINER,
-        report(programs=(executed(getrandom=Tally(calls=3, bytes=24)),)),
+        report(programs=(executed(getrandom=RequestTally(calls=3, bytes=24)),)),
         {"Entropy by raw system calls": "seeded"},
     ),
     "a program that opens a random file which nothing answers for": (
@@ -491,8 +491,8 @@ def test_every_row_is_broken_by_some_case():
         "File system",
     }
     assert "run directory on ext4, temporary files on tmpfs" in evidence_of(TRAINER, "File system")
-    assert "could not find out" in evidence_of(surroundings(file_systems={}), "File system")
-    assert "nothing masks them" in evidence_of(report(mode="system"), "Processor randomness")
+    assert "could not determine" in evidence_of(surroundings(file_systems={}), "File system")
+    assert "they were not masked" in evidence_of(report(mode="system"), "Processor randomness")
     assert "told not to" in evidence_of(TRAINER, "Processor randomness")
 
 
@@ -506,7 +506,7 @@ def test_no_row_can_be_taken_from_the_spec():
 
 def test_requests_of_capsules_own_interpreter_are_told_apart():
     assert evidence_of(PROGRAM, "Operating-system entropy") == (
-        "answered: 4 requests for 72 bytes (besides 5 of Capsule's own interpreter)"
+        "answered: 4 requests for 72 bytes (and 5 of Capsule's own interpreter)"
     )
     assert evidence_of(TRAINER, "Operating-system entropy") == (
         "answered: 3 requests for 2,504 bytes"
@@ -518,7 +518,7 @@ def test_requests_of_capsules_own_interpreter_are_told_apart():
 
 def test_a_resumed_run_says_of_which_start_it_speaks():
     text = evidence_of(report(starts=3), "Operating-system entropy")
-    assert text.endswith("in the last of 3 starts")
+    assert text.endswith("in the last of 3 attempts")
 
 
 def test_a_network_that_only_leads_to_the_runs_own_containers_is_no_way_out():
@@ -570,4 +570,4 @@ def test_the_documentation_lists_the_rows_in_their_order():
 
 def test_arrivals_are_counted_without_the_moments_at_which_nothing_had_come():
     evidence = replace(PROGRAM, arrivals=ARRIVALS)
-    assert evidence_of(evidence, "Order of arrival") == "the order of 2 arrivals was written down"
+    assert evidence_of(evidence, "Order of arrival") == "the order of 2 arrivals was recorded"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from capsule.entropy.journal import FILE_NAME, Told, read_journal
 from capsule.entropy.profile import (
     Call,
+    EntropyCall,
     Profile,
-    Source,
     ThreadProfile,
     Use,
     check_consumed,
@@ -32,7 +32,7 @@ sizes = st.integers(0, 100) | st.integers(0, 2**64 - 1)
 sized = sizes.flatmap(lambda size: st.tuples(st.just(size), kept(size)))
 calls = st.builds(
     lambda source, caller, sized: Call(source, caller, *sized),
-    *(st.sampled_from(Source), st.text(max_size=20), sized),
+    *(st.sampled_from(EntropyCall), st.text(max_size=20), sized),
 )
 paths = st.text("0123456789.-x", min_size=1, max_size=20)
 
@@ -56,11 +56,11 @@ SAMPLE = Profile(
             "0",
             "0",
             (
-                Call(Source.GETRANDOM, "libpython3.11.so.1.0", 24, bytes(range(24))),
-                Call(Source.GETRANDOM, "libpython3.11.so.1.0", 300, b"x" * 32),
+                Call(EntropyCall.GETRANDOM, "libpython3.11.so.1.0", 24, bytes(range(24))),
+                Call(EntropyCall.GETRANDOM, "libpython3.11.so.1.0", 300, b"x" * 32),
             ),
         ),
-        ThreadProfile("0.1x", "0-2", (Call(Source.DEVICE, "libc10.so", 8, b"12345678"),)),
+        ThreadProfile("0.1x", "0-2", (Call(EntropyCall.DEVICE, "libc10.so", 8, b"12345678"),)),
     ),
 )
 DATA = serialize(SAMPLE)
@@ -155,8 +155,8 @@ def test_threads_out_of_order_are_refused():
 
 def test_description_counts_calls_and_bytes_by_library():
     assert describe(SAMPLE) == (
-        Use("0", "0", Source.GETRANDOM, "libpython3.11.so.1.0", 2, 324),
-        Use("0.1x", "0-2", Source.DEVICE, "libc10.so", 1, 8),
+        Use("0", "0", EntropyCall.GETRANDOM, "libpython3.11.so.1.0", 2, 324),
+        Use("0.1x", "0-2", EntropyCall.DEVICE, "libc10.so", 1, 8),
     )
 
 
@@ -203,14 +203,16 @@ def recorded_run(directory, **options):
 
 def test_a_journal_becomes_a_profile(tmp_path):
     profile = parse(merge(recorded_run(tmp_path)))
-    assert describe(profile) == (Use("0", "0", Source.GETRANDOM, "libc.so.6", 1, 8),)
-    assert profile.threads[0].calls == (Call(Source.GETRANDOM, "libc.so.6", 8, b"12345678"),)
+    assert describe(profile) == (Use("0", "0", EntropyCall.GETRANDOM, "libc.so.6", 1, 8),)
+    assert profile.threads[0].calls == (Call(EntropyCall.GETRANDOM, "libc.so.6", 8, b"12345678"),)
 
 
 def test_of_a_large_call_32_bytes_are_kept(tmp_path):
     large = call_record(COUNTER, b"x" * 32, size=1 << 40)
     profile = parse(merge(write_journal(tmp_path, thread_record(), counter_record(THREAD), large)))
-    assert profile.threads[0].calls == (Call(Source.GETRANDOM, "libc.so.6", 1 << 40, b"x" * 32),)
+    assert profile.threads[0].calls == (
+        Call(EntropyCall.GETRANDOM, "libc.so.6", 1 << 40, b"x" * 32),
+    )
 
 
 def test_a_call_under_way_when_the_process_was_killed_does_not_count(tmp_path):

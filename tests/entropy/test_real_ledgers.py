@@ -44,7 +44,7 @@ def test_a_script_has_the_rows_of_what_it_used(ledger_of):
     assert found["Interpreter hash seed"] == "eliminated"
     assert "in 2 Python processes" in rows["Interpreter hash seed"].evidence
     assert found["Operating-system entropy"] == "seeded"
-    assert "besides" in rows["Operating-system entropy"].evidence  # Capsule's own interpreter
+    assert "Capsule's own interpreter" in rows["Operating-system entropy"].evidence
     assert found["Start bytes of programs"] == "seeded"
     assert found["Clocks"] == "ordered"
     assert found["Listing order"] == "ordered"
@@ -63,7 +63,7 @@ def test_what_is_broken_shows_in_its_row(ledger_of):
         entropy={"address_randomization": True, "clock": "system"},
         determinism={"sorted_listings": False, "cores": None, "threads": None},
     )
-    assert "1 of 2 Python processes drew theirs" in rows["Interpreter hash seed"].evidence
+    assert "1 of 2 Python processes drew their own" in rows["Interpreter hash seed"].evidence
     found = {source: row.treatment for source, row in rows.items()}
     assert found["Interpreter hash seed"] == "seeded"  # by the entropy, which is virtual
     assert found["Entropy by raw system calls"] == "unsupported"

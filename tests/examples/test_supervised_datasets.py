@@ -128,6 +128,7 @@ def test_published_data_need_a_folder_and_their_files(tmp_path: Path) -> None:
         load("mnist", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes", "shape"),
     [

@@ -131,6 +131,7 @@ def run(folder: Path, *arguments: str) -> tuple[bytes, bytes, bytes]:
     return *files, done.stdout
 
 
+@pytest.mark.slow
 def test_a_seed_makes_two_runs_equal(tmp_path: Path) -> None:
     arguments = ["--model", "lenet5", "--data", "digits", "--epochs", "2", "--seed", "42"]
     one, other = run(tmp_path / "one", *arguments), run(tmp_path / "other", *arguments)
@@ -143,6 +144,7 @@ def test_a_seed_makes_two_runs_equal(tmp_path: Path) -> None:
     assert 0.5 < float.fromhex(results["evaluation"]["accuracy"]) <= 1
 
 
+@pytest.mark.slow
 def test_without_a_seed_two_runs_differ_in_everything(tmp_path: Path) -> None:
     arguments = ["--model", "lstm", "--data", "series", "--epochs", "2"]
     one, other = run(tmp_path / "one", *arguments), run(tmp_path / "other", *arguments)

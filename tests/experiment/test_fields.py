@@ -122,3 +122,23 @@ def test_a_lock_keeps_its_digest_when_a_field_is_added_and_a_default_changes():
     )
     assert done.stdout.decode().strip() == lock.digest(), done.stderr.decode()
     assert Lock.parse(lock.document()) == lock
+
+
+@pytest.mark.parametrize(
+    "value", [[], {}, (1,), Inner(), b"", object()], ids=lambda value: type(value).__name__
+)
+def test_what_is_left_out_is_a_scalar(value):
+    with pytest.raises(TypeError, match="not a scalar of JSON"):
+        added(absent=value)
+    with pytest.raises(TypeError, match="not a scalar of JSON"):
+        added(absent=None, default=value)
+    for scalar in (None, True, 1, 0.5, "text"):
+        added(absent=scalar, default=scalar)
+
+
+def test_keys_of_documents_are_strings():
+    class Numbered(Model):
+        numbered: dict[int, Inner]
+
+    with pytest.raises(TypeError, match="not a string, as keys of documents are: 1"):
+        Numbered(numbered={1: Inner()}).document()

@@ -12,7 +12,7 @@ from capsule.experiment.scores import (
     ATARI_57,
     DMLAB_30,
     Aggregate,
-    Reference,
+    ReferenceScores,
     aggregate,
     human_normalized,
     task_name,
@@ -58,8 +58,8 @@ def test_aggregates_by_hand():
 def test_references_are_of_the_suites_games():
     assert len(ATARI_57) == 57
     assert len(DMLAB_30) == 30
-    assert ATARI_57["skiing"] == Reference(random=-17098.1, human=-4336.9)
-    assert DMLAB_30["explore_object_rewards_many"] == Reference(random=2.4, human=106.7)
+    assert ATARI_57["skiing"] == ReferenceScores(random=-17098.1, human=-4336.9)
+    assert DMLAB_30["explore_object_rewards_many"] == ReferenceScores(random=2.4, human=106.7)
     assert all(random < human for random, human in (*ATARI_57.values(), *DMLAB_30.values()))
     assert ATARI_57.keys() <= set(roms.get_all_rom_ids())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.parsers import PARSERS, FindingError, check
 
-RUNS = 40_000  # of a fuzzer that looks at coverage; run.py does as many as one likes
+RUNS = 15_000  # of a fuzzer that looks at coverage; run.py does as many as one likes
 EDITS = 3
 
 # What mutations of bytes seldom find by themselves.
@@ -75,6 +75,7 @@ def test_every_flipped_byte_is_refused_or_meant(name):
         check(name, bytes(data))
 
 
+@pytest.mark.slow
 def test_a_fuzzer_that_looks_at_coverage(tmp_path):
     program = str(Path(__file__).with_name("run.py"))
     done = subprocess.run(

@@ -23,14 +23,14 @@ from capsule.bundle import archive, run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.claims import Observations, claims_model
 from capsule.bundle.derived import derived_members
-from capsule.bundle.envelope import Statement, sign
+from capsule.bundle.envelope import RunStatement, sign
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
 from capsule.bundle.packing import FinishedRun, pack_run
 from capsule.bundle.run_bundle import Kind, members_of
 from capsule.entropy import profile
 from capsule.entropy.evidence import Evidence
-from capsule.entropy.journal import Call, Source
+from capsule.entropy.journal import Call, EntropyCall
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract, trace
@@ -53,7 +53,7 @@ from capsule.experiment.lock import (
 )
 from capsule.experiment.spec import CodeSpec, EntropySpec, GymnasiumEnvironment, ImageSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, DqnTrainer
-from capsule.image.archives.layers import Entry, file_entry, write_tar
+from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image, image_config, image_manifest
 from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.cache import Cache
@@ -133,7 +133,7 @@ def documents(manifest: dict, key: PrivateKey = SIGNER, **statement: object) -> 
         "predicate": {"schema": "capsule/run/v1", "claimId": manifest["claimId"]},
         **statement,
     }
-    signed = sign(Statement.model_validate_json(json.dumps(fields)), key)
+    signed = sign(RunStatement.model_validate_json(json.dumps(fields)), key)
     return {ENVELOPE: signed, MANIFEST: document, CHECKSUMS: checksums}
 
 
@@ -299,13 +299,13 @@ _FINGERPRINT = Fingerprint(
 )
 
 
-def _tar_digest(entries: Iterable[Entry]) -> str:
+def _tar_digest(entries: Iterable[TarEntry]) -> str:
     digest = hashlib.sha256()
     write_tar(entries, digest.update)
     return digest.hexdigest()
 
 
-def _layer(folder: Path, name: str, entries: Iterable[Entry]) -> Layer:
+def _layer(folder: Path, name: str, entries: Iterable[TarEntry]) -> Layer:
     path = folder / f"{name}.tar"
     with path.open("wb") as stream:
         write_tar(entries, stream.write)
@@ -440,7 +440,7 @@ def _program_files(run: Path, _lock: Lock) -> None:
     _write(run, contract.OUTPUTS, outputs)
     digest = sha256_hex((run / contract.OUTPUTS).read_bytes())
     _write(run, contract.RESULT, contract.ProgramResult(outputs=digest, seconds=1.0))
-    call = Call(Source.GETRANDOM, "libc.so.6", 4, b"abcd")
+    call = Call(EntropyCall.GETRANDOM, "libc.so.6", 4, b"abcd")
     threads = (profile.ThreadProfile("0", "0", (call,)),)
     document = profile.serialize(profile.Profile(profile.X86_64, threads))
     (run / contract.ENTROPY_PROFILE).write_bytes(document)

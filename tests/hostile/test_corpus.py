@@ -157,6 +157,7 @@ def test_names_are_unique():
     assert [name for name, count in Counter(map(_name, CASES)).items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_the_generator_is_repeatable_and_says_what_to_expect(tmp_path):
     chosen = [case for case in CASES if case.number in (1, 9, 19)]
     code = (

@@ -15,7 +15,7 @@ from capsule.bundle.keys import generate
 from capsule.cli.main import app
 from capsule.engine import connection
 from capsule.engine.process import ProcessEngine
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from tests.hostile.genuine import (
     SIGNER,
     TRACE,
@@ -42,7 +42,7 @@ def engines(monkeypatch, tmp_path):
 
     def prepare(*_, **__):
         prepared.append("process")
-        raise CapsuleError("CAP-E015", "enough seen", fix="-", exit_code=ExitCode.BUILD_FAILED)
+        raise CapsuleError("CAP-E015", "enough seen", fix="-")
 
     monkeypatch.setattr(ProcessEngine, "prepare", prepare)
     monkeypatch.setattr(connection, "_CONNECT_SECONDS", 0.2)

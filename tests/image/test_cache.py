@@ -177,6 +177,7 @@ def _enter_and_leave(root: Path, journal: Path) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_lock_admits_one_process_at_a_time(cache, tmp_path):
     journal = tmp_path / "journal"
     context = multiprocessing.get_context("spawn")

@@ -94,7 +94,8 @@ def test_dependencies_are_followed_with_their_markers_and_extras(made):
         lock = made.lock(*wheels, made.wheel(name))
         message = refused(check_packages, lock, made.cache, debian=False)
         assert (
-            f"nothing asks for its wheel {name.replace('-', '_')}-1.0-py3-none-any.whl" in message
+            f"no requirement asks for its wheel {name.replace('-', '_')}-1.0-py3-none-any.whl"
+            in message
         )
 
 
@@ -262,9 +263,9 @@ def test_debian_pins_are_compared_with_spec_and_recipe(made, with_debian):
     tool = made.deb("tool", requested=True)
     for packages, asked, reason in (
         ((), ("tool",), "pins nothing for the Debian package tool"),
-        ((tool,), (), "nothing asks for its Debian package tool"),
+        ((tool,), (), "no requirement asks for its Debian package tool"),
         ((tool, tool), ("tool",), "pins a Debian package twice"),
-        ((made.deb("tool"),), ("tool",), "who asks for the Debian package tool"),
+        ((made.deb("tool"),), ("tool",), "requested of the Debian package tool is wrong"),
     ):
         lock = with_debian(*packages, asked=asked)
         wheels = tuple(

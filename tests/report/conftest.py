@@ -14,7 +14,7 @@ from capsule.verification.verdict import (
     Divergence,
     DivergenceMap,
     Explanation,
-    Replica,
+    ReplicaResults,
     Report,
     TraceDifference,
 )
@@ -51,7 +51,7 @@ def make_report(subject, verdict="reproduced-bitwise", **facts) -> Report:
         "claim_id": subject.claims.claim_id(),
         "integrity": True,
         "environment": compare(machine, here, subject.lock.spec),
-        "replica": Replica(evaluation=runs.evaluation(), divergence=divergence()),
+        "replica": ReplicaResults(evaluation=runs.evaluation(), divergence=divergence()),
     }
     return Report(**{**usual, **facts})
 
@@ -70,7 +70,7 @@ def different(subject) -> Report:
         "not-reproduced",
         summary="the runs first differ at step 200, in loss",
         first_difference=TraceDifference(step=200, component="loss", claimed="aa", found="ab"),
-        replica=Replica(
+        replica=ReplicaResults(
             evaluation=runs.evaluation(returns),
             divergence=divergence(loss=((200, 200), (300, 400)), parameters=((200, 400),)),
         ),

@@ -4,12 +4,14 @@ import io
 
 from rich.console import Console
 
-from capsule.entropy.ledger import Ledger, Row
+from capsule.entropy.ledger import Ledger, LedgerRow
 from capsule.report.diagnosis import show_ledger
 
 
 def test_every_row_shows_source_treatment_and_evidence_and_steers_nothing():
-    row = Row(source="Clocks", treatment="assumed", evidence="left\x1b[31m alone", weakened_by="x")
+    row = LedgerRow(
+        source="Clocks", treatment="assumed", evidence="left\x1b[31m alone", weakened_by="x"
+    )
     stream = io.StringIO()
     show_ledger(Ledger(rows=(row,)), Console(file=stream, width=100))
     assert "source of nondeterminism" in stream.getvalue()

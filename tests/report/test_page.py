@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import generate, load_private, load_public
-from capsule.bundle.receipts import Detail, Policy, make_statement, write_receipt
+from capsule.bundle.receipts import Detail, VerificationPolicy, make_statement, write_receipt
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.evaluation import StartSet
@@ -116,7 +116,7 @@ def test_starts_are_told_with_what_made_them(bundles, evaluation, made):
 
 def test_a_population_is_shown_with_its_members_and_a_panel_for_each_game(bundles):
     _, reader = page_of(bundles["impala"])
-    assert "Last of 3 generations" in reader.words
+    assert "of 3 generations" in reader.words
     assert "Evaluation: pong" in reader.words
     assert "Evaluation: breakout" in reader.words
     assert "learning_rate 0.003" in reader.words
@@ -182,7 +182,7 @@ def test_a_signature_that_nobody_checked_is_said_at_the_top(bundles):
     _, checked = page_of(bundles["dqn"])
     assert unchecked.words.index("Untrusted.") < unchecked.words.index("What was shown")
     assert "Untrusted." not in checked.words
-    assert any("the reader named" in sentence for sentence in told(bundles["dqn"]).shown)
+    assert any("signed with a trusted key" in sentence for sentence in told(bundles["dqn"]).shown)
 
 
 def test_a_signer_whom_the_reader_does_not_trust_is_refused(bundles):
@@ -200,7 +200,7 @@ def test_a_signer_whom_the_reader_does_not_trust_is_refused(bundles):
 
 def test_equal_runs_have_one_calm_line_and_no_map(bundles, saved):
     page, reader = page_of(bundles["dqn"], *saved(make_report(read(bundles["dqn"]))))
-    assert "Nowhere: in 400 agent steps, all 5 components of the trace are the same" in reader.words
+    assert "Nowhere. In 400 agent steps, all 5 components of the trace are the same" in reader.words
     assert 'class="differs"' not in page
 
 
@@ -317,7 +317,7 @@ def receipt(bundles, tmp_path):
         detail = Detail(
             verdict=verdict,
             expected="bitwise",
-            policy=Policy(mode=mode, own_code=True, tolerance=None),
+            policy=VerificationPolicy(mode=mode, own_code=True, tolerance=None),
             signers=(load_public(author).fingerprint,),
             machine=kind,
             difference=None,
@@ -341,14 +341,14 @@ def test_receipts_by_named_keys_are_the_verdict(bundles, receipt):
     assert not any("they are not signed" in sentence for sentence in story.not_shown)
     reader = Reader(report_page(subject))
     assert bob.fingerprint in reader.words
-    assert "Who ran it again" in reader.words
+    assert "Receipts of re-executions" in reader.words
 
 
 def test_receipts_by_anybody_else_count_for_nothing(bundles, receipt):
     path, _ = receipt("mallory")
     story = tell(read(bundles["dqn"], path))
     assert story.headline == "Signed, not reproduced yet"
-    assert any("1 of the receipts do not count" in sentence for sentence in story.not_shown)
+    assert any("What 1 of the receipts state" in sentence for sentence in story.not_shown)
 
 
 def test_the_authors_own_receipt_counts_for_nothing(bundles, receipt, tmp_path):
@@ -476,7 +476,7 @@ def test_only_markup_passes_unescaped():
 def test_a_long_table_says_what_it_leaves_out(tmp_path):
     outputs = {f"f{number:04}": "x" for number in range(MAX_ROWS + 7)}
     _, reader = page_of(runs.pack(tmp_path, runs.PROGRAM, outputs=outputs))
-    assert "7 more are not shown." in reader.words
+    assert "7 more rows are not shown." in reader.words
 
 
 def test_a_bundle_holds_events_only(tmp_path):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from capsule.bundle.trust import Signer
 from capsule.cli.common import print_json
-from capsule.entropy.ledger import Ledger, Row, compare_ledgers
+from capsule.entropy.ledger import Ledger, LedgerRow, compare_ledgers
 from capsule.experiment.contract import Event
 from capsule.report.progress import PlainReporter, event_line, open_reporter
 from capsule.report.terminal import show_report
@@ -63,7 +63,7 @@ def shown(report):
 
 def ledger(**treatments):
     rows = [
-        Row(source=source, treatment=treatment, evidence="seen", weakened_by="luck")
+        LedgerRow(source=source, treatment=treatment, evidence="seen", weakened_by="luck")
         for source, treatment in treatments.items()
     ]
     return Ledger(rows=tuple(rows))
@@ -92,12 +92,12 @@ def test_the_ledger_of_the_re_execution_is_shown_and_what_the_recorded_one_says_
     assert "Software (assumed), Network (assumed)\n" in text
     assert "ledger differs   Software: recorded eliminated, here assumed" in text
     assert "Scheduling: recorded ordered, here no such row" in text
-    assert "and 1 more sources, in the report" in text
+    assert "and 1 more sources in the report" in text
 
 
 def test_a_ledger_that_was_not_computed_here_is_said_to_be_the_signers():
     text = shown(verified(recorded_ledger=ledger(Clocks="assumed")))
-    assert "Clocks (assumed); as the signer recorded it" in text
+    assert "Clocks (assumed), as the signer recorded" in text
 
 
 def test_a_difference_is_told_with_step_component_and_both_values():
@@ -138,7 +138,7 @@ def test_every_signer_is_named_and_why_one_does_not_count():
         signers=signers,
     )
     text = shown(report)
-    assert "signed by a key you trust: SHA256:abc (alice@lab)" in text
+    assert "signed by a trusted key: SHA256:abc (alice@lab)" in text
     assert "not counted: SHA256:def is revoked" in text
 
 

@@ -10,9 +10,9 @@ from capsule.cli.main import app
 from capsule.report.page import report_page
 from capsule.report.scores import (
     RunScores,
+    SampleSummary,
     Score,
-    Summary,
-    Task,
+    ScoredTask,
     aggregates,
     group_scores,
     run_scores,
@@ -22,26 +22,26 @@ from tests.report import runs
 from tests.report.conftest import read
 from tests.report.test_page import Reader
 
-BREAKOUT, CARTPOLE = Task("atari", "breakout"), Task("gymnasium", "CartPole-v1")
+BREAKOUT, CARTPOLE = ScoredTask("atari", "breakout"), ScoredTask("gymnasium", "CartPole-v1")
 
 
 def test_a_sample_is_summarised_by_hand():
     # mean 5; squared deviations 9, 1, 1, 1, 0, 0, 4, 16 add up to 32; 32 / 7
     summary = summarize([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
-    assert summary == pytest.approx(Summary(5.0, sqrt(32 / 7), sqrt(32 / 7) / 5))
+    assert summary == pytest.approx(SampleSummary(5.0, sqrt(32 / 7), sqrt(32 / 7) / 5))
 
 
 def test_the_relative_deviation_is_a_share_of_the_size_of_the_mean():
     # Pong: -20 and -18 lie 1 on either side of -19
-    assert summarize([-20.0, -18.0]) == pytest.approx(Summary(-19.0, sqrt(2), sqrt(2) / 19))
+    assert summarize([-20.0, -18.0]) == pytest.approx(SampleSummary(-19.0, sqrt(2), sqrt(2) / 19))
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([3.0], Summary(3.0, None, None)),
-        ([-1.0, 1.0], Summary(0.0, sqrt(2), None)),
-        ([146.7] * 5, Summary(146.7, 0.0, 0.0)),
+        ([3.0], SampleSummary(3.0, None, None)),
+        ([-1.0, 1.0], SampleSummary(0.0, sqrt(2), None)),
+        ([146.7] * 5, SampleSummary(146.7, 0.0, 0.0)),
     ],
 )
 def test_what_has_no_deviation_has_none(values, expected):
@@ -50,7 +50,7 @@ def test_what_has_no_deviation_has_none(values, expected):
 
 def scores(task, final, best, bundle="a"):
     def score(step, mean):
-        return Score(step, 1, Summary(mean, None, None))
+        return Score(step, 1, SampleSummary(mean, None, None))
 
     return RunScores(bundle, "id", task, {"final": score(9, final), "best": score(5, best)})
 
@@ -67,7 +67,7 @@ def test_groups_are_summaries_over_the_scores_of_runs():
         1,
     )
     # 14.4 on either side of 16.1: the sum of squares is 2 * 14.4 ** 2, and N - 1 is 2
-    assert breakout.summaries["final"] == pytest.approx(Summary(16.1, 14.4, 14.4 / 16.1))
+    assert breakout.summaries["final"] == pytest.approx(SampleSummary(16.1, 14.4, 14.4 / 16.1))
     # a person is 28.8 points above random play
     assert breakout.human_normalized["final"] == pytest.approx(0.5)
     assert breakout.human_normalized["best"] == pytest.approx((91.5 / 3 - 1.7) / 28.8)
@@ -78,7 +78,7 @@ def test_aggregates_are_over_the_games_that_have_references():
     # freeway: random play 0, a person 29.6
     found = [
         scores(BREAKOUT, 16.1, 30.5),
-        scores(Task("atari", "freeway"), 59.2, 59.2),
+        scores(ScoredTask("atari", "freeway"), 59.2, 59.2),
         scores(CARTPOLE, 500.0, 500.0),
     ]
     total = aggregates(group_scores(found))
@@ -88,7 +88,7 @@ def test_aggregates_are_over_the_games_that_have_references():
 
 
 def test_the_breakout_of_minatar_is_not_that_of_atari():
-    minatar = scores(Task("minatar", "breakout"), 16.1, 16.1)
+    minatar = scores(ScoredTask("minatar", "breakout"), 16.1, 16.1)
     atari, other = group_scores([minatar, scores(BREAKOUT, 16.1, 16.1)])
     assert (atari.runs, other.runs) == (1, 1)
     assert (atari.task.suite, other.human_normalized["final"]) == ("atari", None)
@@ -102,8 +102,8 @@ def test_the_best_network_has_the_highest_mean_and_is_the_earliest_of_equals(tmp
     returns = {0: (0.0, 0.0), 100: (4.0, 8.0), 200: (6.0, 6.0), 400: (1.0, 3.0)}
     (found,) = run_scores(read(packed(tmp_path, returns)))
     assert found.task == CARTPOLE
-    assert found.scores["best"] == Score(100, 2, Summary(6.0, sqrt(8), sqrt(8) / 6))
-    assert found.scores["final"] == Score(400, 2, Summary(2.0, sqrt(2), sqrt(2) / 2))
+    assert found.scores["best"] == Score(100, 2, SampleSummary(6.0, sqrt(8), sqrt(8) / 6))
+    assert found.scores["final"] == Score(400, 2, SampleSummary(2.0, sqrt(2), sqrt(2) / 2))
 
 
 def test_games_that_take_turns_are_scored_apart(tmp_path):
@@ -123,8 +123,8 @@ def program(tmp_path, lines):
 def test_a_program_is_scored_by_the_evaluations_it_wrote(tmp_path):
     lines = [{"step": 10, "returns": [1, 3]}, {"step": 20, "returns": [2, 2]}]
     (found,) = run_scores(read(program(tmp_path, lines)))
-    assert found.task == Task("program", "own")
-    assert found.scores["final"] == Score(20, 2, Summary(2.0, 0.0, 0.0))
+    assert found.task == ScoredTask("program", "own")
+    assert found.scores["final"] == Score(20, 2, SampleSummary(2.0, 0.0, 0.0))
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_run_without_evaluations_is_refused(bundles):
     done = capsule_scores(bundles["own"])
     assert done.exit_code == 2
     assert "CAP-S008" in done.stderr
-    assert "it has no evaluation" in done.stderr
+    assert "the run has no evaluation" in done.stderr
 
 
 @pytest.mark.parametrize("value", [nan, inf, 1e300])
@@ -238,5 +238,5 @@ def test_the_page_shows_the_same_scores(tmp_path):
     returns = {640: (-20.7, 1.7, -20.7, 30.5)}
     words = Reader(report_page(read(packed(tmp_path, returns, runs.POPULATION)))).words
     assert "Scores of the run" in words
-    assert "final network, breakout 640 2 16.1 20.3647 126.5% 50.0%" in words
-    assert "best network, pong 640 2 -20.7 0 0.0% 0.0%" in words
+    assert "final, breakout 640 2 16.1 20.3647 126.5% 50.0%" in words
+    assert "best, pong 640 2 -20.7 0 0.0% 0.0%" in words

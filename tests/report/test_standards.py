@@ -169,7 +169,7 @@ def test_the_checklist_asks_sixteen_questions_and_answers_only_what_files_show(b
 
 def test_nothing_is_said_to_be_reproduced_that_was_not(bundles, saved):
     before = artifact_appendix(read(bundles["dqn"]))
-    assert "it was not run again" in before
+    assert "its run was not executed again" in before
     reports = saved(make_report(read(bundles["dqn"])))
     after = artifact_appendix(read(bundles["dqn"], *reports))
     assert "An unsigned report says: reproduced, bit for bit" in after

@@ -7,7 +7,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from capsule.cli.main import app
-from capsule.machine.compare import Row
+from capsule.machine.compare import FactComparison
 from capsule.report.story import tell
 from capsule.report.summary import show_subject
 from capsule.report.terminal import show_report
@@ -64,7 +64,7 @@ def test_many_reports_and_evaluations_stay_within_thirty_lines(tmp_path):
 
 def test_a_verdict_stays_within_thirty_lines_whatever_differs():
     rows = tuple(
-        Row(field=f"gpu.{n}", recorded="x" * 900, here="y", effect=effect, reason="r")
+        FactComparison(field=f"gpu.{n}", recorded="x" * 900, here="y", effect=effect, reason="r")
         for n in range(40)
         for effect in ("none", "recorded-only", "gate", "may differ")
     )
@@ -108,7 +108,7 @@ def test_an_analysis_stays_within_thirty_lines_and_keeps_where_and_why(bundles):
     assert len(text.splitlines()) <= MAX_LINES
     assert "step 8, loss" in text
     assert "arithmetic (likely)" in text
-    assert "more lines, in the report" in text
+    assert "more lines in the report" in text
 
 
 def test_text_from_a_stranger_cannot_steer_the_terminal(tmp_path):

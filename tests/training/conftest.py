@@ -1,9 +1,11 @@
 """Real runs of the training side: small specs, in this process and in processes of their own."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from capsule.experiment import contract
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Job
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
@@ -123,8 +126,20 @@ def start_run(directory, *, environment=None, **options):
 def finish_run(directory, **options):
     """Run to the end; return the exit status and what was said on standard error."""
     process = start_run(directory, **options)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=1_000)
     return process.returncode, errors
+
+
+def kill_when_traced(directory, size):
+    """Start a run and kill it with signal 9 once its trace has this many bytes."""
+    process = start_run(directory)
+    trace = directory / contract.TRACE
+    while process.poll() is None:
+        if trace.exists() and trace.stat().st_size >= size:
+            break
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
 
 
 def read(directory, name):
@@ -149,3 +164,54 @@ def cartpole_run(tmp_path_factory):
     status, errors = finish_run(directory)
     assert status == 0, errors
     return directory
+
+
+@pytest.fixture(scope="session")
+def saved_run(tmp_path_factory):
+    """A run directory that holds the state of step 400; not to be changed."""
+    directory = new_run(tmp_path_factory.mktemp("saved") / "run", make_spec(CARTPOLE), 400)
+    status, errors = finish_run(directory)
+    assert status == 0, errors
+    (directory / contract.RESULT).unlink()
+    return directory
+
+
+@pytest.fixture
+def open_trainer(tmp_path):
+    """A function that makes a trainer in a run directory, which may have a log to follow."""
+    import torch
+
+    from capsule.training.registry import make_trainer
+    from capsule.training.state.streams import make_streams
+    from capsule.training.state.trace import Trace
+    from capsule.training.trainer import TrainerContext
+
+    learners, numbers = [], itertools.count()
+
+    def build(document, workers=1, device="cpu", replay=None, **changes):
+        # Without the environment that a run starts in, only 'native' keeps its promises.
+        changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
+        spec = make_spec(document, **changes).training()
+        directory = tmp_path / str(next(numbers))
+        state = directory / contract.STATE
+        state.mkdir(parents=True)
+        if replay is not None:
+            (directory / contract.SCHEDULE_REPLAY).write_bytes(replay)
+        trace, streams = Trace(directory / contract.TRACE), make_streams(spec.seeds)
+        trace.restore(None)
+        place = torch.device(device)
+        try:
+            learner = make_trainer(
+                TrainerContext(state, spec, spec.seeds, streams, trace, place, workers)
+            )
+        except CapsuleError:
+            trace.close()
+            raise
+        learner.streams, learner.trace, learner.directory = streams, trace, directory
+        learners.append(learner)
+        return learner
+
+    yield build
+    for learner in learners:
+        learner.close()
+        learner.trace.close()

@@ -38,6 +38,7 @@ def python(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_every_process_tells_its_hash_seed(python):
     assert python(PYTHONHASHSEED="0").hash_seeds == {"0": 1}
     assert python(PYTHONHASHSEED="42").hash_seeds == {"0": 1, "42": 1}

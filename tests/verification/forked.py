@@ -70,9 +70,9 @@ class Forks:
         assert self._process.stdout.readline() == "\n"
         if (directory / contract.FAILURE).exists():
             failure = Failure.model_validate_json((directory / contract.FAILURE).read_bytes())
-            raise CapsuleError(failure.code, failure.message, fix="", exit_code=FAILED)
+            raise CapsuleError(failure.code, failure.message, fix="")
         if not (directory / contract.RESULT).exists():
-            raise CapsuleError("CAP-E010", "no result", fix="", exit_code=FAILED)
+            raise CapsuleError("CAP-E010", "no result", fix="")
         return directory
 
     def execute(self, lock, directory, *, stop_after, schedule):

@@ -32,7 +32,7 @@ from tests.verification.runs import (
 def compared(a, b):
     """Compare two runs by the paths of their folders or bundles."""
     with open_side(a, []) as left, open_side(b, []) as right:
-        return compare_sides(left, right).report
+        return compare_sides(left, right).report()
 
 
 def named(found):
@@ -53,6 +53,7 @@ def test_a_run_and_its_bundle_are_equal(honest, honest_bundle):
     assert not any(found.map.components.values())
 
 
+@pytest.mark.slow
 def test_another_seed(honest, tmp_path):
     other = train(
         tmp_path / "other", make_lock(merged(CARTPOLE, {"seeds": {"streams": {"minibatch": 5}}}))
@@ -65,6 +66,7 @@ def test_another_seed(honest, tmp_path):
     assert found.equal_until["observations"] >= 200  # until learning from other minibatches
 
 
+@pytest.mark.slow
 def test_other_physics(honest, tmp_path):
     lock = make_lock(CARTPOLE, wheels={"gymnasium": "1.3.0"})
     moon = train(tmp_path / "moon", lock, Machine(variables={"PHYSICS_GRAVITY": "9.9"}))
@@ -100,12 +102,13 @@ def test_another_processor(honest, other_numerics):
         replace(directory_side(run.directory, name, None, machine), spec=spec)
         for run, name, machine in ((honest, "new", here), (other_numerics, "old", then))
     ]
-    found = compare_sides(*(replace(side, runtime=sides[0].runtime) for side in sides)).report
+    found = compare_sides(*(replace(side, runtime=sides[0].runtime) for side in sides)).report()
     assert named(found) == ("arithmetic", "likely")
     assert found.explanations[0].what == "cpu.flags"
     assert "choose their code by the processor" in found.explanations[0].why
 
 
+@pytest.mark.slow
 def test_another_order_of_actors(tmp_path):
     lock = make_lock(IMPALA)
     runs = []
@@ -130,6 +133,7 @@ def test_a_patched_optimizer(honest, patched):
     assert found.equal_until["observations"] >= found.last_equal
 
 
+@pytest.mark.slow
 def test_another_setting(honest, tmp_path):
     slower = {"trainer": {"learning_rate": 1e-4}}
     other = train(tmp_path / "other", make_lock(merged(CARTPOLE, slower)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
 
 _ISA_FLAGS = ("torch.cpu_capability", "onednn.isa", "mkl.branch")
 _SELF_TEST = "numerics.self_test"
@@ -34,7 +34,7 @@ def _unwatched(evidence: Evidence) -> str | None:
         return evidence.untold
     if evidence.is_program and told.unwatched:
         return (
-            f"{told.unwatched:,} Python processes do not set them: determinism.propagation is off"
+            f"{told.unwatched:,} Python processes did not set them: determinism.propagation is off"
         )
     return None
 
@@ -55,17 +55,20 @@ def _fresh_memory(evidence: Evidence) -> Judgement:
 def _threads(evidence: Evidence) -> Judgement:
     threads = evidence.runtime.flags.get("environment.OMP_NUM_THREADS")
     if threads is None:
-        return "unsupported", "OMP_NUM_THREADS is not set: as many as the machine has cores"
+        return (
+            "unsupported",
+            "OMP_NUM_THREADS is not set, so there are as many threads as the machine has cores",
+        )
     judgement = _in_torch(evidence, {"torch.num_threads": threads}, "ordered", "unsupported")
     if judgement is None:
-        return "assumed", f"OMP_NUM_THREADS={threads} is set; no library was asked"
+        return "assumed", f"OMP_NUM_THREADS={threads} is set, but no library was queried"
     return judgement
 
 
 def _dispatch(evidence: Evidence) -> Judgement:
     flags = evidence.runtime.flags
     if not evidence.torch or not all(name in flags for name in _ISA_FLAGS):
-        return "assumed", "no library was asked in this run"
+        return "assumed", "no library was queried in this run"
     shown = ", ".join(f"{name}={flags[name]}" for name in _ISA_FLAGS)
     test = flags.get(_SELF_TEST, "none")
     proven = test.endswith("as expected")
@@ -122,7 +125,10 @@ def _child_processes(evidence: Evidence) -> Judgement:
     if not children or not evidence.torch:
         return None
     if told.unwatched:
-        return "assumed", f"{told.unwatched:,} of {told.started:,} processes do not set their flags"
+        return (
+            "assumed",
+            f"{told.unwatched:,} of {told.started:,} processes did not set their flags",
+        )
     torch = sum(group.processes for group in evidence.torch)
     return "eliminated", (
         f"{torch:,} of {told.started:,} Python processes imported torch; each set its flags and "
@@ -131,17 +137,17 @@ def _child_processes(evidence: Evidence) -> Judgement:
 
 
 SOURCES = (
-    Source("Torch operators", _algorithms, "custom operators that torch knows nothing about"),
-    Source("Uninitialised memory", _fresh_memory, "extensions that allocate for themselves"),
-    Source("Maths threads", _threads, "a library that is not told through the environment"),
-    Source("CPU instruction sets", _dispatch, "a library with a dispatch of its own"),
-    Source("Compute device", _device, "another GPU model, driver branch or library"),
-    Source("cuDNN autotuning", _autotuning, "other code that chooses kernels by timing"),
-    Source("cuBLAS workspace", _workspace, "several CUDA streams at once"),
-    Source("Reduced GPU precision", _reduced_precision, "a library with a switch of its own"),
-    Source(
+    LedgerSource("Torch operators", _algorithms, "custom operators that torch does not know"),
+    LedgerSource("Uninitialised memory", _fresh_memory, "extensions with their own allocator"),
+    LedgerSource("Maths threads", _threads, "a library that ignores the environment variables"),
+    LedgerSource("CPU instruction sets", _dispatch, "a library with its own dispatch"),
+    LedgerSource("Compute device", _device, "another GPU model, driver branch or library"),
+    LedgerSource("cuDNN autotuning", _autotuning, "other code that chooses kernels by timing"),
+    LedgerSource("cuBLAS workspace", _workspace, "several CUDA streams at once"),
+    LedgerSource("Reduced GPU precision", _reduced_precision, "a library with its own switch"),
+    LedgerSource(
         "Child processes",
         _child_processes,
-        "a Python of the program's own, without these packages",
+        "another Python interpreter, without these packages",
     ),
 )

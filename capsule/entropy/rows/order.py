@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
 from capsule.experiment.contract import PROGRAM_PROCESS
 from capsule.experiment.mechanisms import TrainerUse
 
@@ -11,30 +11,30 @@ def _clocks(evidence: Evidence) -> Judgement:
     clocks = {each.clock for each in evidence.told}
     readings = sum(each.readings for each in evidence.told)
     if len(clocks) != 1 or "system" in clocks:
-        return "assumed", "the calendar clock was left alone"
+        return "assumed", "the calendar clock was the machine's"
     clock = clocks.pop()
     shown = f"the calendar clock was {clock} and was read {counted(readings, 'time')}"
     if passed := _passed(evidence):
         return "assumed", f"{shown}, but {passed}"
     treatment: Treatment = "eliminated" if clock == "fixed" else "ordered"
-    return treatment, f"{shown}; others were left alone"
+    return treatment, f"{shown}; the other clocks were the machine's"
 
 
 def _listings(evidence: Evidence) -> Judgement:
     count = sum(each.listings for each in evidence.told if each.sorted)
     if not evidence.told or not all(each.sorted for each in evidence.told):
-        return "assumed", "folders were listed as the file system has them"
+        return "assumed", "folders were listed in the order of the file system"
     if passed := _passed(evidence):
-        return "assumed", f"{count:,} folders were listed in order of names, but {passed}"
-    return "ordered", f"{count:,} folders were listed in order of names"
+        return "assumed", f"{count:,} folders were listed in the order of their names, but {passed}"
+    return "ordered", f"{count:,} folders were listed in the order of their names"
 
 
 def _cores(evidence: Evidence) -> Judgement:
     told = {each.cores for each in evidence.told}
     count = sum(each.core_questions for each in evidence.told)
     if len(told) != 1 or None in told:
-        return "assumed", "programs were told the machine's number"
-    answered = f"programs were told {told.pop()}, {counted(count, 'time')}"
+        return "assumed", "programs saw the machine's number of processors"
+    answered = f"programs asked {counted(count, 'time')} and got {told.pop()}"
     if passed := _passed(evidence):
         return "assumed", f"{answered}, but {passed}"
     return "eliminated", f"{answered}; files of /proc and /sys still describe the machine"
@@ -45,21 +45,21 @@ def _passed(evidence: Evidence) -> str | None:
     count = sum(1 for each in evidence.programs if each.executed and not each.preloaded)
     if not count:
         return None
-    return f"{count:,} programs are not linked with the C library in which that is done"
+    return f"{count:,} programs do not use the C library in which this is done"
 
 
 def _numbers(evidence: Evidence) -> Judgement:
     report, process = evidence.report, evidence.mechanisms.process
     if report is None:
-        return "assumed", "the run was not started by the launcher, which pins them"
+        return "assumed", "the launcher, which pins them, did not start the run"
     if not report.own_numbers:
-        return "assumed", "the launcher saw other processes that take numbers of the same namespace"
+        return "assumed", "other processes took numbers of the same namespace"
     shown = f"alone in its namespace, the launcher started process {report.first_process}"
     if evidence.is_program:
-        shown += f", and that one the program, process {process}"
+        shown += f", which started the program as process {process}"
     expected = PROGRAM_PROCESS if evidence.is_program else None
     if not report.numbers_pinned or process != expected:
-        return "assumed", f"{shown}: other numbers than in every other run"
+        return "assumed", f"{shown}: these numbers can differ between runs"
     return "eliminated", shown
 
 
@@ -78,29 +78,31 @@ def _trainer_schedule(trainer: TrainerUse) -> Judgement:
     actors = f"{trainer.actors:,} actors"
     match trainer.schedule:
         case "serial":
-            return "ordered", "one actor took turns with the learner"
+            return "ordered", "one actor and the learner took turns"
         case "lockstep":
-            return "ordered", f"the experience of {actors} was learned by a rule"
+            return "ordered", f"a fixed rule ordered the experience of {actors}"
         case "recorded":
-            return "recorded", f"the order in which that of {actors} was learned was written down"
+            return "recorded", f"the order of the experience of {actors} was recorded"
         case "replayed":
-            return "recorded", f"that of {actors} was learned in the order of a log"
+            return "recorded", f"the experience of {actors} was learned in the order of a log"
         case "live":
-            return "unsupported", f"that of {actors} was learned as it arrived"
+            return "unsupported", f"the experience of {actors} was learned as it arrived"
 
 
 def _arrivals(evidence: Evidence) -> Judgement:
     log = evidence.arrivals
     if log is None:
         return None
-    return "recorded", f"the order of {log.arrivals:,} arrivals was written down"
+    return "recorded", f"the order of {log.arrivals:,} arrivals was recorded"
 
 
 SOURCES = (
-    Source("Clocks", _clocks, "results that depend on how long something took"),
-    Source("Listing order", _listings, "a program that asks the kernel without the C library"),
-    Source("Processor count", _cores, "a program that reads files of /proc or /sys"),
-    Source("Process numbers", _numbers, "threads or processes that race to start others"),
-    Source("Scheduling", _scheduling, "threads or processes that race for shared state"),
-    Source("Order of arrival", _arrivals, "tasks that communicate other than by these waits"),
+    LedgerSource("Clocks", _clocks, "results that depend on how long something took"),
+    LedgerSource(
+        "Listing order", _listings, "a program that asks the kernel without the C library"
+    ),
+    LedgerSource("Processor count", _cores, "a program that reads files of /proc or /sys"),
+    LedgerSource("Process numbers", _numbers, "threads or processes that race to start others"),
+    LedgerSource("Scheduling", _scheduling, "threads or processes that race for shared state"),
+    LedgerSource("Order of arrival", _arrivals, "tasks that communicate in other ways"),
 )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, Source, Treatment, counted
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, Treatment, counted
 
 
 def system_treatment(evidence: Evidence) -> Judgement:
     """Say what the operating system's entropy was replaced by, whether or not it was asked for."""
     report = evidence.report
     if report is None:
-        return "assumed", "the run was not started by the launcher"
+        return "assumed", "the launcher did not start the run"
     if report.mode == "system":
-        return "unsupported", "the launcher left it alone, as it was told to"
+        return "unsupported", "the spec leaves it to the system (entropy.mode: system)"
     return ("seeded" if report.mode == "virtual" else "recorded"), f"entropy was {report.mode}"
 
 
@@ -24,7 +24,7 @@ def _hash_seed(evidence: Evidence) -> Judgement:
     if drawn := told.hash_seeds.get("random"):
         judgement = system_treatment(evidence)
         treatment = "assumed" if judgement is None else judgement[0]
-        return treatment, f"{drawn:,} of {told.started:,} Python processes drew theirs"
+        return treatment, f"{drawn:,} of {told.started:,} Python processes drew their own"
     seeds = ", ".join(sorted(told.hash_seeds))
     treatment = "eliminated" if set(told.hash_seeds) == {"0"} else "seeded"
     processes = counted(told.started, "Python process", "Python processes")
@@ -39,7 +39,7 @@ def _system_entropy(evidence: Evidence) -> Judgement:
     requests, size = counted(asked.calls, "request"), counted(asked.bytes, "byte")
     text = f"answered: {requests} for {size}"
     if own.calls:
-        text += f" (besides {own.calls:,} of Capsule's own interpreter)"
+        text += f" (and {own.calls:,} of Capsule's own interpreter)"
     return judgement[0], text + _starts(evidence)
 
 
@@ -47,7 +47,7 @@ def _starts(evidence: Evidence) -> str:
     report = evidence.report
     if report is None or report.starts == 1:
         return ""
-    return f", in the last of {report.starts} starts"
+    return f", in the last of {report.starts} attempts"
 
 
 def _raw_calls(evidence: Evidence) -> Judgement:
@@ -55,7 +55,7 @@ def _raw_calls(evidence: Evidence) -> Judgement:
     if report is None or judgement is None or report.mode == "system":
         return judgement
     if not report.supervised:
-        return "assumed", "system calls were not supervised: they would not have been seen"
+        return "assumed", "system calls were not supervised, so these requests are unknown"
     if missed := sum(each.unanswered for each in evidence.programs):
         return (
             "unsupported",
@@ -69,16 +69,16 @@ def _raw_calls(evidence: Evidence) -> Judgement:
 
 def _instructions(evidence: Evidence) -> Judgement:
     masked = evidence.report is not None and evidence.report.mode != "system"
-    text = "libraries known to use them are told not to" if masked else "nothing masks them"
+    text = "known libraries are told not to use them" if masked else "they were not masked"
     return "assumed", f"RDRAND and RDSEED cannot be intercepted; {text}"
 
 
 def _start_bytes(evidence: Evidence) -> Judgement:
     judgement, report = system_treatment(evidence), evidence.report
     if judgement is None or report is None or report.mode == "system":
-        return "assumed", "the kernel gave them"
+        return "assumed", "the kernel chose them"
     if not report.supervised:
-        return "assumed", "system calls were not supervised, so that the kernel gave them"
+        return "assumed", "system calls were not supervised, so the kernel chose them"
     executed = [each for each in evidence.programs if each.executed]
     derived = sum(each.start_bytes_derived for each in executed)
     treatment: Treatment = judgement[0] if derived == len(executed) else "assumed"
@@ -87,15 +87,15 @@ def _start_bytes(evidence: Evidence) -> Judgement:
 
 def _addresses(evidence: Evidence) -> Judgement:
     if evidence.report is None:
-        return "assumed", "the run was not started by the launcher, which switches them off"
+        return "assumed", "the launcher, which turns their randomisation off, did not start the run"
     if evidence.report.address_randomization:
-        return "unsupported", "the launcher left their randomisation on"
+        return "unsupported", "their randomisation was on"
     if not evidence.mechanisms.surroundings.fixed_paths:
         return "assumed", (
-            "the launcher read back that their randomisation is off, but paths lie in memory, too, "
-            "and the run had this machine's own"
+            "their randomisation was read back as off, but paths are in memory too, and the run "
+            "had this machine's own paths"
         )
-    return "eliminated", "the launcher read back that their randomisation is off"
+    return "eliminated", "their randomisation was read back as off"
 
 
 def _streams(evidence: Evidence) -> Judgement:
@@ -107,19 +107,21 @@ def _streams(evidence: Evidence) -> Judgement:
 
 
 SOURCES = (
-    Source("Interpreter hash seed", _hash_seed, "an interpreter without these packages"),
-    Source(
-        "Operating-system entropy", _system_entropy, "a program that draws in an order of its own"
+    LedgerSource("Interpreter hash seed", _hash_seed, "an interpreter without these packages"),
+    LedgerSource(
+        "Operating-system entropy",
+        _system_entropy,
+        "a program that draws in an unpredictable order",
     ),
-    Source(
+    LedgerSource(
         "Entropy by raw system calls", _raw_calls, "a kernel that answers without a system call"
     ),
-    Source("Processor randomness", _instructions, "a program that uses it for its results"),
-    Source("Start bytes of programs", _start_bytes, "a program that is not supervised"),
-    Source(
+    LedgerSource("Processor randomness", _instructions, "a program whose results depend on it"),
+    LedgerSource("Start bytes of programs", _start_bytes, "a program that is not supervised"),
+    LedgerSource(
         "Memory addresses",
         _addresses,
         "another kernel's layout; memory from other processes; a hash of an address",
     ),
-    Source("Random streams", _streams, "a generator that is seeded otherwise"),
+    LedgerSource("Random streams", _streams, "a generator that is seeded otherwise"),
 )

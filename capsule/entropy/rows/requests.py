@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from capsule.entropy.evidence import Evidence, Judgement, Source
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource
 from capsule.experiment.inference import Inference
 
 
 def _batching(inference: Inference) -> Judgement:
     requests, tested = inference.requests, inference.tested_rows
-    same = f"{tested} rows of a batch were the same alone and in company at the start"
+    same = f"{tested} rows of a batch gave the same result alone and in a batch at the start"
     if inference.independent:
         if not tested:
-            return "assumed", "layers of independent rows were used, and not tested on this machine"
+            return "assumed", "layers of independent rows were used but not tested on this machine"
         return "eliminated", f"layers of independent rows answered {requests:,} requests; {same}"
     if tested and inference.own_row == requests:
         rows = f"the row of its actor in a batch of {inference.rows}"
@@ -31,8 +31,8 @@ def _seeds(inference: Inference) -> Judgement:
             f"{other:,} of {requests:,} actions were not drawn from the stream of their request"
         )
     return "seeded", (
-        f"each of {requests:,} actions was drawn from the stream of its request, as its actor "
-        "computed again"
+        f"each of {requests:,} actions was drawn from the stream of its request, as its "
+        "actor confirmed"
     )
 
 
@@ -43,7 +43,7 @@ def _routing(inference: Inference) -> Judgement:
     if inference.misrouted:
         return "unsupported", (
             f"{inference.misrouted:,} of {requests:,} requests were answered by another replica "
-            "than that of their actor"
+            "than the one of their actor"
         )
     if replicas == 1:
         return "eliminated", f"one replica answered {requests:,} requests"
@@ -65,11 +65,11 @@ def _of_inference(judge: Callable[[Inference], Judgement]) -> Callable[[Evidence
 
 
 SOURCES = (
-    Source("Batching of inference", _of_inference(_batching), "other layers, not tested"),
-    Source(
+    LedgerSource("Batching of inference", _of_inference(_batching), "other layers, not tested"),
+    LedgerSource(
         "Seeds of requests",
         _of_inference(_seeds),
-        "a policy that draws from a generator of its own",
+        "a policy with its own generator",
     ),
-    Source("Routing of requests", _of_inference(_routing), "a replica that keeps state of its own"),
+    LedgerSource("Routing of requests", _of_inference(_routing), "a replica with state"),
 )

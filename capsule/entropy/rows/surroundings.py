@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, Source
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource
 
 _SHOWN_LIBRARIES = ("python", "torch")
 
@@ -12,19 +12,19 @@ def _software(evidence: Evidence) -> Judgement:
     loaded = [f"{name} {libraries[name]}" for name in _SHOWN_LIBRARIES if name in libraries]
     text = ", ".join([*loaded, evidence.mechanisms.surroundings.c_library])
     if evidence.image is None:
-        return "assumed", f"loaded: {text}; no image was used: the C library is this machine's own"
+        return "assumed", f"loaded: {text}; no image was used, so the C library was the machine's"
     return "eliminated", f"loaded: {text}; a container of the image {evidence.image} ran"
 
 
 def _network(evidence: Evidence) -> Judgement:
     interfaces = evidence.mechanisms.surroundings.interfaces
     if not interfaces:
-        return "eliminated", "the run saw no route but to itself"
+        return "eliminated", "the run saw only its own loopback interface"
     shown = ", ".join(f"{name} ({reach})" for name, reach in sorted(interfaces.items()))
     outside = "everywhere" in interfaces.values()
     if evidence.engine.get("cluster", "").startswith("docker:") and not outside:
         return "eliminated", f"the run saw only the network of its own containers: {shown}"
-    return "assumed", f"the run saw ways out: {shown}"
+    return "assumed", f"the run saw other interfaces: {shown}"
 
 
 def _machines(evidence: Evidence) -> Judgement:
@@ -32,20 +32,20 @@ def _machines(evidence: Evidence) -> Judgement:
     if not earlier:
         return None
     names = [str(device.get("name", "unknown")) for device in earlier]
-    return "assumed", f"it began on {', then '.join(names)}, and was resumed on another machine"
+    return "assumed", f"the run began on {', then '.join(names)} and was resumed on another machine"
 
 
 def _file_systems(evidence: Evidence) -> Judgement:
     found = evidence.mechanisms.surroundings.file_systems
     if not found:
-        return "assumed", "the run could not find out"
+        return "assumed", "the run could not determine them"
     shown = ", ".join(f"{name} on {kind}" for name, kind in sorted(found.items()))
-    return "assumed", f"{shown}: sizes of folders, inode numbers and times of files are its own"
+    return "assumed", f"{shown}: folder sizes, inode numbers and file times depend on it"
 
 
 SOURCES = (
-    Source("Software", _software, "code that is downloaded at run time"),
-    Source("File system", _file_systems, "a program that reads more of a file than it wrote"),
-    Source("Network", _network, "nothing that the engine permits"),
-    Source("Change of machine", _machines, "arithmetic that is not the same on both"),
+    LedgerSource("Software", _software, "code that is downloaded at run time"),
+    LedgerSource("File system", _file_systems, "a program that reads more of a file than it wrote"),
+    LedgerSource("Network", _network, "nothing that the engine permits"),
+    LedgerSource("Change of machine", _machines, "different arithmetic on the two machines"),
 )

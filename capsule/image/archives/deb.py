@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from capsule.image.archives.layers import Entry, file_entry, read_tar, refused
+from capsule.image.archives.layers import TarEntry, file_entry, read_tar, refused
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import LockedDebianPackage
@@ -35,7 +35,7 @@ class ArMember:
     size: int
 
 
-def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> list[Entry]:
+def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> list[TarEntry]:
     """Unpack a package.
 
     Args:
@@ -94,7 +94,7 @@ def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
         header = stream.read(_AR_HEADER)
         size = header[48:58].rstrip(b" ")
         if len(header) < _AR_HEADER or header[58:] != b"`\n" or not size.isdigit():
-            raise refused("CAP-I104", f"{owner} has a broken ar header at byte {position}")
+            raise refused("CAP-I104", f"{owner} has a malformed ar header at byte {position}")
         name = header[:16].rstrip(b" ").removesuffix(b"/").decode("ascii", "replace")
         member = ArMember(name, position + _AR_HEADER, int(size))
         if member.offset + member.size > end:
@@ -118,7 +118,7 @@ def _deb_members(stream: BinaryIO, owner: str) -> tuple[ArMember, ArMember, ArMe
     return members[0], members[1], members[2]
 
 
-def _unpacked(stream: BinaryIO, member: ArMember, scratch: BinaryIO, owner: str) -> list[Entry]:
+def _unpacked(stream: BinaryIO, member: ArMember, scratch: BinaryIO, owner: str) -> list[TarEntry]:
     """Decompress a tar member to the end of ``scratch`` and return its entries from there."""
     decompressor, errors = _decompressor(member.name, owner)
     start = scratch.seek(0, io.SEEK_END)
@@ -153,7 +153,7 @@ def _decompressor(name: str, owner: str) -> tuple[Any, type[Exception]]:
     raise refused("CAP-I104", f"{owner}: {name} is neither .xz, .gz nor .zst")
 
 
-def _control(entries: list[Entry], owner: str) -> bytes:
+def _control(entries: list[TarEntry], owner: str) -> bytes:
     for entry in entries:
         if entry.path == "control":
             return b"".join(entry.content())
@@ -171,7 +171,7 @@ def _refuse_other_package(control: bytes, package: LockedDebianPackage, owner: s
             raise refused(
                 "CAP-I104",
                 f"{owner} says {field} {fields.get(field)!r}, the lock says {locked!r}",
-                "Lock the spec again; this lock does not describe its own packages.",
+                "Lock the spec again. This lock does not match its packages.",
             )
 
 
@@ -183,7 +183,7 @@ def _fields(control: bytes) -> dict[str, str]:
     )
 
 
-def _merge_usr(entry: Entry) -> Entry:
+def _merge_usr(entry: TarEntry) -> TarEntry:
     if entry.path.split("/")[0] not in _MERGED:
         return entry
     return replace(entry, path=f"usr/{entry.path}")

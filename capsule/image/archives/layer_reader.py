@@ -1,6 +1,6 @@
 """Reading layers that :func:`capsule.image.archives.layers.write_tar` wrote, and nothing else.
 
-A stranger's bundle carries layers. They are never given to a general tar parser: each header block
+Untrusted bundles carry layers. These are never given to a general tar parser: each header block
 is read, written again from what it says, and compared, so that an archive has one reading only.
 """
 
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
-from capsule.experiment.errors import CapsuleError
-from capsule.image.archives.layers import Entry, refused, safe_path, slice_of, tar_header
+from capsule.host.errors import CapsuleError
+from capsule.image.archives.layers import TarEntry, refused, safe_path, slice_of, tar_header
 
 _BLOCK = 512
 _MAX_EXTENDED_BYTES = 1 << 16  # of an extended header: two paths of 4096 bytes, and a number
@@ -25,7 +25,7 @@ _MODES = {"symlink": {0o777}, "directory": {0o755, 0o1777}, "file": set(range(0o
 _RECORD = re.compile(rb"([0-9]{1,5}) (path|linkpath|size)=")
 
 
-def read_layer(stream: BinaryIO, owner: str) -> Iterator[Entry]:
+def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
     """Yield the entries of a canonical layer archive that fills ``stream``.
 
     Contents are read from ``stream`` when asked for, so it must stay open.
@@ -55,12 +55,12 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[Entry]:
         stream.seek(position - padding)
         if position > end or any(stream.read(padding)):
             raise _not_canonical(owner, content)
-        yield Entry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
+        yield TarEntry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
     if stream.read(_BLOCK + 1) != bytes(_BLOCK):
         raise _not_canonical(owner, position)
 
 
-def _entry(stream: BinaryIO, owner: str) -> tuple[Entry | None, int]:
+def _entry(stream: BinaryIO, owner: str) -> tuple[TarEntry | None, int]:
     """Read one header; return its entry, None at the end, and its length in bytes."""
     start = stream.tell()
     header = block = stream.read(_BLOCK)
@@ -84,7 +84,7 @@ def _entry(stream: BinaryIO, owner: str) -> tuple[Entry | None, int]:
     return entry, len(header)
 
 
-def _described(block: bytes, records: dict[bytes, bytes], owner: str) -> Entry:
+def _described(block: bytes, records: dict[bytes, bytes], owner: str) -> TarEntry:
     kind, mode = _KINDS[block[156:157]], _octal(block[100:107])
     if mode not in _MODES[kind]:
         raise ValueError(f"mode {mode:o}")
@@ -92,7 +92,7 @@ def _described(block: bytes, records: dict[bytes, bytes], owner: str) -> Entry:
     target = records.get(b"linkpath", block[157:257].rstrip(b"\0")).decode()
     size = int(records[b"size"]) if b"size" in records else _octal(block[124:135])
     path = name.removesuffix("/") if kind == "directory" else name
-    return Entry(path, owner, kind, mode, size, target=target)
+    return TarEntry(path, owner, kind, mode, size, target=target)
 
 
 def _octal(digits: bytes) -> int:

@@ -1,6 +1,6 @@
 """Layers: deterministic tar archives of files, directories and symbolic links.
 
-Equal entries give equal bytes, whoever writes them: POSIX ustar headers (IEEE Std 1003.1-2017,
+Equal entries always give equal bytes: POSIX ustar headers (IEEE Std 1003.1-2017,
 ``pax``), a pax record only where ustar cannot say it, sorted by UTF-8 path, one fixed time, owner
 0:0, directories 0755 (or 1777), no hard links, no devices, no setuid or setgid bits.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import BinaryIO, Literal
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every image
 CHUNK = 1 << 20
@@ -32,7 +32,7 @@ def _empty() -> Iterator[bytes]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TarEntry:
     """One path of a layer.
 
     Attributes:
@@ -56,9 +56,9 @@ class Entry:
     sha256: str | None = None
 
 
-def file_entry(path: str, owner: str, data: bytes, mode: int = 0o644) -> Entry:
+def file_entry(path: str, owner: str, data: bytes, mode: int = 0o644) -> TarEntry:
     """Return the entry of a small file."""
-    return Entry(path, owner, "file", mode, len(data), lambda: iter((data,)))
+    return TarEntry(path, owner, "file", mode, len(data), lambda: iter((data,)))
 
 
 def safe_path(name: str, owner: str) -> str:
@@ -80,7 +80,7 @@ def safe_path(name: str, owner: str) -> str:
     return "/".join(parts)
 
 
-def write_tar(entries: Iterable[Entry], write: Write) -> dict[str, str]:
+def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:
     """Write one layer.
 
     Args:
@@ -104,7 +104,7 @@ def write_tar(entries: Iterable[Entry], write: Write) -> dict[str, str]:
     return facts
 
 
-def tar_header(entry: Entry) -> bytes:
+def tar_header(entry: TarEntry) -> bytes:
     """Return the header block of ``entry``, behind a pax header where ustar falls short."""
     name = entry.path + ("/" if entry.kind == "directory" else "")
     records = {}
@@ -126,7 +126,7 @@ def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % _BLOCK)
 
 
-def read_tar(stream: BinaryIO, owner: str) -> Iterator[Entry]:
+def read_tar(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
     """Yield the entries of an uncompressed tar archive that starts where ``stream`` stands.
 
     Hard links become copies. Contents are read from ``stream`` when asked for, so it must stay
@@ -136,7 +136,7 @@ def read_tar(stream: BinaryIO, owner: str) -> Iterator[Entry]:
         CapsuleError: CAP-I104 not a tar archive, CAP-I107 an unsafe path, CAP-I108 a device,
             FIFO, sparse file, setuid or setgid file, or a hard link that leads nowhere.
     """
-    files: dict[str, Entry] = {}
+    files: dict[str, TarEntry] = {}
     try:
         with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="strict") as archive:
             for info in archive:
@@ -148,7 +148,7 @@ def read_tar(stream: BinaryIO, owner: str) -> Iterator[Entry]:
                     files[path] = entry
                 yield entry
     except (tarfile.TarError, UnicodeError, EOFError, ValueError, OverflowError) as error:
-        raise refused("CAP-I104", f"{owner} holds a broken tar archive: {error}") from error
+        raise refused("CAP-I104", f"{owner} contains a malformed tar archive: {error}") from error
 
 
 def refuse_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
@@ -173,14 +173,13 @@ def refused(code: str, message: str, fix: str = "") -> CapsuleError:
     return CapsuleError(
         code,
         message,
-        fix=fix or "Lock another version of that package; Capsule installs none that does this.",
-        exit_code=ExitCode.BUILD_FAILED,
+        fix=fix or "Lock another version of that package. Capsule does not install such packages.",
     )
 
 
-def _merged(entries: Iterable[Entry]) -> list[Entry]:
+def _merged(entries: Iterable[TarEntry]) -> list[TarEntry]:
     """Return one entry per path, every parent included, sorted by UTF-8 path."""
-    merged: dict[str, Entry] = {}
+    merged: dict[str, TarEntry] = {}
     for entry in entries:
         known = merged.get(entry.path)
         if known is None:
@@ -192,7 +191,7 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
     for entry in list(merged.values()):
         for parent in PurePosixPath(entry.path).parents[:-1]:
             above = merged.setdefault(
-                str(parent), Entry(str(parent), entry.owner, "directory", 0o755)
+                str(parent), TarEntry(str(parent), entry.owner, "directory", 0o755)
             )
             if above.kind != "directory":
                 raise _collision(above.path, above.owner, entry.owner)
@@ -202,16 +201,16 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
 def _collision(path: str, first: str, second: str) -> CapsuleError:
     return refused(
         "CAP-I109",
-        f"/{path} comes differently from {first} and from {second}",
-        "Leave one of the two out of the spec, or pin versions that do not share the path.",
+        f"/{path} differs between {first} and {second}",
+        "Remove one of the two from the spec, or pin versions that do not share the path.",
     )
 
 
-def _fact(entry: Entry) -> str:
+def _fact(entry: TarEntry) -> str:
     return _write_content(entry, lambda _: None)
 
 
-def _write_content(entry: Entry, write: Write) -> str:
+def _write_content(entry: TarEntry, write: Write) -> str:
     """Write the content of ``entry`` and its padding; return its fact."""
     if entry.kind != "file":
         return "directory" if entry.kind == "directory" else f"symlink {entry.target}"
@@ -229,16 +228,16 @@ def _write_content(entry: Entry, write: Write) -> str:
 
 
 def _entry_of(
-    info: tarfile.TarInfo, path: str, owner: str, stream: BinaryIO, files: dict[str, Entry]
-) -> Entry:
+    info: tarfile.TarInfo, path: str, owner: str, stream: BinaryIO, files: dict[str, TarEntry]
+) -> TarEntry:
     if info.isdir():
-        return Entry(path, owner, "directory", 0o1777 if info.mode & 0o1000 else 0o755)
+        return TarEntry(path, owner, "directory", 0o1777 if info.mode & 0o1000 else 0o755)
     if info.mode & 0o6000:
         raise refused("CAP-I108", f"{owner}: {path} is setuid or setgid (mode {info.mode:04o})")
     if info.issym():
         if not info.linkname or any(c in info.linkname for c in "\0\n\r"):
             raise refused("CAP-I107", f"{owner}: {path} links to the unsafe path {info.linkname!r}")
-        return Entry(path, owner, "symlink", 0o777, target=info.linkname)
+        return TarEntry(path, owner, "symlink", 0o777, target=info.linkname)
     if info.islnk():
         target = files.get(safe_path(info.linkname, owner))
         if target is None:
@@ -249,7 +248,7 @@ def _entry_of(
     if not info.isreg() or info.issparse():
         raise refused("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
     content = slice_of(stream, info.offset_data, info.size)
-    return Entry(path, owner, "file", info.mode & 0o777, info.size, content)
+    return TarEntry(path, owner, "file", info.mode & 0o777, info.size, content)
 
 
 def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:

@@ -29,9 +29,9 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.patterns import chosen
-from capsule.image.archives.layers import CHUNK, Content, Entry, file_entry, refused, safe_path
+from capsule.host.errors import CapsuleError
+from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, refused, safe_path
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import LockedWheel
@@ -46,7 +46,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runtim
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What RECORD says about one file."""
+    """The entry of one file in RECORD."""
 
     algorithm: str
     digest: bytes
@@ -70,7 +70,6 @@ def check_filename(wheel: LockedWheel) -> None:
             "CAP-I305",
             f"the lock says that {wheel.filename!r} is {wheel.name!r} {wheel.version!r}",
             fix="Lock again; do not trust a bundle that holds such a lock.",
-            exit_code=ExitCode.TAMPERED,
         )
 
 
@@ -129,7 +128,7 @@ def wheel_paths(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[str]:
 
 def wheel_entries(
     archive: zipfile.ZipFile, wheel: LockedWheel, prune: Sequence[str] = ()
-) -> list[Entry]:
+) -> list[TarEntry]:
     """Return where the files of an open wheel go in an image.
 
     Every file must be in RECORD; its content is checked against it when it is read, so what is
@@ -203,7 +202,7 @@ def _dist_info(members: dict[str, zipfile.ZipInfo], wheel: LockedWheel) -> str:
         raise refused(
             "CAP-I105",
             f"{wheel.filename} holds {found[0]}, the lock says {wheel.name} {wheel.version}",
-            "Lock the spec again; this lock does not describe its own packages.",
+            "Lock the spec again. This lock does not match its packages.",
         )
     return found[0]
 
@@ -248,7 +247,7 @@ def _entry(
     recorded: _Recorded | None,
     info: str,
     wheel: LockedWheel,
-) -> Entry:
+) -> TarEntry:
     path, is_script = _destination(safe_path(member.filename, wheel.filename), info, wheel)
     content = _content(archive, member, recorded, wheel)
     mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
@@ -256,7 +255,7 @@ def _entry(
         script = b"".join(content()).partition(b"\n")[2]
         return file_entry(path, wheel.filename, b"#!%b\n%b" % (INTERPRETER.encode(), script), mode)
     sha256 = recorded.digest.hex() if recorded and recorded.algorithm == "sha256" else None
-    return Entry(path, wheel.filename, "file", mode, member.file_size, content, sha256=sha256)
+    return TarEntry(path, wheel.filename, "file", mode, member.file_size, content, sha256=sha256)
 
 
 def _destination(name: str, info: str, wheel: LockedWheel) -> tuple[str, bool]:

@@ -23,7 +23,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
     CHUNK,
-    Entry,
+    TarEntry,
     file_entry,
     padded,
     refuse_collisions,
@@ -48,6 +48,7 @@ from capsule.image.assembly.making import (
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.releases import recipe_of
 from capsule.image.resolution.project import FOLDER, project_archive
 
 OWN_LAYER_BYTES = 32 << 20  # a wheel at least this large is a layer of its own
@@ -137,7 +138,9 @@ def check_code_layer(path: Path, lock: Lock) -> None:
     digest = hashlib.sha256()
     write_tar(_code_entries(_supplied_code(path, lock)), digest.update)
     if digest.hexdigest() != sha256_file(path):
-        raise refused("CAP-I110", "the supplied code layer holds more than code", SUPPLY_FIX)
+        raise refused(
+            "CAP-I110", "the supplied code layer contains files other than code", SUPPLY_FIX
+        )
 
 
 def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ()) -> None:
@@ -187,23 +190,28 @@ def archive_head(image: Image) -> bytes:
 
 def layer_header(layer: Layer) -> bytes:
     """Return what stands before a layer in an image's archive."""
-    return tar_header(Entry(_blob_path(layer.diff_id), "capsule", "file", 0o644, layer.size))
+    return tar_header(TarEntry(_blob_path(layer.diff_id), "capsule", "file", 0o644, layer.size))
 
 
 def _matching_recipe(lock: Lock) -> Recipe:
-    """Return the lock's recipe, if this Capsule assembles as the one that locked it."""
-    recipe = load_recipe(lock.image.recipe)
-    for what, locked, here in (
-        ("assembler version", lock.image.assembler, ASSEMBLER_VERSION),
-        (f"recipe {recipe.name}", lock.image.recipe_sha256, recipe.digest()),
-    ):
-        if locked != here:
-            raise refused(
-                "CAP-I102",
-                f"the lock needs {what} {locked}, this Capsule has {here}",
-                f"Use Capsule {lock.image.code.version}, or lock the spec again.",
-            )
-    return recipe
+    """Return the lock's recipe, if this Capsule has it and assembles as the one that locked it."""
+    image, recipe = lock.image, recipe_of(lock.image)
+    if image.assembler == ASSEMBLER_VERSION and recipe is not None:
+        return recipe
+    own = load_recipe(image.recipe)
+    differing = [
+        f"{what} {locked}, this Capsule has {here}"
+        for what, locked, here in (
+            ("assembler version", image.assembler, ASSEMBLER_VERSION),
+            (f"recipe {own.name}", image.recipe_sha256, own.digest()),
+        )
+        if locked != here
+    ]
+    raise refused(
+        "CAP-I102",
+        f"the lock needs {differing[0]}",
+        f"Use Capsule {image.code.version}, or lock the spec again.",
+    )
 
 
 def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
@@ -217,7 +225,7 @@ def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
 
 
 def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> Plan:
-    def entries(stack: ExitStack) -> Iterator[Entry]:
+    def entries(stack: ExitStack) -> Iterator[TarEntry]:
         for wheel in wheels:
             archive = stack.enter_context(open_wheel(fetched(cache, wheel), wheel))
             yield from wheel_entries(archive, wheel, recipe.prune_patterns(wheel.name))
@@ -233,7 +241,7 @@ def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> Plan:
     return Plan("code", layer_key("code", lock.image.code.sha256), lambda _: entries)
 
 
-def _code_entries(code: Mapping[str, bytes]) -> list[Entry]:
+def _code_entries(code: Mapping[str, bytes]) -> list[TarEntry]:
     return [
         file_entry(f"{SITE}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
         for name, data in code.items()

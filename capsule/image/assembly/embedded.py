@@ -2,12 +2,12 @@
 
 An image's archive is a pure function of its configuration and its layers
 (:func:`capsule.image.assembly.assemble.archive_chunks`), and the configuration of the lock and the
-layers' names and digests. So nothing of a stranger's archive is interpreted: what must stand there
+layers' names and digests. So nothing of the untrusted archive is interpreted: what must be there
 is computed, and every byte is compared. There is no place left for a second image, another name for
-it, a foreign URL, or a blob that nobody refers to. What the engine is given is written anew from
+it, a foreign URL, or an unreferenced blob. What the engine is given is written anew from
 what was read.
 
-The layers are the stranger's, but for the source tree and Capsule's training code, which the lock
+The layers are the signer's, except for the source tree and Capsule's training code, which the lock
 names by digest. They are accepted only in the canonical form of a layer: no device, no setuid
 program, no hard link, no whiteout.
 """
@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.image.archives.layers import CHUNK, refuse_collisions
 from capsule.image.assembly.assemble import (
     Image,
@@ -76,9 +76,8 @@ def _check_size(packed: Path, image: Image) -> None:
     if size > limit:
         raise CapsuleError(
             "CAP-V054",
-            f"the embedded image says that it unpacks to {size} bytes, more than {limit}",
-            fix="Do not trust this bundle; or rebuild its image from the lock (--image rebuilt).",
-            exit_code=ExitCode.TAMPERED,
+            f"the embedded image claims to unpack to {size} bytes, more than {limit}",
+            fix="Do not trust this bundle, or rebuild its image from the lock (--image rebuilt).",
         )
 
 
@@ -124,6 +123,5 @@ def _malformed(what: str) -> CapsuleError:
     return CapsuleError(
         "CAP-V053",
         f"the embedded image is refused: {what}",
-        fix="Do not trust this bundle; or rebuild its image from the lock (--image rebuilt).",
-        exit_code=ExitCode.TAMPERED,
+        fix="Do not trust this bundle, or rebuild its image from the lock (--image rebuilt).",
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
-from capsule.image.archives.layers import Entry, refused, write_tar
+from capsule.image.archives.layers import TarEntry, refused, write_tar
 from capsule.image.cache import Cache, file_state
 
 ASSEMBLER_VERSION = 3
@@ -56,7 +56,7 @@ class Plan:
 
     name: str
     key: str
-    entries: Callable[[ExitStack], Iterable[Entry]]
+    entries: Callable[[ExitStack], Iterable[TarEntry]]
 
 
 def layer_key(kind: str, inputs: Any) -> str:
@@ -175,5 +175,5 @@ def size_in(cache: Cache, package: LockedDebianPackage | LockedWheel) -> int:
         raise refused(
             "CAP-I103",
             f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
-            "Fetch the lock's packages first: capsule build does.",
+            "Run 'capsule build' first, which fetches the packages of the lock.",
         ) from error

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import LockedDebianPackage, Sha256
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.recipe import data_file
 
@@ -137,7 +137,7 @@ class PrivateApt:
 
     def __init__(self, scratch: Path, state: Path, sources: SourcesSpec) -> None:
         if shutil.which("apt-get") is None:
-            raise _error(
+            raise CapsuleError(
                 "CAP-L121",
                 "image.debian: extra Debian packages need apt, which this machine lacks",
                 fix="Lock on Debian, or remove the packages from image.debian.",
@@ -182,7 +182,7 @@ class PrivateApt:
         )  # fmt: skip
         found = (line.partition("|") for line in targets.stdout.splitlines())
         if not any(name.startswith(_RELEASE) and Path(file).exists() for name, _, file in found):
-            raise _error(
+            raise CapsuleError(
                 "CAP-L122",
                 f"no package index of Debian 12 could be read: {_reason(update.stderr)}",
                 fix="Connect to a mirror of Debian 12, or name one in image.sources.debian.",
@@ -220,7 +220,7 @@ class PrivateApt:
         if process.returncode:
             if names := re.findall(r"Unable to locate package (\S+)", process.stderr):
                 raise _unknown(names)
-            raise _error(
+            raise CapsuleError(
                 "CAP-L124",
                 f"image.debian {list(extra)} cannot be resolved: {_reason(process.stderr)}",
                 fix="Change image.debian so that the packages exist in Debian 12 and fit together, "
@@ -254,7 +254,7 @@ def stanzas(text: str) -> Iterator[dict[str, str]]:
 def _from_shipped(base: tuple[str, ...]) -> list[LockedDebianPackage]:
     shipped = {package.name: package for package in shipped_base()}
     if missing := sorted(set(base) - shipped.keys()):
-        raise _error(
+        raise CapsuleError(
             "CAP-L125",
             f"the recipe names Debian packages that the shipped base lock lacks: {missing}",
             fix="Lock with --refresh-base.",
@@ -303,12 +303,8 @@ def _reason(messages: str) -> str:
 
 
 def _unknown(names: Iterable[str]) -> CapsuleError:
-    return _error(
+    return CapsuleError(
         "CAP-L123",
         f"image.debian: Debian 12 has no package {', '.join(map(repr, names))}",
-        fix="Correct the name; 'apt-cache search' finds packages.",
+        fix="Correct the name. 'apt-cache search' finds packages.",
     )
-
-
-def _error(code: str, message: str, *, fix: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.BUILD_FAILED)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.resolution.debian import mirrors, run_apt
@@ -122,9 +122,9 @@ def fetch_debian(
     left = list(packages)
     addresses = mirrors(sources)
     if not addresses:
-        raise _error(
+        raise CapsuleError(
             "CAP-I304",
-            "no Debian mirror is known: this machine's apt names none",
+            "no Debian mirror is known, because this machine's apt has none configured",
             fix="Name one in image.sources.debian.",
         )
     progress(f"fetching {len(left)} Debian packages")
@@ -136,9 +136,9 @@ def fetch_debian(
             left = [package for package in left if not _accept(package, folder, cache, problems)]
         if not left:
             return
-    raise _error(
+    raise CapsuleError(
         "CAP-I303",
-        f"no mirror has the locked Debian package {_about(left, problems)}",
+        f"no mirror provides the locked Debian package {_about(left, problems)}",
         fix="Run 'capsule lock --refresh-base' to take the current versions.",
     )
 
@@ -167,7 +167,7 @@ def _backend(wheel: LockedWheel) -> str:
 
 
 def _pin(wheel: LockedWheel) -> str:
-    """Return ``name==version``, from the file name: a stranger's lock may say anything beside it.
+    """Return ``name==version`` of the file name. Other fields of an untrusted lock may be false.
 
     Raises:
         CapsuleError: CAP-I305 the wheel's name or version is not that of its file.
@@ -217,7 +217,7 @@ def _wheel_error(wheels: Sequence[LockedWheel], messages: str) -> CapsuleError:
         wheel for wheel in wheels if f"{wheel.name}=={wheel.version}" in errors
     ]
     names = ", ".join(wheel.filename for wheel in about or wheels)
-    return _error(
+    return CapsuleError(
         "CAP-I302",
         f"cannot fetch {names} with the locked SHA-256: {' '.join(errors.split())}",
         fix="Check the network, pip's configuration and image.sources; lock again if the file was "
@@ -281,7 +281,3 @@ def _about(packages: Iterable[LockedDebianPackage], problems: Iterable[str]) -> 
         f"({', '.join(line for line in lines if package.pool in line) or 'no answer'})"
         for package in packages
     )
-
-
-def _error(code: str, message: str, *, fix: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.BUILD_FAILED)

@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import open_regular, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
+from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import CHUNK, Entry, refused, safe_path, write_tar
+from capsule.image.archives.layers import CHUNK, TarEntry, refused, safe_path, write_tar
 from capsule.image.cache import Cache
 from capsule.image.resolution.credentials import find_credential, is_credential_name
 
@@ -94,7 +94,6 @@ def project_archive(project: LockedProject, cache: Cache) -> Path:
             f"the source tree {project.sha256} of the lock is not in the cache",
             fix="Build from the spec instead of the lock, with the tree beside it; or verify a "
             "bundle, which carries it.",
-            exit_code=ExitCode.BUILD_FAILED,
         )
     archive = cache.trees.path(project.sha256)
     check_project(project, archive)
@@ -202,27 +201,27 @@ def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _entry(tree: _Tree, name: str) -> Entry:
+def _entry(tree: _Tree, name: str) -> TarEntry:
     """Return the entry of one file; what is neither file nor harmless link is refused."""
     path = tree.root / name
     place = f"{FOLDER}/{safe_path(name, _OWNER)}"
     try:
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode):
-            return Entry(place, _OWNER, "symlink", 0o777, target=_safe_target(tree.root, name))
+            return TarEntry(place, _OWNER, "symlink", 0o777, target=_safe_target(tree.root, name))
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, "is a pipe, socket or device")
         if not tree.accepts_credentials(name):
             _refuse_credentials(name, _chunks(path))
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
-        return Entry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
+        return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
     except OSError as error:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
 
 
 def _refuse_credentials(name: str, content: Iterable[bytes]) -> None:
     if is_credential_name(name):
-        raise _credential(name, "has a name that files of credentials have")
+        raise _credential(name, "has a name that is typical of credentials")
     if kind := find_credential(content):
         raise _credential(name, f"holds {kind}")
 
@@ -298,7 +297,7 @@ def _git_diff(tree: _Tree, names: list[str]) -> bytes:
         diff = _git(tree.root, "diff", *_DIFF_OPTIONS, "HEAD", "--", f":(literal){name}")
         if not tree.accepts_credentials(name) and (kind := find_credential([diff])):
             raise _credential(
-                name, f"differs from its last commit, and the difference holds {kind}"
+                name, f"differs from its last commit, and the difference contains {kind}"
             )
         diffs.append(diff)
     return b"".join(diffs)
@@ -341,7 +340,7 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 
 def _refused(code: str, message: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=_FIXES[code], exit_code=ExitCode.USAGE)
+    return CapsuleError(code, message, fix=_FIXES[code])
 
 
 _FIXES = {
@@ -356,9 +355,8 @@ def _too_large(tree: _Tree, what: str) -> CapsuleError:
     return CapsuleError(
         "CAP-L204",
         f"the source tree {tree.root} is too large: {what}",
-        fix="Leave data and results out with code.files, e.g. ['*', '!data/*'], or have git ignore "
+        fix="Exclude data and results with code.files, e.g. ['*', '!data/*'], or have git ignore "
         "them.",
-        exit_code=ExitCode.USAGE,
     )
 
 
@@ -366,18 +364,16 @@ def _not_taken(name: str, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-L205",
         f"{name} of the source tree {reason}",
-        fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it.",
-        exit_code=ExitCode.USAGE,
+        fix=f"Exclude it with code.files: ['*', '!{name}'], or have git ignore it.",
     )
 
 
 def _credential(name: str, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-L206",
-        f"{name} of the source tree {reason}, and bundles of the tree would publish it",
-        fix=f"Leave it out: code.files: ['*', '!{name}'], or have git ignore it. If it is no "
+        f"{name} of the source tree {reason}, and bundles would publish it",
+        fix=f"Exclude it with code.files: ['*', '!{name}'], or have git ignore it. If it is no "
         f"secret, name it: code.files: ['*', '{name}'].",
-        exit_code=ExitCode.USAGE,
     )
 
 

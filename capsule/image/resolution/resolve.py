@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from capsule.experiment.canonical import sha256_file
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.resolution.sources import MachineSources, machine_sources, write_index
 
@@ -119,7 +119,9 @@ def parse_requirements(packages: Sequence[str]) -> dict[str, str]:
             raise _requirement_error(position, text, f"is not a requirement: {error}") from error
         name = canonicalize_name(requirement.name)
         if requirement.url:
-            raise _requirement_error(position, text, "names a location; a lock never holds one")
+            raise _requirement_error(
+                position, text, "names a location, which a lock must not contain"
+            )
         if name in requested:
             raise _requirement_error(position, text, f"names {name!r} a second time")
         requested[name] = text
@@ -153,7 +155,7 @@ def check_accelerator(
     local = _torch_local(wheels)
     if isinstance(accelerator, CpuAccelerator):
         if found or local.startswith("cu"):
-            raise _error(
+            raise CapsuleError(
                 "CAP-L107",
                 "image.packages: torch resolves to a CUDA build, but accelerator.kind is 'cpu'",
                 fix="Make PyTorch's CPU index reachable, or put a CPU wheel of torch into a folder "
@@ -164,11 +166,11 @@ def check_accelerator(
         wanted = getattr(accelerator, field)
         version = found.get(library)
         if version is None or not version_set(wanted, f"accelerator.{field}").contains(version):
-            raise _error(
+            raise CapsuleError(
                 "CAP-L108",
                 f"accelerator.{field} asks for {library} {wanted}, but the wheels bring "
                 f"{version or 'none'}",
-                fix=f"Set accelerator.{field} to what the wheels bring, or pin a torch in "
+                fix=f"Set accelerator.{field} to that version, or pin a torch in "
                 f"image.packages that is built for {library} {wanted}.",
             )
 
@@ -191,8 +193,7 @@ def version_set(constraint: str, field: str) -> SpecifierSet:
         raise CapsuleError(
             "CAP-L109",
             f"{field} {constraint!r} is not a version constraint",
-            fix="Write for instance '13.0', '>=9.10' or '>=12.8,<14'.",
-            exit_code=ExitCode.USAGE,
+            fix="Write, for example, '13.0', '>=9.10' or '>=12.8,<14'.",
         ) from error
 
 
@@ -276,7 +277,7 @@ def choose_wheel(wheels: Mapping[str, dict[str, Any]], package: str) -> dict[str
         if ranks := [rank[tag] for tag in tags if tag in rank]:
             fitting.append((max(ranks), build, filename, wheel))
     if not fitting:
-        raise _error(
+        raise CapsuleError(
             "CAP-L106",
             f"image.packages: no wheel of {package!r} fits CPython {PYTHON} on Debian 12: "
             f"{', '.join(sorted(wheels))}",
@@ -367,9 +368,9 @@ def _hash_local(url: str, package: str) -> str:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return sha256_file(Path(unquote(parts.path)))
-    raise _error(
+    raise CapsuleError(
         "CAP-L106",
-        f"image.packages: the source of {package!r} gives no SHA-256 for its wheel",
+        f"image.packages: the source of {package!r} provides no SHA-256 digest for its wheel",
         fix="Use an index that publishes SHA-256 digests, or a local folder.",
     )
 
@@ -377,7 +378,7 @@ def _hash_local(url: str, package: str) -> str:
 def _no_solution(messages: str) -> CapsuleError:
     if names := re.findall(r"Wheels are required for `([^`]+)`", messages):
         return _sdist_only(sorted(set(names)))
-    return _error(
+    return CapsuleError(
         "CAP-L103",
         f"image.packages cannot be resolved: {_one_line(messages)}",
         fix="Correct or loosen the requirements in image.packages; check image.sources.",
@@ -385,7 +386,7 @@ def _no_solution(messages: str) -> CapsuleError:
 
 
 def _sdist_only(names: Sequence[str]) -> CapsuleError:
-    return _error(
+    return CapsuleError(
         "CAP-L104",
         f"image.packages: no wheel of {', '.join(names)} fits CPython {PYTHON} on Debian 12, and "
         "source distributions are refused",
@@ -395,10 +396,9 @@ def _sdist_only(names: Sequence[str]) -> CapsuleError:
 
 
 def _unreachable(messages: str) -> CapsuleError:
-    return _error(
+    return CapsuleError(
         "CAP-L105",
-        f"a package index cannot be reached, and its last answer is not cached: "
-        f"{_one_line(messages)}",
+        f"a package index cannot be reached, and there is no cached answer: {_one_line(messages)}",
         fix="Check the network, pip's configuration and image.sources, then try again.",
     )
 
@@ -407,7 +407,7 @@ def _joined(failures: Sequence[CapsuleError]) -> CapsuleError:
     """Join what went wrong with each source: the first one's code and fix, every message."""
     first = failures[0]
     message = "; then: ".join(dict.fromkeys(failure.message for failure in failures))
-    return CapsuleError(first.code, message, fix=first.fix, exit_code=first.exit_code)
+    return CapsuleError(first.code, message, fix=first.fix)
 
 
 def _requirement_error(position: int, text: str, reason: str) -> CapsuleError:
@@ -416,12 +416,7 @@ def _requirement_error(position: int, text: str, reason: str) -> CapsuleError:
         f"image.packages[{position}] {text!r} {reason}",
         fix="Write a name and versions, e.g. 'numpy==2.4.6'; say where packages come from in "
         "image.sources.",
-        exit_code=ExitCode.USAGE,
     )
-
-
-def _error(code: str, message: str, *, fix: str) -> CapsuleError:
-    return CapsuleError(code, message, fix=fix, exit_code=ExitCode.BUILD_FAILED)
 
 
 def _one_line(messages: str) -> str:

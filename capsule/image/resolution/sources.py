@@ -1,4 +1,4 @@
-"""Where packages come from on this machine: pip's configuration, merged with the spec's sources.
+"""The sources of packages on this machine: pip's configuration, merged with the spec's.
 
 pip is the one Python tool that machines are configured for (mirrors, wheel folders, certificates).
 uv does not read that configuration, so it is translated here. Nothing of it enters a lock.
@@ -16,8 +16,8 @@ from html import escape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
 
 _SECTIONS = ("global", "download", ":env:")  # as pip ranks them, the strongest last
 
@@ -120,7 +120,6 @@ def machine_sources(spec: SourcesSpec) -> MachineSources:
             "CAP-L101",
             f"pip's configuration cannot be read: {process.stderr.strip()}",
             fix="Make 'python -m pip config list' work with Capsule's own Python.",
-            exit_code=ExitCode.BUILD_FAILED,
         )
     return merge_sources(parse_pip_configuration(process.stdout), spec)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec
 from capsule.training.layers.backends import FIXED_ORDER, LayerBackend
 
@@ -132,7 +132,6 @@ def require_independent_rows(network: Network, inputs: Tensors, batching: Batchi
                 f"row {row} of the policy's outputs depends on the other rows of its batch",
                 fix="Use layers that treat rows alone (no batch statistics), or declare "
                 "determinism.batch_invariance: false.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
     return len(rows)
 

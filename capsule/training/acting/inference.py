@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, SeedsSpec, StreamName
 from capsule.training.acting.batching import Arrays, Batching, Tensors
 from capsule.training.state.streams import RequestAccount, RequestWords, Stream, uniform_of
@@ -102,7 +102,7 @@ class Service(Protocol):
         """
 
 
-class Replica:
+class InferenceReplica:
     """Answers requests; as a :class:`Service`, those of its own process."""
 
     replicas = 0
@@ -303,5 +303,4 @@ def require_probabilities(probabilities: NDArray[np.float32]) -> None:
             "CAP-T151",
             "the policy gives an action a probability of nan",
             fix="Lower trainer.learning_rate or trainer.max_gradient_norm.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )

@@ -13,41 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics
 from capsule.training.determinism import cpu, torch_flags
 
 STOP_SECONDS = 5.0  # that a process has to end in once its pipe is closed
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Method = Callable[..., Any]
-
-
-class LocalWorker:
-    """An object in this process, asked as one in another."""
-
-    def __init__(self, host: Any) -> None:
-        self._host = host
-        self._request: Callable[[], Any]
-
-    def ask(self, method: Method, *arguments: Any) -> None:
-        """Note what to call; :meth:`answer` must follow."""
-        self._request = lambda: method(self._host, *arguments)
-
-    def answer(self) -> Any:
-        """Call it and return what it returns."""
-        return self._request()
-
-    def hang_up(self) -> None:
-        """There is nothing to end."""
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
 
 
 class Role(NamedTuple):
@@ -73,7 +51,7 @@ class WorkerProcess:
     def __init__(
         self,
         number: int,
-        make_host: Callable[[], Any],
+        make: Callable[[], Any],
         parts: Sequence[int],
         determinism: DeterminismSpec,
         numerics: Numerics,
@@ -84,7 +62,7 @@ class WorkerProcess:
 
         Args:
             number: Its number, for messages.
-            make_host: Makes the object there; to be pickled.
+            make: Makes the object there; to be pickled.
             parts: Actors that it plays, or what else it has, for messages.
             determinism: The spec's ``determinism`` section. The process has one maths thread
                 whatever the section says.
@@ -95,11 +73,12 @@ class WorkerProcess:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve,
-            args=(theirs, make_host, determinism, numerics),
+            args=(theirs, make, determinism, numerics),
             name=f"{role.name}-{number}",
             daemon=True,
         )
-        self._process.start()
+        with _stop_signals_blocked():
+            self._process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
         self._who = f"process {number} ({which(parts, role.part)})"
         self._death_code = role.death
@@ -124,7 +103,7 @@ class WorkerProcess:
             answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._death() from None
-        if isinstance(answer, Failure):
+        if isinstance(answer, WorkerFailure):
             raise answer.error(self._who)
         return answer
 
@@ -147,33 +126,40 @@ class WorkerProcess:
             f"{self._who} died: {_ending(self._process.exitcode)}",
             fix="See the end of output.log; raise limits.memory_mb if memory ran out. Then "
             "run again: the run resumes from its last saved state.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
 
 
-class Failure(NamedTuple):
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Block orders to stop, also in a process that is started here, until it ignores them."""
+    resource_tracker.ensure_running()  # multiprocessing would unblock signals as it starts this
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class WorkerFailure(NamedTuple):
     """What a :class:`CapsuleError` says; unlike that, it can be pickled."""
 
     code: str
     message: str
     fix: str
-    exit_code: ExitCode
 
     @classmethod
-    def of(cls, error: CapsuleError) -> Failure:
+    def of(cls, error: CapsuleError) -> WorkerFailure:
         """Take over what an error says."""
-        return cls(error.code, error.message, error.fix, error.exit_code)
+        return cls(error.code, error.message, error.fix)
 
     def error(self, who: str) -> CapsuleError:
         """Return the error again, with the name of the process that it was raised in."""
-        return CapsuleError(
-            self.code, f"{who}: {self.message}", fix=self.fix, exit_code=self.exit_code
-        )
+        return CapsuleError(self.code, f"{who}: {self.message}", fix=self.fix)
 
 
 def _serve(
     pipe: Connection[Any, Any],
-    make_host: Callable[[], Any],
+    make: Callable[[], Any],
     determinism: DeterminismSpec,
     numerics: Numerics,
 ) -> None:
@@ -182,16 +168,16 @@ def _serve(
         signal.signal(number, signal.SIG_IGN)
     try:
         settle(determinism, numerics)
-        host = make_host()
+        made = make()
         while True:
             method, arguments = _receive(pipe)
-            _send(pipe, method(host, *arguments))
+            _send(pipe, method(made, *arguments))
     except CapsuleError as error:
-        _send(pipe, Failure.of(error))
+        _send(pipe, WorkerFailure.of(error))
     except Exception as error:  # noqa: BLE001 - the trainer ends with it
         message = f"{type(error).__name__}: {error}"
         fix = "Report it, with the run's spec."
-        _send(pipe, Failure("CAP-T332", message, fix, ExitCode.TRAINING_FAILED))
+        _send(pipe, WorkerFailure("CAP-T332", message, fix))
 
 
 def settle(determinism: DeterminismSpec, numerics: Numerics) -> None:
@@ -222,12 +208,12 @@ def _send(pipe: Connection[Any, Any], answer: Any) -> None:
         raise SystemExit from None
 
 
-def stop(hosts: Sequence[LocalWorker | WorkerProcess]) -> None:
-    """End the processes among some hosts."""
-    for host in hosts:
-        host.hang_up()
-    for host in hosts:
-        host.wait()
+def stop(processes: Sequence[WorkerProcess]) -> None:
+    """End processes."""
+    for process in processes:
+        process.hang_up()
+    for process in processes:
+        process.wait()
 
 
 def which(numbers: Sequence[int], part: str = ACTORS.part) -> str:

@@ -20,11 +20,9 @@ from capsule.experiment.arrival_log import (
     Wait,
     parse_arrivals,
 )
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.arrivals.standstill import Standstill
 from capsule.training.state.run_directory import write_document, write_file
-
-NOT_REPEATED = "CAP-T381"
 
 
 def begin_arrivals(directory: Path, *, resumed: bool) -> None:
@@ -40,8 +38,7 @@ def begin_arrivals(directory: Path, *, resumed: bool) -> None:
             "CAP-T384",
             "the run records the order of arrival and was interrupted; such a run cannot be "
             "resumed",
-            fix="Start it anew, or set trainer.resumable: false.",
-            exit_code=ExitCode.USAGE,
+            fix="Start a new run, or set trainer.resumable: false.",
         )
     if folder.exists():
         shutil.rmtree(folder)
@@ -76,18 +73,16 @@ def check_arrivals(directory: Path) -> None:
     if not path.exists():
         return
     failure = contract.Failure.parse(path.read_bytes())
-    status = ExitCode.DIFFERS if failure.code == NOT_REPEATED else ExitCode.TRAINING_FAILED
-    raise CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=status)
+    raise CapsuleError(failure.code, failure.message, fix=failure.fix)
 
 
 def not_repeated(how: str) -> CapsuleError:
     """Return the error of a program that does something else than when it was recorded."""
     return CapsuleError(
-        NOT_REPEATED,
+        "CAP-T381",
         f"the program does not repeat the recorded run: {how}",
         fix="Let what the program does depend only on its inputs, its randomness and the order of "
         "arrivals; 'capsule diagnose' looks for other causes.",
-        exit_code=ExitCode.DIFFERS,
     )
 
 
@@ -120,7 +115,6 @@ def too_many() -> CapsuleError:
         f"the program has more arrivals than a log holds: {MAX_ENTRIES:,}, where a wait counts as "
         f"{ENTRIES_OF_WAIT} more",
         fix="Let each result or message carry more work.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 

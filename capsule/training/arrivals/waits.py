@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import ENTRIES_OF_WAIT, LINES, MAX_ENTRIES, NOTHING
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.arrivals.files import leave_error, not_repeated, too_many
 from capsule.training.arrivals.scopes import Place, next_place
 
@@ -213,7 +213,6 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
         what,
         fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
         "'-'; let one thread or asyncio task read it; start coroutines with arrivals.scoped().",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
     _refuse(directory, error)
 

@@ -107,7 +107,7 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
         CapsuleError: CAP-T101, a variable is missing or differs; CAP-T102, the interpreter ignores
             its environment.
     """
-    from capsule.experiment.errors import CapsuleError, ExitCode
+    from capsule.experiment.errors import CapsuleError
 
     for name, wanted in expected.items():
         if environment.get(name) != wanted:
@@ -116,7 +116,6 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
                 f"environment variable {name} is {environment.get(name)!r}; the spec needs "
                 f"{wanted!r} before the interpreter starts",
                 fix="Start the run with 'capsule run', which sets it; set it for no child.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
     seed = expected["PYTHONHASHSEED"]
     if sys.flags.ignore_environment or sys.flags.hash_randomization != (seed != "0"):
@@ -124,7 +123,6 @@ def check_start(environment: Mapping[str, str], expected: Mapping[str, str]) -> 
             "CAP-T102",
             f"the interpreter ignores PYTHONHASHSEED={seed}",
             fix="Start it without -E, -I or -R.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
 
 

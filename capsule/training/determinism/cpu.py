@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.determinism.torch_flags import backends
 
 if TYPE_CHECKING:  # every child process that imports torch pays for what is imported here
@@ -71,7 +71,6 @@ def require(numerics: Numerics) -> None:
             f"{', '.join(missing)}",
             fix="Run on another x86-64 CPU, or lock a spec with numerics 'portable-v2' or "
             "'native'.",
-            exit_code=ExitCode.INCONCLUSIVE,
         )
     if is_portable(numerics) and loaded_library(SHIM) is None:
         raise CapsuleError(
@@ -80,7 +79,6 @@ def require(numerics: Numerics) -> None:
             "processor's vendor",
             fix="Start the run with 'capsule run'; by hand, put the library's path into LD_PRELOAD "
             "before the interpreter starts.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
 
 
@@ -96,25 +94,39 @@ def settle(numerics: Numerics) -> None:
     if is_portable(numerics):
         backends().nnpack.set_flags(False)  # blocks by cache size
         backends().mkldnn.set_flags(numerics not in _ONEDNN_OFF)
-    with one_thread():
+    with _one_torch_thread():
         torch.exp(torch.zeros(64))
 
 
 @contextmanager
 def one_thread() -> Generator[None]:
     """Let torch compute with one thread inside the block, and numpy's OpenBLAS if it is loaded."""
+    path = loaded_library("openblas")
+    library = None if path is None else ctypes.CDLL(path)
+    threads_of = getattr(library, "scipy_openblas_get_num_threads64_", None)
+    if library is None or threads_of is None:
+        with _one_torch_thread():
+            yield
+        return
+    threads = threads_of()
+    try:
+        library.scipy_openblas_set_num_threads64_(1)
+        with _one_torch_thread():
+            yield
+    finally:
+        library.scipy_openblas_set_num_threads64_(threads)
+
+
+@contextmanager
+def _one_torch_thread() -> Generator[None]:
     import torch
 
     threads = torch.get_num_threads()
-    blas_threads = _call("openblas", "scipy_openblas_get_num_threads64_")
     try:
         torch.set_num_threads(1)
-        _call("openblas", "scipy_openblas_set_num_threads64_", 1)
         yield
     finally:
         torch.set_num_threads(threads)
-        if blas_threads is not None:
-            _call("openblas", "scipy_openblas_set_num_threads64_", blas_threads)
 
 
 def read_back(numerics: Numerics, threads: int | None) -> dict[str, tuple[Any, Any]]:

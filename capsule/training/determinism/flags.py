@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.contract import Runtime
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.training.determinism import cpu, self_test, torch_flags
@@ -45,10 +45,10 @@ def prepare(spec: Spec) -> None:
     for environment in (environment_of("self"), os.environ):  # neither missing nor changed since
         check_start(environment, expected)
     if "torch" in sys.modules:
-        _fail(
+        raise CapsuleError(
             "CAP-T102",
             "torch was imported before its determinism flags were checked",
-            "Start the run as 'python -m capsule.training RUN_DIRECTORY'.",
+            fix="Start the run as 'python -m capsule.training RUN_DIRECTORY'.",
         )
     if isinstance(spec.accelerator, CpuAccelerator):
         cpu.require(spec.accelerator.numerics)
@@ -118,11 +118,11 @@ def _libraries(spec: Spec) -> dict[str, str]:
         except AttributeError:
             versions[name] = importlib.metadata.version(name)
         except ModuleNotFoundError as error:
-            _fail(
+            raise CapsuleError(
                 "CAP-T107",
                 f"package {name!r} is not in the image: {error}",
-                "Add it to image.packages and lock again.",
-            )
+                fix="Add it to image.packages and lock again.",
+            ) from error
     if spec.accelerator.kind == "cuda":
         import torch
 
@@ -162,10 +162,10 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         ("cudnn", _cudnn_version(), wanted.cudnn),
     ):
         if not _satisfies(found, constraint):
-            _fail(
+            raise CapsuleError(
                 "CAP-T106",
                 f"accelerator.{name} is {constraint}, the image brings {found}",
-                "Pin packages that bring that version, and lock again.",
+                fix="Pin packages that bring that version, and lock again.",
             )
     return {
         "kind": "cuda",
@@ -242,10 +242,4 @@ def _meets(version: str, clause: str) -> bool:
 
 
 def _no_gpu(message: str, fix: str) -> None:
-    _fail("CAP-T105", message, fix, ExitCode.INCONCLUSIVE)
-
-
-def _fail(
-    code: str, message: str, fix: str, exit_code: ExitCode = ExitCode.TRAINING_FAILED
-) -> None:
-    raise CapsuleError(code, message, fix=fix, exit_code=exit_code)
+    raise CapsuleError("CAP-T105", message, fix=fix)

@@ -61,7 +61,6 @@ def start_up_test(numerics: Numerics) -> str:
             f"{different[0]} is the first of {len(different)} of {len(found)} answers that differ",
             fix="Compare with 'capsule doctor', and report it with the processor's name; meanwhile "
             "numerics 'portable-v3-strict', 'portable-v2' or 'native' may do.",
-            exit_code=ExitCode.INCONCLUSIVE,
         )
     return f"{len(found)} answers as expected"
 

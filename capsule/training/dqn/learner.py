@@ -39,25 +39,23 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer
-from capsule.training.dqn.gradient import ShardedGradient
-from capsule.training.dqn.replay import ReplayMemory
+from capsule.training.dqn.gradient import FactoredGradient, FactoredShard
+from capsule.training.dqn.replay import Batch, ReplayMemory
 from capsule.training.environments import Environment, make_environment
 from capsule.training.episode_statistics import EpisodeStatistics
-from capsule.training.evaluation.protocol import Policy, Reactive
+from capsule.training.evaluation.protocol import EvaluatedPolicy, Reactive
 from capsule.training.layers.backends import backend_for
 from capsule.training.losses.q_learning import (
     bootstrap_targets,
@@ -73,8 +71,9 @@ from capsule.training.networks.feedforward import (
 )
 from capsule.training.optimizers.adam import Adam
 from capsule.training.optimizers.centred_rmsprop import CentredRmsProp
+from capsule.training.sharded_gradient import Threads, split
 from capsule.training.state.streams import Stream
-from capsule.training.state.trace import Trace
+from capsule.training.state.trace import Trace, arrays_digest
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext, state_interval
 
@@ -116,7 +115,7 @@ class DeepQLearning(EpisodeStatistics):
             replay: An empty memory.
             trace: Where every interval is recorded.
             device: Where the networks live.
-            workers: Threads to use, 1 or 2; changes no result. A GPU has one.
+            workers: Threads to use; changes no result. A GPU has one.
         """
         super().__init__()
         self._spec = spec
@@ -146,17 +145,12 @@ class DeepQLearning(EpisodeStatistics):
             target=self.target,
         )
         overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
-        self._helper = ThreadPoolExecutor(1, "learner") if workers > 1 and overlaps else None
-        self._leaves = {
-            name: view.detach().requires_grad_()
-            for name, view in self.online.views.items()
-            if name != WIDE
-        }
-        self._shards = _Shards(trainer.micro_batches, environment, device)
-        self._gradient = ShardedGradient(
-            len(self._shards.sizes), self.online, self.network.products
-        )
-        self._warm_up()
+        self._threads = Threads(workers if overlaps else 1)
+        self._leaves = self.online.leaves()
+        del self._leaves[WIDE]  # its gradient is never written out
+        self._windows = self._make_windows()
+        self._minibatch: list[Batch] = []
+        self._gradient: FactoredGradient | None = None
         self._return = 0.0
         self._frame = environment.reset()
 
@@ -166,15 +160,11 @@ class DeepQLearning(EpisodeStatistics):
         """Take ``update_interval`` steps and, once learning has started, make the updates."""
         learns = self.step >= self._trainer.replay_start
         if learns and self._trainer.concurrent:
-            self._draw_minibatch()
-            self._share(self._act)
-            self._update()
+            self._update(self._draw_minibatch(), beside=self._act)
         else:
             self._act()
             for _ in range(self._trainer.updates if learns else 0):
-                self._draw_minibatch()
-                self._share(None)
-                self._update()
+                self._update(self._draw_minibatch())
         if self.step % self._trainer.target_interval == 0:
             self.target.copy_from(self.online)
         if self.step % self._spec.recording.trace_interval == 0:
@@ -210,7 +200,7 @@ class DeepQLearning(EpisodeStatistics):
             )
         return values
 
-    def policy(self, parameters: Parameters) -> Policy:
+    def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
         return Reactive(lambda observations: self.q_values(observations, parameters))
 
@@ -247,14 +237,57 @@ class DeepQLearning(EpisodeStatistics):
         self._return = 0.0
         self._frame = self._environment.reset()
 
-    def _draw_minibatch(self) -> None:
+    # Learning
+
+    def _draw_minibatch(self) -> NDArray[np.int64]:
         indices = self._replay.sample_indices(self._streams["minibatch"], self._trainer.batch_size)
         self._trace.add("indices", indices)
-        self._shards.assign(indices)
+        return indices
 
-    def _differentiate(self, shard: int) -> None:
-        """Compute loss and gradient of one shard of the minibatch at theta_k."""
-        windows, actions, rewards, terminals = self._shards.gather(shard, self._replay)
+    def _update(self, indices: NDArray[np.int64], beside: Callable[[], None] | None = None) -> None:
+        """Descend the gradient of a minibatch, theta_k to theta_{k+1}.
+
+        Args:
+            indices: Of its transitions, int64 ``[batch_size]``.
+            beside: What to do beside the computation of the gradient.
+        """
+        shards = list(enumerate(split(indices, self._trainer.micro_batches)))
+        parts = self._threads.map(self._differentiate, shards, beside=beside)
+        batches, gradients = zip(*parts, strict=True)
+        self._minibatch = list(batches)
+        gradient = FactoredGradient(gradients, self.online, self.network.products)
+        self._gradient = gradient
+        self._take_loss(
+            [float(part.loss) for part in gradients],
+            self._trace,
+            share=self._trainer.batch_size,
+            fix="Lower trainer.learning_rate.",
+        )
+        optimizer = self.optimizer
+        if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
+            mean = torch.cat(gradient.whole()) / self._trainer.batch_size
+            optimizer.update(mean, self._trainer.max_gradient_norm or math.inf)
+            return
+
+        def descend(part: int) -> None:
+            for piece in gradient.pieces(part, self._threads.count):
+                optimizer.update(piece)
+
+        self._threads.map(descend, range(self._threads.count))
+
+    def _differentiate(self, shard: tuple[int, NDArray[np.int64]]) -> tuple[Batch, FactoredShard]:
+        """Compute loss and gradient of one shard of the minibatch at theta_k.
+
+        Args:
+            shard: Its number, and the indices of its transitions, int64 ``[rows]``.
+        """
+        number, indices = shard
+        batch = self._replay.gather(indices, out=self._windows[number].numpy())
+        windows = self._windows[number].to(self._device, non_blocking=True)
+        actions, rewards, terminals = (
+            torch.from_numpy(array).to(self._device)
+            for array in (batch.actions, batch.rewards, batch.terminals)
+        )
         with torch.no_grad():
             next_values = self.network.values(
                 self.target.views, self.network.inputs(windows[:, 1:])
@@ -267,85 +300,34 @@ class DeepQLearning(EpisodeStatistics):
         loss = clipped_error_loss(values, actions, targets)
         *small, returned = torch.autograd.grad(loss, [*self._leaves.values(), outputs])
         gradients = dict(zip(self._leaves, small, strict=True))
-        self._gradient.put(shard, gradients, features.detach(), returned)
-        self._shards.losses[shard] = loss.detach()
+        return batch, FactoredShard(loss.detach(), gradients, features.detach(), returned)
 
-    def _update(self) -> None:
-        """Descend the summed gradient, theta_k to theta_{k+1}."""
-        self._take_loss(
-            [float(loss) for loss in self._shards.losses],
-            self._trace,
-            share=self._trainer.batch_size,
-            fix="Lower trainer.learning_rate.",
-        )
-        optimizer = self.optimizer
-        if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
-            gradient = torch.cat(self._gradient.whole()) / self._trainer.batch_size
-            optimizer.update(gradient, self._trainer.max_gradient_norm or math.inf)
-        else:
-            self._both(lambda: self._descend(optimizer, 0), lambda: self._descend(optimizer, 1))
+    def _make_windows(self) -> list[torch.Tensor]:
+        """Return a buffer for the frames of each shard's transitions, pinned for a GPU.
 
-    def _descend(self, optimizer: CentredRmsProp, half: int) -> None:
-        for piece in self._gradient.pieces(half, 2):
-            optimizer.update(piece)
-
-    # Threads
-
-    def _share(self, act: Callable[[], None] | None) -> None:
-        """Act and differentiate every shard; whoever is free takes the next shard."""
-        waiting = deque(range(len(self._shards.sizes)))
-
-        def differentiate() -> None:
-            while waiting:
-                try:
-                    shard = waiting.popleft()
-                except IndexError:  # the other thread took it
-                    return
-                self._differentiate(shard)
-
-        def act_and_help() -> None:
-            if act is not None:
-                act()
-            differentiate()
-
-        self._both(differentiate, act_and_help)
-
-    def _both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Run two functions that do not depend on each other."""
-        if self._helper is None:
-            first()
-            second()
-            return
-        helping = self._helper.submit(first)
-        try:
-            second()
-        finally:
-            helping.result()
-
-    def _warm_up(self) -> None:
-        """Use every code path once, alone.
-
-        MKL chooses the kernels of its vector functions at their first call, and that choice is not
-        thread-safe in the version torch brings (pytorch issue 188792).
+        Each is ``[rows, frame_stack + 1, *frame_shape]``.
         """
-        blank = np.zeros((1, *self._shards.windows[0].shape[1:]), self._environment.frame_dtype)
-        self.q_values(blank[:, 1:])
-        self._shards.clear()
-        for shard in range(len(self._shards.sizes)):
-            self._differentiate(shard)
+        shape = (self._environment.frame_stack + 1, *self._environment.frame_shape)
+        buffers = [
+            torch.from_numpy(np.zeros((rows, *shape), self._environment.frame_dtype))
+            for rows in self._trainer.micro_batches
+        ]
+        if self._device.type == "cuda":
+            return [buffer.pin_memory() for buffer in buffers]
+        return buffers
 
     # Recording
 
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        first = self._trace.records == 0
-        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
-        gradient = self._gradient.whole() if complete and self.loss is not None else None
+        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
+        gradient = self._gradient.whole() if complete and self._gradient else None
+        minibatch = chain.from_iterable(self._minibatch)
         self._trace.record(
             self.step,
             self._streams,
             loss=self.loss,
-            minibatch=self._shards.digest() if complete and self.loss is not None else None,
+            minibatch=arrays_digest(minibatch) if complete and self._minibatch else None,
             tensors=self._learned.digests(gradient) if complete else None,
         )
 
@@ -400,9 +382,8 @@ class DeepQLearning(EpisodeStatistics):
         return {}
 
     def close(self) -> None:
-        """End the helper thread."""
-        if self._helper is not None:
-            self._helper.shutdown()
+        """End every thread."""
+        self._threads.close()
 
 
 def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:
@@ -441,64 +422,3 @@ def make_dqn(context: TrainerContext, trainer: DqnTrainer) -> DeepQLearning:
         device=context.device,
         workers=context.workers,
     )
-
-
-class _Shards:
-    """The minibatch in its fixed parts, each with its own buffers.
-
-    Attributes:
-        sizes: Rows of each shard.
-        windows: Per shard the frames of s and s', ``[rows, frame_stack + 1, *frame_shape]``; pinned
-            where a GPU reads them.
-        losses: Per shard its loss, a scalar.
-    """
-
-    def __init__(
-        self, sizes: tuple[int, ...], environment: Environment, device: torch.device
-    ) -> None:
-        self.sizes = sizes
-        self._device = device
-        shape = (environment.frame_stack + 1, *environment.frame_shape)
-        blank = torch.from_numpy(np.zeros((max(sizes), *shape), environment.frame_dtype))
-        pinned = device.type == "cuda"
-        self.windows = [
-            blank[:size].clone().pin_memory() if pinned else blank[:size].clone() for size in sizes
-        ]
-        self.losses = [torch.zeros(()) for _ in sizes]
-        self.clear()
-
-    def clear(self) -> None:
-        """Hold blank transitions instead of remembered ones."""
-        self._indices: list[NDArray[np.int64] | None] = [None for _ in self.sizes]
-        self._rest: list[tuple[NDArray[Any], ...]] = [
-            (np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.bool_))
-            for n in self.sizes
-        ]
-
-    def assign(self, indices: NDArray[np.int64]) -> None:
-        """Hand out a minibatch's replay indices in order."""
-        self._indices = list(np.split(indices, np.cumsum(self.sizes)[:-1]))
-
-    def gather(
-        self, shard: int, replay: ReplayMemory
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return windows, actions, rewards and terminals of one shard, on the device."""
-        indices = self._indices[shard]
-        if indices is not None:
-            batch = replay.gather(indices, out=self.windows[shard].numpy())
-            self._rest[shard] = (batch.actions, batch.rewards, batch.terminals)
-        actions, rewards, terminals = (torch.from_numpy(array) for array in self._rest[shard])
-        return (
-            self.windows[shard].to(self._device, non_blocking=True),
-            actions.to(self._device),
-            rewards.to(self._device),
-            terminals.to(self._device),
-        )
-
-    def digest(self) -> str:
-        """Return the XXH3-128 of the minibatch as it was gathered."""
-        state = xxhash.xxh3_128()
-        for windows, rest in zip(self.windows, self._rest, strict=True):
-            for array in (windows.numpy(), *rest):
-                state.update(np.ascontiguousarray(array).data)
-        return state.hexdigest()

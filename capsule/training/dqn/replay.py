@@ -1,14 +1,11 @@
 """Replay memory that stores every frame once (Mnih et al. 2015, Methods: experience replay).
 
 An *entry* is one time step: a frame, the action taken on seeing it, its reward and whether it ended
-the return. Entries are numbered from 0 for ever; entry ``n`` lives in slot ``n mod slots`` of a
-ring. An observation is a window of the newest ``frame_stack`` frames, assembled when it is asked
-for, with zeros before the first frame of its episode. A terminal entry ends an episode; so does the
-*closing* entry that ``end_episode`` adds, which holds nothing but the last frame of a truncation.
-
-With a directory the ring lies in memory-mapped files, so that entries outlive the process. It has
-``slack`` slots more than it needs: that many entries can follow a checkpoint before one that was
-live at that checkpoint is overwritten, so a killed process resumes from its last checkpoint.
+the return. Entries are numbered from 0 for ever and lie in a ring
+(:mod:`capsule.training.state.rings`). An observation is a window of the newest ``frame_stack``
+frames, assembled when it is asked for, with zeros before the first frame of its episode. A terminal
+entry ends an episode; so does the *closing* entry that ``end_episode`` adds, which holds nothing
+but the last frame of a truncation.
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.state.memmap import MappedArrays
+from capsule.training.state.rings import Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
 _FIRST, _TERMINAL, _CLOSING = 1, 2, 4  # bits of an entry's marks
@@ -34,18 +32,27 @@ class Batch(NamedTuple):
     """Transitions, one per row.
 
     Attributes:
-        observations: ``[batch, frame_stack, *frame_shape]``, oldest frame first.
+        frames: ``[batch, frame_stack + 1, *frame_shape]``, oldest first: those of both
+            observations. The newest is zero after a terminal.
         actions: int64 ``[batch]``.
         rewards: float32 ``[batch]``.
-        next_observations: As ``observations``; after a terminal its newest frame is zero.
         terminals: bool ``[batch]``.
     """
 
-    observations: NDArray[Any]
+    frames: NDArray[Any]
     actions: NDArray[np.int64]
     rewards: NDArray[np.float32]
-    next_observations: NDArray[Any]
     terminals: NDArray[np.bool_]
+
+    @property
+    def observations(self) -> NDArray[Any]:
+        """A view of ``frames``: ``[batch, frame_stack, *frame_shape]``, oldest first."""
+        return self.frames[:, :-1]
+
+    @property
+    def next_observations(self) -> NDArray[Any]:
+        """A view of ``frames``, as ``observations``, one step later."""
+        return self.frames[:, 1:]
 
 
 class ReplayMemory:
@@ -53,7 +60,6 @@ class ReplayMemory:
 
     Attributes:
         capacity: Entries that can be sampled.
-        count: Entries ever added; also the number of the next one.
     """
 
     def __init__(
@@ -80,27 +86,27 @@ class ReplayMemory:
             CapsuleError: CAP-T221, there is no room for the files.
         """
         self.capacity = capacity
-        self.count = 0
         self._history = frame_stack - 1
-        self._slots = capacity + self._history + slack
-        self._slack = slack
-        self._checkpoint: int | None = None  # count at the checkpoint that must stay restorable
-        fields: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
-            "frames": (frame_dtype, frame_shape),
-            "actions": (np.int32, ()),
-            "rewards": (np.float32, ()),
-            "marks": (np.uint8, ()),
-        }
         self._files = MappedArrays(directory)
-        self._fields = {
-            name: self._files.array(name, dtype, (self._slots, *shape))
-            for name, (dtype, shape) in fields.items()
-        }
-        self._frames = self._fields["frames"]
-        self._actions = self._fields["actions"]
-        self._rewards = self._fields["rewards"]
-        self._marks = self._fields["marks"]
+        self._ring = Rings(
+            self._files,
+            {
+                "frames": (frame_dtype, frame_shape),
+                "actions": (np.int32, ()),
+                "rewards": (np.float32, ()),
+                "marks": (np.uint8, ()),
+            },
+            slots=capacity + self._history + slack,
+            slack=slack,
+        )
+        self._frames = self._ring.fields["frames"]
+        self._marks = self._ring.fields["marks"]
         self._window = np.arange(-self._history, 2)  # from an observation's oldest frame to s'
+
+    @property
+    def count(self) -> int:
+        """Entries ever added; also the number of the next one."""
+        return int(self._ring.counts[0])
 
     def append(self, frame: NDArray[Any], action: int, reward: float, terminal: bool) -> None:
         """Add the entry ``(frame, action, reward, terminal)``."""
@@ -130,7 +136,7 @@ class ReplayMemory:
         for back in range(1, self._history + 1):
             if first:
                 break
-            slot = (self.count - back) % self._slots
+            slot = self._ring.at(self.count - back)
             observation[-1 - back] = self._frames[slot]
             first = bool(self._marks[slot] & _FIRST)
         return observation
@@ -150,7 +156,6 @@ class ReplayMemory:
                 "CAP-T222",
                 f"the replay memory can sample {size} entries; it needs {_MIN_ENTRIES}",
                 fix="raise trainer.replay_start and trainer.replay_capacity",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
         oldest = self.count - size
         indices = oldest + stream.integers(size, batch)
@@ -168,10 +173,9 @@ class ReplayMemory:
 
         Args:
             indices: int64 ``[batch]``.
-            out: Buffer ``[batch, frame_stack + 1, *frame_shape]`` that both observations are views
-                of; a new one if absent.
+            out: Buffer for the frames; a new one if absent.
         """
-        slots = (indices[:, None] + self._window) % self._slots
+        slots = self._ring.at(indices[:, None] + self._window)
         frames = np.take(self._frames, slots, axis=0, out=out, mode="clip")
         marks = self._marks[slots[:, :-1]]
         terminals = (marks[:, -1] & _TERMINAL) != 0
@@ -179,13 +183,8 @@ class ReplayMemory:
             frames[row, column] = 0
         frames[terminals, -1] = 0
         newest = slots[:, self._history]
-        return Batch(
-            observations=frames[:, :-1],
-            actions=self._actions[newest].astype(np.int64),
-            rewards=self._rewards[newest],
-            next_observations=frames[:, 1:],
-            terminals=terminals,
-        )
+        actions = self._ring.fields["actions"][newest].astype(np.int64)
+        return Batch(frames, actions, self._ring.fields["rewards"][newest], terminals)
 
     def flush(self) -> None:
         """Hand every change to the file system; needed against power loss, not against a kill."""
@@ -198,10 +197,10 @@ class ReplayMemory:
         """
         oldest = max(0, self.count - self.capacity - self._history)
         state = xxhash.xxh3_128()
-        for name, field in self._fields.items():
+        for name, field in self._ring.fields.items():
             header = [name, field.dtype.str, list(field.shape[1:]), self.count, oldest]
             state.update(canonical_json(header))
-            for part in self._ranges(oldest):
+            for part in self._ring.parts(oldest, self.count):
                 state.update(field[part].data)
         return state.hexdigest()
 
@@ -211,7 +210,7 @@ class ReplayMemory:
         From now on these entries are kept: the ring refuses more than ``slack`` further ones until
         the next call.
         """
-        self._checkpoint = self.count
+        self._ring.keep()
         return {"count": self.count, "digest": self.digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -220,43 +219,25 @@ class ReplayMemory:
         Raises:
             CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
         """
-        self.count = self._checkpoint = state["count"]
-        if self.digest() != state["digest"]:
-            raise CapsuleError(
-                "CAP-T223",
-                f"the replay files do not hold the entries of the checkpoint at entry {self.count}",
-                fix="start a new run directory: this one was changed or is incomplete",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+        self._ring.resume([state["count"]])
+        what = f"entries of the checkpoint at entry {self.count}"
+        require_checkpoint(self.digest(), state["digest"], what)
 
     def _put(self, frame: NDArray[Any], action: int, reward: float, mark: int) -> None:
-        if self._checkpoint is not None and self.count >= self._checkpoint + self._slack:
-            raise RuntimeError(f"more than {self._slack} entries added since the last checkpoint")
-        first = _FIRST if self._begins() else 0
-        slot = self.count % self._slots
-        self._frames[slot] = frame
-        self._actions[slot] = action
-        self._rewards[slot] = reward
-        self._marks[slot] = mark | first
-        self.count += 1
+        marks = mark | (_FIRST if self._begins() else 0)
+        entry = {"frames": frame, "actions": action, "rewards": reward, "marks": marks}
+        self._ring.append(entry)
 
     def _begins(self) -> bool:
         """Say whether the next entry is the first of an episode."""
-        return not self.count or bool(
-            self._marks[(self.count - 1) % self._slots] & (_TERMINAL | _CLOSING)
-        )
+        newest = self._ring.at(self.count - 1)
+        return not self.count or bool(self._marks[newest] & (_TERMINAL | _CLOSING))
 
     def _invalid(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        marks = self._marks[indices % self._slots]
+        marks = self._marks[self._ring.at(indices)]
         unfinished = (indices == self.count - 1) & ((marks & _TERMINAL) == 0)
         invalid: NDArray[np.bool_] = ((marks & _CLOSING) != 0) | unfinished
         return invalid
-
-    def _ranges(self, oldest: int) -> list[slice]:
-        """Return the slots of entries ``oldest`` to the newest, in order."""
-        start, length = oldest % self._slots, self.count - oldest
-        wrapped = max(0, start + length - self._slots)
-        return [slice(start, start + length - wrapped), slice(0, wrapped)]
 
 
 def _before_episode(marks: NDArray[np.uint8]) -> NDArray[np.bool_]:

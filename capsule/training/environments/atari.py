@@ -17,7 +17,7 @@ import ale_py
 import numpy as np
 from ale_py import roms
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import AtariEnvironment, StreamName
 from capsule.training.environments.base import Frame, Transition
 from capsule.training.environments.preprocessing import SIDE, AreaResize
@@ -105,7 +105,6 @@ class AtariGame(MarkedEnvironment):
                     f"environment.noop_max {self._noop_max}: the episode ended after "
                     f"{self._frames} no-ops",
                     fix="lower environment.noop_max, or raise environment.max_episode_frames",
-                    exit_code=ExitCode.TRAINING_FAILED,
                 )
 
     def _advance(self, action: int) -> Transition:
@@ -190,7 +189,6 @@ def _load(game: str) -> Any:
             "CAP-T212",
             f"environment.game {game!r} is not a game this ale-py can play for one player",
             fix=f"{hint}use a ROM name as ale-py spells it, such as 'breakout'",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", _EMULATOR_SEED)

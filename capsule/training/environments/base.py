@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import StreamName
 from capsule.training.state.streams import Stream
 
@@ -151,7 +151,6 @@ class Environment(ABC):
                     f"the saved episode of {len(actions)} steps, played again, does not end as it "
                     "was recorded",
                     fix="resume inside the image the run was started in; if it is, report a bug",
-                    exit_code=ExitCode.TRAINING_FAILED,
                 )
         return self._frame
 

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
@@ -196,8 +196,7 @@ def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
         if index >= size:
             raise _misfit(
                 f"environment.masked_observations {index}: a flat observation of {spec.id} has "
-                f"{size} "
-                "numbers",
+                f"{size} numbers",
                 fix=f"hide indices from 0 to {size - 1}",
             )
     seen = np.setdiff1d(np.arange(size), np.array(spec.masked_observations, np.int64))
@@ -211,12 +210,9 @@ def _seen_numbers(spec: GymnasiumEnvironment, size: int) -> NDArray[np.int64]:
 
 def _unusable(identifier: str, reason: str, fix: str = _FIX) -> CapsuleError:
     return CapsuleError(
-        "CAP-T214",
-        f"environment.id {identifier!r} cannot be used: {reason}",
-        fix=fix,
-        exit_code=ExitCode.TRAINING_FAILED,
+        "CAP-T214", f"environment.id {identifier!r} cannot be used: {reason}", fix=fix
     )
 
 
 def _misfit(message: str, *, fix: str) -> CapsuleError:
-    return CapsuleError("CAP-T216", message, fix=fix, exit_code=ExitCode.TRAINING_FAILED)
+    return CapsuleError("CAP-T216", message, fix=fix)

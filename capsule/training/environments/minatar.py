@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import MinAtarEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
@@ -72,7 +72,6 @@ def _game_module(game: str) -> Any:
             "CAP-T215",
             "environment.suite 'minatar' needs the package minatar, which is not installed",
             fix="add 'minatar' to image.packages and lock again",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     path = Path(package.origin).parent / "environments" / f"{game}.py"
     loader = SourceFileLoader(f"minatar_{game}", str(path))

@@ -23,7 +23,7 @@ from capsule.training.state.streams import Stream
 MARK_STEPS = 16  # steps between marks; a snapshot's is at least so old, and at most twice
 
 
-class Mark(NamedTuple):
+class EpisodeMark(NamedTuple):
     """A moment of an episode.
 
     Attributes:
@@ -45,7 +45,7 @@ class MarkedEnvironment(Environment):
     _copyable = True
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
-        self._marks: deque[Mark] = deque(maxlen=2)
+        self._marks: deque[EpisodeMark] = deque(maxlen=2)
         super().__init__(streams)
 
     def reset(self) -> Frame:
@@ -58,7 +58,7 @@ class MarkedEnvironment(Environment):
         transition = super().step(action)
         steps = len(self._taken)
         if self._copyable and steps % MARK_STEPS == 0:
-            mark = Mark(steps, self._stream_states(), self._counters(), self._emulator())
+            mark = EpisodeMark(steps, self._stream_states(), self._counters(), self._emulator())
             self._marks.append(mark)
         return transition
 
@@ -84,7 +84,7 @@ class MarkedEnvironment(Environment):
         saved = episode["mark"]
         if saved is None:
             return False
-        mark = Mark(**{**saved, "emulator": base64.b64decode(saved["emulator"])})
+        mark = EpisodeMark(**{**saved, "emulator": base64.b64decode(saved["emulator"])})
         if not self._return_to(mark.counters, mark.emulator):
             return False
         self._set_streams(mark.streams)

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import EvaluationPoint
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.evaluation import EvaluationSpec, Starts
 from capsule.experiment.spec import EnvironmentSpec, SeedsSpec, StreamName, tasks_of
 from capsule.training.environments import Environment, Frame, Transition, make_environment
@@ -68,7 +68,7 @@ class Seen(NamedTuple):
     active: NDArray[np.bool_]
 
 
-class Policy(Protocol):
+class EvaluatedPolicy(Protocol):
     """Gives Q-values or logits, float32 ``[rows, actions]``, for what it sees.
 
     Attributes:
@@ -123,7 +123,11 @@ def evaluation_environments(
 
 
 def choose_starts(
-    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
+    make_env: MakeEnvironment,
+    actions: int,
+    spec: EvaluationSpec,
+    stream: Stream,
+    policy: EvaluatedPolicy,
 ) -> Starts:
     """Return the pinned start sequences of a spec, or else generate some.
 
@@ -146,13 +150,16 @@ def choose_starts(
                 f"evaluation.start_set: start {number} has action {max(start)}, but the "
                 f"environment's actions are 0 to {actions - 1}",
                 fix="make the start set with a run of this environment",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
     return spec.start_set.starts
 
 
 def generate_starts(
-    make_env: MakeEnvironment, actions: int, spec: EvaluationSpec, stream: Stream, policy: Policy
+    make_env: MakeEnvironment,
+    actions: int,
+    spec: EvaluationSpec,
+    stream: Stream,
+    policy: EvaluatedPolicy,
 ) -> Starts:
     """Choose the start sequences of a run.
 
@@ -191,7 +198,6 @@ def generate_starts(
             f"{spec.min_actions} to {spec.max_actions} actions; evaluation.starts {spec.starts} "
             "are needed",
             fix="lower evaluation.min_actions and max_actions, or raise evaluation.candidates",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     ranking = np.argsort([-value for value, _ in reached], kind="stable")
     shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
@@ -202,7 +208,7 @@ def evaluate(
     make_env: MakeEnvironment,
     starts: Starts,
     spec: EvaluationSpec,
-    policy: Policy,
+    policy: EvaluatedPolicy,
     step: int,
     choose: Choose = greedy,
 ) -> EvaluationPoint:
@@ -321,7 +327,7 @@ class _Player:
         self.observation = np.concatenate([self.observation[1:], frame[None]])
 
 
-def _rehearse(players: Sequence[_Player], policy: Policy, rows: int) -> None:
+def _rehearse(players: Sequence[_Player], policy: EvaluatedPolicy, rows: int) -> None:
     """Play every start to its end, or to that of the game."""
     while acting := [row for row, player in enumerate(players) if player.script]:
         seeing = [row for row in acting if players[row].sees_more]

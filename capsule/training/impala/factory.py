@@ -7,27 +7,27 @@ from functools import partial
 from pathlib import Path
 
 from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.inference import Inference
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec, tasks_of
 from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.acting.batching import ROWS, independent
+from capsule.training.acting.transports import Processes, Transport, local_transport
 from capsule.training.environments import Environment, make_environment
-from capsule.training.impala.actors.replicas import require_batch_invariance
-from capsule.training.impala.actors.transports import Processes, Serial, Transport
-from capsule.training.impala.actors.unrolls import UnrollSettings
+from capsule.training.impala.actors.actor_worker import UnrollSettings
+from capsule.training.impala.actors.replicas import Replicas, require_batch_invariance
 from capsule.training.impala.gradient import ImpalaGradient
 from capsule.training.impala.learner import Impala
-from capsule.training.impala.learner_ranks import Learners, Ranks, Threads
 from capsule.training.impala.replay import UnrollReplay
 from capsule.training.impala.schedule.executor import Executor
-from capsule.training.impala.schedule.recorder import Recorder
+from capsule.training.impala.schedule.recorder import ScheduleRecorder
 from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded, Schedule
 from capsule.training.layers.backends import backend_for
 from capsule.training.networks.actor_critic import ActorCriticNetwork, make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import make_vocabulary
+from capsule.training.sharded_gradient import Learners, LocalLearners, Ranks
 from capsule.training.state.streams import make_streams
 from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
 
@@ -57,7 +57,7 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
     recorder = None
     if trainer.schedule.mode == "recorded":
         path = context.directory / _RECORDING
-        recorder = Recorder(path, spec.digest(), trainer.actors, trainer.fresh)
+        recorder = ScheduleRecorder(path, spec.digest(), trainer.actors, trainer.fresh)
     network = make_network(trainer, example, spec.accelerator)
     learners = partial(make_learners, context, network, example.frame_stack)
     replay = make_replay(context, trainer)
@@ -83,16 +83,15 @@ def make_learners(
     trainer: ImpalaTrainer,
     parameters: Parameters,
 ) -> Learners:
-    """Return who computes gradients: threads here, or other processes as well."""
+    """Return what computes gradients: threads of this process, or other processes as well."""
     make = partial(ImpalaGradient, trainer, network, frame_stack)
-    shards = trainer.micro_batches
     if context.learners == 1:
         threads = context.workers if context.device.type == "cpu" else 1
-        return Threads(make(parameters), shards, threads)
+        return LocalLearners(make(parameters), threads)
     return Ranks(
         parameters,
         make,
-        shards,
+        len(trainer.micro_batches),
         ranks=context.learners,
         shapes=network.shapes,
         determinism=context.spec.determinism,
@@ -119,7 +118,7 @@ def make_settings(
         tasks=tasks_of(context.spec.environment),
         seeds=context.seeds,
         network=make_network(trainer, example, CpuAccelerator(numerics=cpu_numerics(context.spec))),
-        length=trainer.unroll_length,
+        steps=trainer.unroll_length,
         vocabulary=make_vocabulary(trainer.language),
         rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
         determinism=context.spec.determinism,
@@ -139,25 +138,23 @@ def make_transport(
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
 
-        hosts = os.environ.get(contract.CLUSTER_HOSTS_VARIABLE)
+        workers = os.environ.get(contract.CLUSTER_HOSTS_VARIABLE)
         return RayTransport(
             settings,
             trainer.actors,
             cluster=cluster,
-            hosts=int(hosts) if hosts else None,
+            workers=int(workers) if workers else None,
             lag=lag,
             pins=pins_of(context.spec, numerics),
         )
+    actors, processes = trainer.actors, context.actor_processes
     replicas = context.replicas if trainer.inference.mode == "server" else 0
-    if context.hosts == 0 and replicas <= 1:  # this process gets the bits of a replica by itself
-        return Serial(settings, trainer.actors, lag=lag)
+    if replicas == 0 or (replicas == 1 and processes == 0):  # its bits, by this process itself
+        return local_transport(settings, actors, processes=processes, lag=lag, numerics=numerics)
+    processes = min(actors, max(1, processes))
+    inference = Replicas(settings, actors, processes, replicas, numerics)
     return Processes(
-        settings,
-        trainer.actors,
-        processes=max(1, context.hosts),
-        lag=lag,
-        numerics=numerics,
-        replicas=replicas,
+        settings, actors, processes=processes, lag=lag, numerics=numerics, inference=inference
     )
 
 
@@ -195,6 +192,5 @@ def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> Sc
             f"{log.batch} with a lag up to {bound}; this is {wanted[0]}: {wanted[1]} in batches of "
             f"{wanted[2]}, up to {wanted[3]}",
             fix="Follow a log with the spec that it was recorded with.",
-            exit_code=ExitCode.USAGE,
         )
     return log

@@ -14,7 +14,8 @@ from capsule.training.impala.actors.unrolls import Unroll, stacked
 from capsule.training.losses.impala import clipped_rewards, impala_losses, softmax_policy
 from capsule.training.losses.v_trace import Correction
 from capsule.training.networks.actor_critic import ActorCriticNetwork
-from capsule.training.networks.feedforward import Parameters, flatten
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.sharded_gradient import ShardGradient, flat_gradient
 
 
 class ImpalaGradient:
@@ -45,12 +46,10 @@ class ImpalaGradient:
             trainer.correction_epsilon,
             trainer.action_values,
         )
-        self._leaves = {
-            name: view.detach().requires_grad_() for name, view in parameters.views.items()
-        }
+        self._leaves = parameters.leaves()
 
-    def __call__(self, shard: Sequence[Unroll]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of some unrolls, a scalar, and its gradient, float32 ``[size]``."""
+    def __call__(self, shard: Sequence[Unroll]) -> ShardGradient:
+        """Return the loss of some unrolls and its gradient."""
         batch = self._batch(shard)
         logits, baselines, _ = self._network.unroll(
             self._leaves,
@@ -77,8 +76,7 @@ class ImpalaGradient:
             baseline_cost=self._trainer.baseline_cost,
             entropy_cost=self._trainer.entropy_cost,
         ).total
-        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
-        return loss.detach(), torch.cat([flatten(gradient) for gradient in gradients])
+        return ShardGradient(loss.detach(), flat_gradient(loss, self._leaves))
 
     def _batch(self, unrolls: Sequence[Unroll]) -> _Batch:
         """Put unrolls beside each other."""

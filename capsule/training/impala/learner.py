@@ -39,21 +39,22 @@ from capsule.experiment.contract import StreamProfile
 from capsule.experiment.inference import Inference
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import ImpalaTrainer
+from capsule.training.acting.actor_worker import Snapshot
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.inference import counted
 from capsule.training.episode_statistics import EpisodeStatistics
-from capsule.training.evaluation.protocol import Policy
+from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.impala.actors.actor_worker import logits_of
-from capsule.training.impala.actors.unrolls import Snapshot, Unroll, stream_profiles
-from capsule.training.impala.learner_ranks import Learners, Summed
+from capsule.training.impala.actors.unrolls import Unroll, stream_profiles
 from capsule.training.impala.replay import UnrollReplay
 from capsule.training.impala.schedule.executor import Executor, Item
-from capsule.training.impala.schedule.recorder import Recorder
+from capsule.training.impala.schedule.recorder import ScheduleRecorder
 from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.language import make_vocabulary
 from capsule.training.optimizers.rmsprop import RmsProp, annealed
+from capsule.training.sharded_gradient import Learners, added, split
 from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
@@ -84,7 +85,7 @@ class Impala(EpisodeStatistics):
         network: ActorCriticNetwork,
         make_learners: MakeLearners,
         executor: Executor,
-        recorder: Recorder | None,
+        recorder: ScheduleRecorder | None,
         replay: UnrollReplay | None,
         inference: Inference,
     ) -> None:
@@ -151,7 +152,7 @@ class Impala(EpisodeStatistics):
         items = self._executor.collect(self.updates)
         self._note(items)
         fresh = [item.unroll for item in items]
-        self._update(self._learners.learn([*fresh, *self._replayed(fresh)]))
+        self._update([*fresh, *self._replayed(fresh)])
         self._published = False
         self.step += self._trainer.interval_steps
         return [(item.actor, each) for item in items for each in item.unroll.returns]
@@ -177,7 +178,7 @@ class Impala(EpisodeStatistics):
     def exploration(self) -> None:
         """Return None: the policy is random by itself."""
 
-    def policy(self, parameters: Parameters) -> Policy:
+    def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the greedy policy of ``parameters``, for evaluations."""
 
         def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,12 +215,13 @@ class Impala(EpisodeStatistics):
         self._trace.add("indices", indices)
         return drawn
 
-    def _update(self, result: Summed) -> None:
+    def _update(self, batch: Sequence[Unroll]) -> None:
         """Descend the gradient of a batch at theta_k, to theta_{k+1}."""
-        parts, self._gradient = result
-        fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss(parts, self._trace, fix=fix)
         trainer = self._trainer
+        parts = self._learners.differentiate(split(batch, trainer.micro_batches))
+        self._gradient = added(part.gradient for part in parts)
+        fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
+        self._take_loss([float(part.loss) for part in parts], self._trace, fix=fix)
         rate = trainer.learning_rate
         if trainer.anneals:
             rate = annealed(rate, self.step, trainer.total_steps)
@@ -230,8 +232,7 @@ class Impala(EpisodeStatistics):
 
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        first = self._trace.records == 0
-        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
+        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
         self._trace.record(
             self.step,
             self._streams,
@@ -247,8 +248,7 @@ class Impala(EpisodeStatistics):
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Return the components of a trace record that are tensors: name to digest."""
-        sizes = [len(segment) for segment in self.online.segments]
-        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
+        gradient = self.online.split(self._gradient) if len(self._gradient) else None
         return self._learned.digests(gradient)
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:

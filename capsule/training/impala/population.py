@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from capsule.experiment.scores import ReferenceScores
 from capsule.training.state.streams import Stream
 
 Hyperparameters = dict[str, float]
@@ -96,20 +97,8 @@ class Evolution:
     priors: Mapping[str, Prior] = field(default_factory=lambda: DMLAB_PRIORS)
 
 
-class Reference(NamedTuple):
-    """Scores of a task by which returns are normalised.
-
-    Attributes:
-        random: Of a random policy; it counts 0.
-        human: Of a human; it counts 1.
-    """
-
-    random: float
-    human: float
-
-
 @dataclass(frozen=True)
-class Generation:
+class MemberGeneration:
     """One stretch of a member's training, with the same hyper-parameters all along.
 
     Attributes:
@@ -151,7 +140,7 @@ class Segment(NamedTuple):
         last: And where it ends; None for what is going on.
     """
 
-    generation: Generation
+    generation: MemberGeneration
     first: int
     last: int | None
 
@@ -159,7 +148,9 @@ class Segment(NamedTuple):
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def mean_capped_score(means: Mapping[str, float], references: Mapping[str, Reference]) -> float:
+def mean_capped_score(
+    means: Mapping[str, float], references: Mapping[str, ReferenceScores]
+) -> float:
     """Return ``sum_l min(1, (s_l - r_l) / (h_l - r_l)) / N`` (table G.1).
 
     Args:
@@ -192,7 +183,7 @@ def _changed(value: float, evolution: Evolution, uniform: float) -> float:
     return value * evolution.factor if grows else value / evolution.factor
 
 
-def lineage(generations: Sequence[Generation], number: int) -> list[Segment]:
+def lineage(generations: Sequence[MemberGeneration], number: int) -> list[Segment]:
     """Return what the weights of a generation went through, from new ones on.
 
     That is how the paper draws learning curves: "by backtracking through the ancestry".
@@ -239,7 +230,7 @@ class Population:
     """
 
     def __init__(
-        self, evolution: Evolution, references: Mapping[str, Reference], stream: Stream
+        self, evolution: Evolution, references: Mapping[str, ReferenceScores], stream: Stream
     ) -> None:
         """Draw the initial hyper-parameters.
 
@@ -251,7 +242,7 @@ class Population:
         self._evolution, self._references, self._stream = evolution, references, stream
         priors = sorted(evolution.priors.items())
         self.generations = [
-            Generation(
+            MemberGeneration(
                 number=member,
                 member=member,
                 parent=None,
@@ -263,7 +254,7 @@ class Population:
         ]
         self._progress = [_Progress(0, member) for member in range(evolution.members)]
 
-    def current(self, member: int) -> Generation:
+    def current(self, member: int) -> MemberGeneration:
         """Return the generation that ``member`` is in."""
         return self.generations[self._progress[member].current]
 
@@ -294,7 +285,7 @@ class Population:
         enough = sum(counts.values()) >= self._evolution.episodes
         return enough and counts.keys() == self._references.keys()
 
-    def evolve(self, member: int) -> Generation:
+    def evolve(self, member: int) -> MemberGeneration:
         """Compare ``member`` with another one and begin its next generation.
 
         If it is ``copied``, the caller gives ``member`` what its ``rival`` has learned by now.
@@ -311,7 +302,7 @@ class Population:
         rival_score = self.current(rival).fitness
         copied = is_fitter(rival_score, score, self._evolution.margin)
         parent = self.current(rival if copied else member)
-        generation = Generation(
+        generation = MemberGeneration(
             number=len(self.generations),
             member=member,
             parent=parent.number,
@@ -346,7 +337,7 @@ class Population:
             CapsuleError: CAP-T201, the snapshot is of another seed.
         """
         self._stream.restore(state["stream"])
-        self.generations = [Generation(**generation) for generation in state["generations"]]
+        self.generations = [MemberGeneration(**generation) for generation in state["generations"]]
         self._progress = [_Progress(**progress) for progress in state["members"]]
 
     def _score(self, progress: _Progress) -> float:

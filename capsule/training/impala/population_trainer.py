@@ -42,22 +42,22 @@ from numpy.typing import NDArray
 
 from capsule.experiment import contract
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.inference import added
 from capsule.experiment.mechanisms import TrainerUse
+from capsule.experiment.scores import ReferenceScores
 from capsule.experiment.spec import SeedsSpec, references_of
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
-from capsule.training.evaluation.protocol import Policy
+from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.impala.factory import make_impala
 from capsule.training.impala.learner import Impala
 from capsule.training.impala.population import (
     DMLAB_PRIORS,
     Choice,
     Evolution,
-    Generation,
+    MemberGeneration,
     Population,
     Prior,
-    Reference,
 )
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.state.streams import Stream, make_streams
@@ -80,10 +80,9 @@ def make_population(
             "CAP-T371",
             f"the members of a population cannot share the Ray cluster at {cluster}",
             fix="Run it without a cluster, or leave out trainer.population.",
-            exit_code=ExitCode.USAGE,
         )
     references = {
-        task: Reference(each.random, each.human)
+        task: ReferenceScores(each.random, each.human)
         for task, each in references_of(context.spec.environment, population).items()
     }
     stream = Stream(_STREAM, context.seeds.root)
@@ -196,7 +195,7 @@ class ImpalaPopulation:
     def exploration(self) -> None:
         """Return None: policies are random by themselves."""
 
-    def policy(self, parameters: Parameters) -> Policy:
+    def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the greedy policy of ``parameters``, for evaluations."""
         return self._members[0].policy(parameters)
 
@@ -206,7 +205,7 @@ class ImpalaPopulation:
                 generation = self._population.evolve(number)
                 member.adopt(generation.hyperparameters, self._copied(generation))
 
-    def _copied(self, generation: Generation) -> dict[str, NDArray[np.float32]] | None:
+    def _copied(self, generation: MemberGeneration) -> dict[str, NDArray[np.float32]] | None:
         """Return what a generation begins with, if that is its rival's."""
         if generation.rival is None or not generation.copied:
             return None
@@ -228,8 +227,7 @@ class ImpalaPopulation:
 
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record for all members, whose data were folded in their turns."""
-        first = self._trace.records == 0
-        complete = complete or first or self.step % self._recording.tensor_interval == 0
+        complete = complete or self._trace.wants_tensors(self.step, self._recording)
         begun = self._generations()[self._recorded :]
         unrolls = [member.take_unrolls() for member in self._members]
         self._trace.record(
@@ -322,7 +320,7 @@ class ImpalaPopulation:
         return [_document(generation) for generation in self._population.generations]
 
 
-def _document(generation: Generation) -> contract.Generation:
+def _document(generation: MemberGeneration) -> contract.Generation:
     """Return a generation as the run contract has it."""
     values = sorted(generation.hyperparameters.items())
     return contract.Generation(
@@ -369,8 +367,5 @@ def _named(number: int) -> Iterator[None]:
         yield
     except CapsuleError as error:
         raise CapsuleError(
-            error.code,
-            f"member {number}: {error.message}",
-            fix=error.fix,
-            exit_code=error.exit_code,
+            error.code, f"member {number}: {error.message}", fix=error.fix
         ) from error

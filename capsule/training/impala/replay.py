@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.state.memmap import MappedArrays
+from capsule.training.state.rings import require_checkpoint
 from capsule.training.state.streams import Stream
+from capsule.training.state.trace import arrays_digest
 
 _FIELDS = tuple(name for name in Unroll._fields if name != "returns")
 
@@ -107,13 +107,8 @@ class UnrollReplay:
                 {name: (dtype, tuple(size)) for name, (dtype, size) in state["shapes"].items()}
             )
         self.count = self._checkpoint = state["count"]
-        if self._digest() != state["digest"]:
-            raise CapsuleError(
-                "CAP-T223",
-                f"the replay files do not hold the unrolls of the checkpoint at {self.count}",
-                fix="start a new run directory: this one was changed or is incomplete",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+        what = f"unrolls of the checkpoint at {self.count}"
+        require_checkpoint(self._digest(), state["digest"], what)
 
     def _open(self, fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         files = MappedArrays(self._directory)
@@ -123,8 +118,7 @@ class UnrollReplay:
         }
 
     def _digest(self) -> str:
-        digest = xxhash.xxh3_128()
-        for entry in range(max(0, self.count - self._capacity), self.count):
-            for array in self._arrays.values():
-                digest.update(np.ascontiguousarray(array[entry % self._slots]).data)
-        return digest.hexdigest()
+        alive = range(max(0, self.count - self._capacity), self.count)
+        return arrays_digest(
+            array[entry % self._slots] for entry in alive for array in self._arrays.values()
+        )

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capsule.experiment import contract
@@ -32,7 +31,11 @@ from capsule.experiment.dense import (
     OperatorResult,
 )
 from capsule.experiment.spec import TrainingSpec
-from capsule.training.instruments.operator_reexecution import Call, element_bytes
+from capsule.training.instruments.operator_reexecution import (
+    DispatchedCall,
+    OperatorMode,
+    element_bytes,
+)
 from capsule.training.instruments.report import own_line, user_stack
 from capsule.training.layers import kernels
 from capsule.training.state.streams import Stream
@@ -211,7 +214,7 @@ class OperatorLog:
         originals = {name: getattr(kernels, name) for name in loops}
         vars(kernels).update(loops)
         try:
-            with _OperatorMode(self):
+            with _LogMode(self):
                 yield
         finally:
             vars(kernels).update(originals)
@@ -284,31 +287,17 @@ class OperatorLog:
         )
 
 
-class _OperatorMode(TorchDispatchMode):
-    """Sees the operators of the thread that enters it, below autograd."""
+class _LogMode(OperatorMode):  # type: ignore[no-untyped-call]
+    """Hands the operators of the thread that enters it to a log."""
 
     def __init__(self, log: OperatorLog) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._log = log
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes seconds
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        call = Call(func, args, kwargs or {})
-        known = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001
-        if self._log.inside or not known or not call.repeatable(types):
+    def execute(self, call: DispatchedCall, types: Sequence[type]) -> Any:
+        if self._log.inside or not call.repeatable(types):
             return call.execute()
-        named = {str(place): value for place, value in enumerate(args)} | (kwargs or {})
-        inputs = _tensors([args, kwargs])
-        return self._log.call(call.name, named, inputs, call.execute, call.outcome)
+        return self._log.call(call.name, call.named, call.tensors, call.execute, call.outcome)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

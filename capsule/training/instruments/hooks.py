@@ -30,7 +30,7 @@ from capsule.training.instruments.report import (
 
 if TYPE_CHECKING:
     from capsule.training.instruments.line_trace import LineTrace
-    from capsule.training.instruments.operator_reexecution import Reexecution
+    from capsule.training.instruments.operator_reexecution import ReexecutionMode
 
 VARIABLE = "CAPSULE_DIAGNOSE"  # folder for the reports; relative to the run directory at first
 TRAINER_MODULE = "capsule.training.environments"  # imported when the flags have been read back
@@ -90,7 +90,7 @@ class Instruments:
             from capsule.training.instruments.line_trace import LineTrace
 
             self._lines = LineTrace()
-        self._operators: Reexecution | None = None
+        self._operators: ReexecutionMode | None = None
         self._warnings: list[TorchWarning] = []
         self._run_thread = threading.Thread.run
         self._finder = _ImportFinder("torch" if lines else TRAINER_MODULE, self._watch_torch)
@@ -117,9 +117,9 @@ class Instruments:
         temporary.replace(self._path)
 
     def _watch_torch(self) -> None:
-        from capsule.training.instruments.operator_reexecution import Reexecution
+        from capsule.training.instruments.operator_reexecution import ReexecutionMode
 
-        mode = self._operators = Reexecution(limit=MAX_OPERATOR_CALLS)
+        mode = self._operators = ReexecutionMode(limit=MAX_OPERATOR_CALLS)
         run = self._run_thread
 
         def run_watched(thread: threading.Thread) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -66,7 +67,40 @@ class _Census:
     generators: threading.RLock = field(default_factory=threading.RLock)
 
 
-class Reexecution(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode, ABC):
+    """Sees the operators, below autograd, of the thread that enters it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes seconds
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Hand an operator's call to :meth:`execute`; whatever else is dispatched is executed."""
+        call = DispatchedCall(func, args, kwargs or {})
+        if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
+            return self.execute(call, types)
+        return call.execute()
+
+    @abstractmethod
+    def execute(self, call: DispatchedCall, types: Sequence[type]) -> Any:
+        """Execute a call and return its result.
+
+        Args:
+            call: What to execute.
+            types: Of its arguments, as torch hands them over.
+        """
+
+
+class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
     """Re-executes the operators of the thread that enters it.
 
     Enter :meth:`for_this_thread` in every other thread; all share one census.
@@ -79,13 +113,13 @@ class Reexecution(TorchDispatchMode):
             repeats: How many times each operator is executed again.
             limit: Operator calls after which nothing is repeated or counted any more.
         """
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._repeats = repeats
         self._census = _Census(limit)
 
-    def for_this_thread(self) -> Reexecution:
+    def for_this_thread(self) -> ReexecutionMode:
         """Return a mode for another thread, which adds to the same census."""
-        mode = Reexecution(repeats=self._repeats)
+        mode = ReexecutionMode(repeats=self._repeats)
         mode._census = self._census
         return mode
 
@@ -116,20 +150,9 @@ class Reexecution(TorchDispatchMode):
             for (operator, device, _, _), use in self._census.uses.items()
         )
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes seconds
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def execute(self, call: DispatchedCall, types: Sequence[type]) -> Any:
         """Execute one operator for the program, and again for the comparison."""
-        call = Call(func, args, kwargs or {})
-        if self.exhausted or not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
+        if self.exhausted:
             return call.execute()
         use, index = self._count(call, user_stack())
         if not call.repeatable(types):
@@ -145,7 +168,7 @@ class Reexecution(TorchDispatchMode):
                 )
         return result
 
-    def _count(self, call: Call, stack: tuple[Location, ...]) -> tuple[_Use, int]:
+    def _count(self, call: DispatchedCall, stack: tuple[Location, ...]) -> tuple[_Use, int]:
         status, documented = call.status()
         where = stack[0] if stack else None
         with self._census.lock:
@@ -157,13 +180,21 @@ class Reexecution(TorchDispatchMode):
         return use, index
 
 
-class Call:
+class DispatchedCall:
     """One call of an operator with its arguments."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._func = func
-        self._args = args
-        self._kwargs = kwargs
+        self._func, self._args, self._kwargs = func, args, kwargs
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Its arguments, by position or name."""
+        return {str(place): value for place, value in enumerate(self._args)} | self._kwargs
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among its arguments."""
+        return list(_tensors((self._args, self._kwargs)))
 
     @property
     def name(self) -> str:
@@ -174,7 +205,7 @@ class Call:
     @property
     def device(self) -> str:
         """Type of the device it computes on."""
-        for tensor in _tensors((self._args, self._kwargs)):
+        for tensor in self.tensors:
             return tensor.device.type
         return torch.device(self._kwargs.get("device") or "cpu").type
 
@@ -224,7 +255,7 @@ class Call:
             and how many of them have other bits.
         """
         written = list(_tensors(self._written()))
-        pristine = _Copies(written, self._all_tensors())
+        pristine = _Copies(written, self.tensors)
         generator = self._generator()
         before = generator.get_state() if generator else None
         result = self.execute()
@@ -268,9 +299,6 @@ class Call:
                 or (argument.alias_info is not None and argument.alias_info.is_write)
             )
         ]
-
-    def _all_tensors(self) -> list[torch.Tensor]:
-        return list(_tensors((self._args, self._kwargs)))
 
     def _results(self, result: Any) -> list[Any]:
         """Return what the operator gave back, without scratch memory and written arguments."""

@@ -19,7 +19,7 @@ Order of the sums, from first to last; each sum begins with zero:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -44,8 +44,11 @@ class Convolution(NamedTuple):
     stride: int
 
 
-class LayerBackend(Protocol):
-    """The arithmetic of layers; convolutions and dense layers can be differentiated."""
+class LayerBackend:
+    """The arithmetic of layers, as torch's libraries compute them, on any device.
+
+    Convolutions and dense layers can be differentiated.
+    """
 
     def convolution(
         self,
@@ -68,6 +71,8 @@ class LayerBackend(Protocol):
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
+        outputs = functional.conv2d(images, filters, bias, stride)
+        return outputs.relu_() if rectified else outputs
 
     def rectified_convolutions(
         self,
@@ -85,6 +90,10 @@ class LayerBackend(Protocol):
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
+        hidden = prepare(observations)
+        for layer in layers:
+            hidden = self.convolution(hidden, *layer, rectified=True)
+        return hidden
 
     def dense(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -99,6 +108,10 @@ class LayerBackend(Protocol):
         Returns:
             float32 ``[batch, out]``.
         """
+        # W x^T: at small batch sizes a third faster than x W^T.
+        if bias is None:
+            return torch.mm(weight, inputs.t()).t()
+        return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Set ``out`` to ``left^T right`` and return it.
@@ -108,6 +121,7 @@ class LayerBackend(Protocol):
             right: float32 ``[batch, columns]``.
             out: float32 ``[rows, columns]``.
         """
+        return torch.mm(left.t(), right, out=out)
 
     def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Return ``left right``.
@@ -119,50 +133,10 @@ class LayerBackend(Protocol):
         Returns:
             float32 ``[rows, columns]``.
         """
-
-
-class _Library:
-    """As torch's libraries compute them, on any device."""
-
-    def convolution(
-        self,
-        images: torch.Tensor,
-        filters: torch.Tensor,
-        bias: torch.Tensor,
-        stride: int,
-        *,
-        rectified: bool,
-    ) -> torch.Tensor:
-        outputs = functional.conv2d(images, filters, bias, stride)
-        return outputs.relu_() if rectified else outputs
-
-    def rectified_convolutions(
-        self,
-        observations: torch.Tensor,
-        prepare: Callable[[torch.Tensor], torch.Tensor],
-        layers: Sequence[Convolution],
-    ) -> torch.Tensor:
-        hidden = prepare(observations)
-        for layer in layers:
-            hidden = self.convolution(hidden, *layer, rectified=True)
-        return hidden
-
-    def dense(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        # W x^T: at small batch sizes a third faster than x W^T.
-        if bias is None:
-            return torch.mm(weight, inputs.t()).t()
-        return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
-
-    def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return torch.mm(left.t(), right, out=out)
-
-    def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.mm(left, right)
 
 
-class _FixedOrder:
+class _FixedOrder(LayerBackend):
     """As chains, on a CPU with AVX2 and FMA."""
 
     def convolution(
@@ -202,7 +176,7 @@ class _FixedOrder:
         return kernels.matrix_product(left, right)
 
 
-LIBRARY: LayerBackend = _Library()
+LIBRARY = LayerBackend()
 FIXED_ORDER: LayerBackend = _FixedOrder()
 
 

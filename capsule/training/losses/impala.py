@@ -35,7 +35,7 @@ RewardClipping = Literal["none", "unit", "asymmetric"]
 # --- policies -------------------------------------------------------------------------------------
 
 
-class Policy(NamedTuple):
+class ActionDistribution(NamedTuple):
     """Probabilities of actions; gradients flow through both.
 
     Attributes:
@@ -51,7 +51,7 @@ class Policy(NamedTuple):
         return self.logarithms.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def softmax_policy(logits: torch.Tensor) -> Policy:
+def softmax_policy(logits: torch.Tensor) -> ActionDistribution:
     """Return the policy ``softmax(logits)``.
 
     Args:
@@ -60,9 +60,9 @@ def softmax_policy(logits: torch.Tensor) -> Policy:
     if logits.device.type == "cpu":
         apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LogSoftmax.apply
         logarithms, entropies = apply(logits.flatten(0, -2))
-        return Policy(logarithms.view(logits.shape), entropies.view(logits.shape[:-1]))
+        return ActionDistribution(logarithms.view(logits.shape), entropies.view(logits.shape[:-1]))
     logarithms = logits.log_softmax(-1)
-    return Policy(logarithms, -(logarithms.exp() * logarithms).sum(-1))
+    return ActionDistribution(logarithms, -(logarithms.exp() * logarithms).sum(-1))
 
 
 class _LogSoftmax(torch.autograd.Function):

@@ -1,4 +1,6 @@
-"""V-trace and what the paper compares it with (Espeholt et al. 2018, sections 4 and 5.2.2).
+"""V-trace and what the paper compares it with (Espeholt et al. 2018, arXiv:1802.01561).
+
+Section and equation numbers are those of the paper.
 
 Tensors are float32 and time-major: ``[time, batch]``. Row ``t`` is one step of a trajectory;
 values have one row more, for the state after the last step. A discount is ``gamma``, or 0 for a
@@ -91,33 +93,22 @@ class Correction:
         """
         trajectories = rewards, discounts, values
         decay, kind = self.trace_decay, self.action_values
-        if self.name == "none":
-            return no_correction(*trajectories, trace_decay=decay, action_values=kind)
-        if self.name == "epsilon":
-            return epsilon_correction(
-                log_target,
-                *trajectories,
-                epsilon=self.epsilon,
-                trace_decay=decay,
-                action_values=kind,
-            )
-        ratios = importance_ratios(log_target, log_behaviour)
-        if self.name == "one-step":
-            return one_step(
-                ratios,
+        if self.name == "v-trace":
+            return v_trace(
+                importance_ratios(log_target, log_behaviour),
                 *trajectories,
                 rho_bar=self.rho_bar,
+                c_bar=self.c_bar,
                 trace_decay=decay,
                 action_values=kind,
             )
-        return v_trace(
-            ratios,
-            *trajectories,
-            rho_bar=self.rho_bar,
-            c_bar=self.c_bar,
-            trace_decay=decay,
-            action_values=kind,
-        )
+        plain = no_correction(*trajectories, trace_decay=decay, action_values=kind)
+        if self.name == "one-step":
+            ratios = importance_ratios(log_target, log_behaviour)
+            return one_step(plain, ratios, rho_bar=self.rho_bar)
+        if self.name == "epsilon":
+            return epsilon_correction(plain, log_target, epsilon=self.epsilon)
+        return plain
 
 
 def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> torch.Tensor:
@@ -192,42 +183,19 @@ def no_correction(
     )
 
 
-def one_step(
-    ratios: torch.Tensor,
-    rewards: torch.Tensor,
-    discounts: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    rho_bar: float = 1.0,
-    trace_decay: float = 1.0,
-    action_values: ActionValues = "targets",
-) -> Targets:
+def one_step(plain: Targets, ratios: torch.Tensor, *, rho_bar: float = 1.0) -> Targets:
     """Return uncorrected values, and advantages times their clipped ratios.
 
     Args:
+        plain: As :func:`no_correction` gives them.
         ratios: ``[time, batch]``, not negative.
-        rewards: ``[time, batch]``.
-        discounts: ``[time, batch]``.
-        values: ``[time + 1, batch]``.
         rho_bar: Clipping level; ``inf`` for none.
-        trace_decay: ``lambda``.
-        action_values: How ``q_t`` is estimated.
     """
-    targets = no_correction(
-        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
-    )
-    return targets._replace(advantages=ratios.detach().clamp(max=rho_bar) * targets.advantages)
+    return plain._replace(advantages=ratios.detach().clamp(max=rho_bar) * plain.advantages)
 
 
 def epsilon_correction(
-    log_target: torch.Tensor,
-    rewards: torch.Tensor,
-    discounts: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    epsilon: float = 1e-6,
-    trace_decay: float = 1.0,
-    action_values: ActionValues = "targets",
+    plain: Targets, log_target: torch.Tensor, *, epsilon: float = 1e-6
 ) -> Targets:
     """Return uncorrected values, and the advantages of ``log (pi + epsilon)``.
 
@@ -236,20 +204,12 @@ def epsilon_correction(
     paper says nothing here, stays as it is.
 
     Args:
+        plain: As :func:`no_correction` gives them.
         log_target: ``ln pi(a_t|x_t)``, ``[time, batch]``.
-        rewards: ``[time, batch]``.
-        discounts: ``[time, batch]``.
-        values: ``[time + 1, batch]``.
         epsilon: Positive.
-        trace_decay: ``lambda``.
-        action_values: How ``q_t`` is estimated.
     """
-    targets = no_correction(
-        rewards, discounts, values, trace_decay=trace_decay, action_values=action_values
-    )
     probabilities = _exponentiate(log_target.detach())
-    factors = probabilities / (probabilities + epsilon)
-    return targets._replace(advantages=factors * targets.advantages)
+    return plain._replace(advantages=probabilities / (probabilities + epsilon) * plain.advantages)
 
 
 def _exponentiate(numbers: torch.Tensor) -> torch.Tensor:

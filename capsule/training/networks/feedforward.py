@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.state.streams import Stream
@@ -150,6 +150,14 @@ class Parameters:
         for name, view in self.views.items():
             view.copy_(torch.from_numpy(arrays[name]))
 
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """Return name to a view of the same memory by which a loss can be differentiated."""
+        return {name: view.detach().requires_grad_() for name, view in self.views.items()}
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part of each tensor, in order, of another buffer ``[size]``."""
+        return list(torch.split(flat, [len(segment) for segment in self.segments]))
+
     def arrays(self) -> dict[str, NDArray[np.float32]]:
         """Return a copy of every tensor as a C-ordered numpy array."""
         return {name: view.cpu().numpy().copy(order="C") for name, view in self.views.items()}
@@ -196,21 +204,17 @@ def make_convolutions(
             rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
             channels = filters
         if min(rows, columns) < 1:
-            raise _too_small(name, frame_shape)
+            side, other = frame_shape[-2:]
+            raise CapsuleError(
+                "CAP-T243",
+                f"trainer.network {name!r}: frames of {side}x{other} are too small for its "
+                "convolutions",
+                fix="use 'residual', which takes frames of any size, or 'small-conv'",
+            )
         width = channels * rows * columns
     strides = tuple(stride for _, _, stride in convolutions)
     scale = 1 / 255 if name in _SCALED else 1.0
     return Convolutions(shapes, strides, scale, width, products)
-
-
-def _too_small(name: str, frame_shape: Shape) -> CapsuleError:
-    rows, columns = frame_shape[-2:]
-    return CapsuleError(
-        "CAP-T243",
-        f"trainer.network {name!r}: frames of {rows}x{columns} are too small for its convolutions",
-        fix="use 'residual', which takes frames of any size, or 'small-conv'",
-        exit_code=ExitCode.USAGE,
-    )
 
 
 def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:
@@ -254,11 +258,7 @@ def initialize(parameters: Parameters, stream: Stream) -> None:
 
 def flatten(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient as one dimension, in the memory order of :class:`Parameters`."""
-    return _memory_order(gradient).reshape(-1)
-
-
-def _memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+    return (gradient.permute(0, 2, 3, 1) if gradient.dim() == 4 else gradient).reshape(-1)
 
 
 def _unflattened(segment: torch.Tensor, shape: Shape) -> torch.Tensor:

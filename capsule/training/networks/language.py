@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import LanguageSpec
 from capsule.training.layers.backends import FIXED_ORDER, LayerBackend
 from capsule.training.networks.feedforward import Shape
@@ -77,7 +77,6 @@ class Vocabulary:
                     "CAP-T241",
                     f"the vocabulary has {word!r}, which is not one word in lower case",
                     fix="split it at spaces, drop punctuation, and write it in lower case",
-                    exit_code=ExitCode.TRAINING_FAILED,
                 )
 
     def encode(self, instruction: str) -> NDArray[np.int64]:
@@ -126,7 +125,7 @@ def _split(text: str) -> list[str]:
 
 
 def _unreadable(message: str, *, fix: str) -> CapsuleError:
-    return CapsuleError("CAP-T242", message, fix=fix, exit_code=ExitCode.TRAINING_FAILED)
+    return CapsuleError("CAP-T242", message, fix=fix)
 
 
 # --- the channel ----------------------------------------------------------------------------------

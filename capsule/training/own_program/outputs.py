@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from capsule.experiment import contract
-from capsule.experiment.beneath import Entry, UnboundedError, entries_beneath, open_beneath
+from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath, open_beneath
 from capsule.experiment.canonical import open_regular, sha256_hex
 from capsule.experiment.contract import MAX_OUTPUTS, Job, Output, Outputs
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.patterns import chosen
 from capsule.experiment.trainers import CommandTrainer
 
@@ -127,11 +127,10 @@ def _check_source(workspace: Path, tree: Mapping[str, str]) -> None:
                 f"the source tree is not the locked one: {path!a} is {here}, the lock says "
                 f"{locked}",
                 fix="Remove the unpacked trees from Capsule's cache, or build the image again.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
 
 
-def _entries(workspace: Path) -> list[Entry]:
+def _entries(workspace: Path) -> list[FolderEntry]:
     """Return everything in the working folder, in order of paths."""
     try:
         return sorted(entries_beneath(workspace), key=lambda entry: entry.path)
@@ -141,7 +140,9 @@ def _entries(workspace: Path) -> list[Entry]:
         raise _unreadable(str(error.filename), error) from error
 
 
-def _check_limits(entries: list[Entry], tree: Mapping[str, str], trainer: CommandTrainer) -> None:
+def _check_limits(
+    entries: list[FolderEntry], tree: Mapping[str, str], trainer: CommandTrainer
+) -> None:
     """Check the names and the number of what is new, without reading any content."""
     new = [entry.path for entry in entries if _is_content(entry) and entry.path not in tree]
     new += _empty_folders(entries)
@@ -152,11 +153,11 @@ def _check_limits(entries: list[Entry], tree: Mapping[str, str], trainer: Comman
         raise _unclaimable(f"the program wrote {len(outputs):,} files, more than {MAX_OUTPUTS:,}")
 
 
-def _chosen_folders(entries: list[Entry], trainer: CommandTrainer) -> Iterator[str]:
+def _chosen_folders(entries: list[FolderEntry], trainer: CommandTrainer) -> Iterator[str]:
     return (path for path in _empty_folders(entries) if chosen(path, trainer.outputs))
 
 
-def _empty_folders(entries: list[Entry]) -> Iterator[str]:
+def _empty_folders(entries: list[FolderEntry]) -> Iterator[str]:
     """Yield the folders that hold nothing at all."""
     parents = {entry.path.rpartition("/")[0] for entry in entries}
     for entry in entries:
@@ -164,12 +165,12 @@ def _empty_folders(entries: list[Entry]) -> Iterator[str]:
             yield entry.path
 
 
-def _is_content(entry: Entry) -> bool:
+def _is_content(entry: FolderEntry) -> bool:
     """Tell whether an entry can be claimed: pipes, sockets and devices have no content."""
     return stat.S_ISREG(entry.facts.st_mode) or stat.S_ISLNK(entry.facts.st_mode)
 
 
-def _output(workspace: Path, entry: Entry) -> Output:
+def _output(workspace: Path, entry: FolderEntry) -> Output:
     try:
         if stat.S_ISLNK(entry.facts.st_mode):
             target = str((workspace / entry.path).readlink())
@@ -207,5 +208,4 @@ def _unclaimable(message: str) -> CapsuleError:
         message,
         fix='Leave such files out: capsule run --resume DIRECTORY --set \'trainer.outputs=["*", '
         '"!PATTERN"]\'. A program that has ended is not run again. Or write fewer files.',
-        exit_code=ExitCode.TRAINING_FAILED,
     )

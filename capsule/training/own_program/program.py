@@ -136,10 +136,9 @@ def _reported(path: Path, status: int) -> CapsuleError:
             "CAP-T304",
             f"the check of the libraries' flags ended with status {status}",
             fix="See output.log: a package of the image does not load.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     failure = contract.Failure.parse(path.read_bytes())
-    return CapsuleError(failure.code, failure.message, fix=failure.fix, exit_code=ExitCode(status))
+    return CapsuleError(failure.code, failure.message, fix=failure.fix)
 
 
 def _execute(
@@ -177,7 +176,6 @@ def _execute(
             "CAP-T302",
             f"the program ended {how}: {shlex.join(_command(spec, trainer))}",
             fix="See output.log in the run directory, and correct the program.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     return process.pid
 
@@ -208,7 +206,6 @@ def _start(
             "CAP-T301",
             f"trainer.command {command[0]!r} cannot be started: {error.strerror}",
             fix="Name a program of the image, or an executable file of the source tree as ./FILE.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
 
 
@@ -261,7 +258,6 @@ def _finished(copying: Future[None], path: Path) -> None:
             "CAP-T131",
             f"{path.name} cannot be written: {error.strerror}",
             fix="Free disk space or raise limits.disk_mb, then run again.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
 
 

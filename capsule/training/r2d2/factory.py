@@ -6,14 +6,16 @@ from typing import Any
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.experiment.trainers import R2d2Trainer
-from capsule.training.acting.batching import Batching
+from capsule.training.acting.transports import local_transport
 from capsule.training.environments import Environment, make_environment
 from capsule.training.layers.backends import backend_for
 from capsule.training.networks.recurrent import RecurrentNetwork, make_recurrent_network
 from capsule.training.r2d2.actor_worker import ActorSettings
 from capsule.training.r2d2.actors import Actors
+from capsule.training.r2d2.cutting import SequenceLayout
 from capsule.training.r2d2.learner import R2D2
-from capsule.training.r2d2.replay import SequenceLayout, SequenceReplay
+from capsule.training.r2d2.priorities import PriorityRule
+from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import make_streams
 from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
 
@@ -25,12 +27,15 @@ def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
     spec = context.spec
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
-    actors = Actors(
-        actor_settings(context, trainer, example, sequence_layout(trainer)),
-        processes=context.workers,
-        determinism=spec.determinism,
+    settings = actor_settings(context, trainer, example, sequence_layout(trainer))
+    transport = local_transport(
+        settings,
+        trainer.actors,
+        processes=context.actor_processes,
+        lag=0,
         numerics=cpu_numerics(spec),
     )
+    actors = Actors(settings, transport)
     options = replay_options(context, trainer, example, network)
     replay = SequenceReplay(context.directory / "replay", **options)
     return R2D2(context, trainer, network, actors, replay)
@@ -68,12 +73,12 @@ def actor_settings(
 ) -> ActorSettings:
     """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
     cpu = CpuAccelerator(numerics=cpu_numerics(context.spec))
-    network = make_network(trainer, example, cpu)
     return ActorSettings(
-        environment=context.spec.environment,
+        tasks=(context.spec.environment,),
         seeds=context.seeds,
-        network=network,
-        batching=Batching.of(context.spec.determinism, network.products),
+        network=make_network(trainer, example, cpu),
+        steps=trainer.update_interval,
+        determinism=context.spec.determinism,
         layout=layout,
         actors=trainer.actors,
         life_loss=trainer.life_loss,
@@ -93,11 +98,7 @@ def replay_options(
         "actors": trainer.actors,
         "capacity": trainer.replay_capacity,
         "slack": 2 * steps,
-        "frame_shape": example.frame_shape,
-        "frame_dtype": example.frame_dtype,
-        "frame_stack": example.frame_stack,
+        "frames": Frames(example.frame_shape, example.frame_dtype, example.frame_stack),
         "state_shape": network.state_shape if trainer.recurrent_state == "stored" else (0,),
-        "exponent": trainer.priority_exponent,
-        "floor": LOWEST_PRIORITY,
-        "initial_priority": "given",
+        "priorities": PriorityRule(trainer.priority_exponent, floor=LOWEST_PRIORITY),
     }

@@ -32,13 +32,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
@@ -46,7 +44,7 @@ from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.episode_statistics import EpisodeStatistics
-from capsule.training.evaluation.protocol import Policy
+from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.losses.r2d2 import (
     clip_rewards,
@@ -56,13 +54,15 @@ from capsule.training.losses.r2d2 import (
     sequence_priorities,
     td_errors,
 )
-from capsule.training.networks.feedforward import Parameters, flatten, initialize
+from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.recurrent import RecurrentNetwork
 from capsule.training.optimizers.adam import Adam
-from capsule.training.r2d2.actor_worker import ActorsState, Experience, exploration_ladder, q_values
-from capsule.training.r2d2.actors import Actors
+from capsule.training.r2d2.actor_worker import Experience, exploration_ladder, q_values
+from capsule.training.r2d2.actors import Actors, ActorsState
 from capsule.training.r2d2.replay import SequenceBatch, SequenceReplay
+from capsule.training.sharded_gradient import Threads, added, flat_gradient, split
 from capsule.training.state.checkpoint import array_document, document_array
+from capsule.training.state.trace import arrays_digest
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
@@ -122,15 +122,10 @@ class R2D2(EpisodeStatistics):
             target=self.target,
             others={"acting": self.acting},
         )
-        self._leaves = {
-            name: view.detach().requires_grad_() for name, view in self.online.views.items()
-        }
-        cuts = np.cumsum([0, *trainer.micro_batches])
-        self._shards = [slice(first, end) for first, end in pairwise(cuts)]
-        on_cpu = self._device.type == "cpu"
-        self._pool = ThreadPoolExecutor(context.workers if on_cpu else 1, "learner")
+        self._leaves = self.online.leaves()
+        self._threads = Threads(context.workers if self._device.type == "cpu" else 1)
         self._gradient = self.online.flat[:0]
-        self._minibatch: tuple[SequenceBatch, ...] = ()
+        self._minibatch: list[SequenceBatch] = []
         self._sent = False  # whether the actors' processes have theta_a
         self.updates = 0
 
@@ -141,14 +136,15 @@ class R2D2(EpisodeStatistics):
         self._begin_acting()
         learns = self.step >= self._trainer.replay_start
         if learns:
-            indices, losses, priorities = self._learn()
+            indices, parts = self._learn()
         experiences = self._actors.finish()
         if learns:
+            priorities = np.concatenate([part.priorities for part in parts])
             self._replay.update_priorities(indices, priorities)
         for actor, experience in enumerate(experiences):
             self._insert(actor, experience)
         if learns:
-            self._update(losses)
+            self._update(parts)
         self.step += self._trainer.interval_steps
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
@@ -161,7 +157,7 @@ class R2D2(EpisodeStatistics):
         )
         return sum(ladder) / len(ladder)
 
-    def policy(self, parameters: Parameters) -> Policy:
+    def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
 
         def evaluate(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,7 +170,7 @@ class R2D2(EpisodeStatistics):
         if due:
             self.acting.copy_from(self.online)
         parameters = self.acting.flat if due or not self._sent else None
-        self._actors.begin(self._trainer.update_interval, parameters)
+        self._actors.begin(parameters)
         self._sent = True
 
     def _insert(self, actor: int, experience: Experience) -> None:
@@ -216,11 +212,11 @@ class R2D2(EpisodeStatistics):
 
     # Learning
 
-    def _learn(self) -> tuple[NDArray[np.int64], list[torch.Tensor], NDArray[np.float64]]:
+    def _learn(self) -> tuple[NDArray[np.int64], list[_Part]]:
         """Draw a minibatch and compute its gradient at theta_k.
 
         Returns:
-            The sequences' indices, the loss of each shard, and new priorities.
+            The sequences' indices, int64 ``[batch_size]``, and what each shard gives.
         """
         trainer = self._trainer
         draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size, stratified=False)
@@ -228,21 +224,21 @@ class R2D2(EpisodeStatistics):
         weights = torch.from_numpy(
             importance_weights(draw.probabilities, trainer.importance_exponent)
         )
+        sizes = trainer.micro_batches
+        shards = list(zip(split(draw.indices, sizes), split(weights, sizes), strict=True))
+        parts = self._threads.map(self._differentiate, shards)
+        self._minibatch = [part.batch for part in parts]
+        self._gradient = added(part.gradient for part in parts)
+        return draw.indices, parts
 
-        def shard(columns: slice) -> _Part:
-            batch = self._replay.gather(draw.indices[columns])
-            return self._differentiate(batch, weights[columns])
+    def _differentiate(self, shard: tuple[NDArray[np.int64], torch.Tensor]) -> _Part:
+        """Compute the loss of some sequences, its gradient, and their new priorities.
 
-        parts = list(self._pool.map(shard, self._shards))
-        self._minibatch, losses, gradients, priorities = zip(*parts, strict=True)
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total = total + gradient
-        self._gradient = total
-        return draw.indices, list(losses), np.concatenate(priorities)
-
-    def _differentiate(self, batch: SequenceBatch, weights: torch.Tensor) -> _Part:
-        """Compute the loss of some sequences, its gradient, and their new priorities."""
+        Args:
+            shard: Indices, int64 ``[sequences]``, and weights, float32 ``[sequences]``.
+        """
+        indices, weights = shard
+        batch = self._replay.gather(indices)
         trainer = self._trainer
         window = self._window(batch)
         rows = _Rows(
@@ -270,9 +266,8 @@ class R2D2(EpisodeStatistics):
         errors = td_errors(values, window.actions, targets)
         weights = weights.to(self._device)
         loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
-        gradients = torch.autograd.grad(loss, list(self._leaves.values()))
-        flat = torch.cat([flatten(gradient) for gradient in gradients])
-        return _Part(batch, loss.detach(), flat, self._priorities(errors, window))
+        gradient = flat_gradient(loss, self._leaves)
+        return _Part(batch, loss.detach(), gradient, self._priorities(errors, window))
 
     def _burn_in(
         self,
@@ -349,11 +344,10 @@ class R2D2(EpisodeStatistics):
         shape = (batch.resets.shape[1], *self.network.state_shape)
         return torch.zeros(shape, device=self._device)
 
-    def _update(self, losses: Sequence[torch.Tensor]) -> None:
+    def _update(self, parts: Sequence[_Part]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
-        parts = [float(loss) for loss in losses]
         fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss(parts, self._trace, fix=fix)
+        self._take_loss([float(part.loss) for part in parts], self._trace, fix=fix)
         self.optimizer.update(self._gradient, self._trainer.max_gradient_norm or math.inf)
         self.updates += 1
         if self.updates % self._trainer.target_interval == 0:
@@ -363,15 +357,14 @@ class R2D2(EpisodeStatistics):
 
     def record(self, *, complete: bool = False) -> None:
         """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        first = self._trace.records == 0
-        complete = complete or first or self.step % self._spec.recording.tensor_interval == 0
-        sizes = [len(segment) for segment in self.online.segments]
-        gradient = torch.split(self._gradient, sizes) if len(self._gradient) else None
+        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
+        gradient = self.online.split(self._gradient) if len(self._gradient) else None
+        batches: Sequence[tuple[NDArray[Any], ...]] = self._minibatch
         self._trace.record(
             self.step,
             self._streams,
             loss=self.loss,
-            minibatch=_digest(self._minibatch) if complete and self._minibatch else None,
+            minibatch=arrays_digest(chain.from_iterable(batches)) if complete and batches else None,
             tensors=self._learned.digests(gradient) if complete else None,
         )
 
@@ -414,16 +407,12 @@ class R2D2(EpisodeStatistics):
 
     def stream_profiles(self) -> list[StreamProfile]:
         """Return the profiles of the actors' streams, named ``stream/actor``."""
-        return [
-            profile.model_copy(update={"name": f"{name}/{actor}"})
-            for actor, profiles in enumerate(self._actors.profiles())
-            for name, profile in sorted(profiles.items())
-        ]
+        return self._actors.profiles()
 
     def use(self) -> TrainerUse:
         """Say where the network was, and how many actors stepped together."""
-        actors = len(self._actors.profiles())
-        return TrainerUse(device=str(self.online.flat.device), actors=actors, schedule="lockstep")
+        device = str(self.online.flat.device)
+        return TrainerUse(device=device, actors=self._actors.count, schedule="lockstep")
 
     def artifacts(self) -> dict[str, bytes]:
         """Return nothing: there are no other files."""
@@ -431,7 +420,7 @@ class R2D2(EpisodeStatistics):
 
     def close(self) -> None:
         """End every thread and process."""
-        self._pool.shutdown()
+        self._threads.close()
         self._actors.close()
 
 
@@ -441,7 +430,7 @@ class _Part(NamedTuple):
     Attributes:
         batch: Its sequences.
         loss: Scalar.
-        gradient: Flat, in the memory order of the parameters.
+        gradient: float32 ``[size]``, in the memory order of the parameters.
         priorities: float64 ``[sequences]``.
     """
 
@@ -480,12 +469,3 @@ class _Window(NamedTuple):
     lengths: torch.Tensor
     actions: torch.Tensor
     valid: torch.Tensor
-
-
-def _digest(batches: Sequence[SequenceBatch]) -> str:
-    """Return the XXH3-128 of a minibatch as it was gathered."""
-    state = xxhash.xxh3_128()
-    for batch in batches:
-        for array in batch:
-            state.update(np.ascontiguousarray(array).data)
-    return state.hexdigest()

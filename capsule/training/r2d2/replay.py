@@ -2,25 +2,12 @@
 
 Each actor writes *entries*, one per time step: a frame, the action taken on seeing it, its reward,
 and whether the return ends there. They are numbered from 0 for ever and lie in a ring of that actor
-alone; sequences are ranges of it, so a frame is stored once however many sequences and frame stacks
-hold it. Since one actor's ring, sequences and priorities depend on nothing that another actor does,
-an actor is the logical shard: however actors are spread over processes, the same sequences lie in
-the same places. (The fallback priority "maximum" alone looks at all actors.)
-
-Cutting. Sequence ``k`` of an episode *learns* the ``learned`` steps from step ``k period`` on. The
-``burn_in`` steps before them are its prefix, to bring the recurrent state up to date; ``lookahead``
-states after them serve for bootstrapping. These are the *rows* of the sequence::
-
-    row   0 ........ burn_in .................. burn_in + learned ........ rows - 1
-          prefix     learned steps              states to bootstrap from
-
-Sequences never cross episodes. Where an episode begins, the missing prefix is padding in front, so
-that its first steps are learned like any others (dropping a fixed prefix would never learn them).
-Where one ends, the last sequence is shorter and padded behind; it is made only if it learns a step
-that the sequence before it did not. Padding is zero, and no step is valid in it. Reaching back
-to a full last sequence instead would learn the steps before each end more often than others.
-The paper's 80 steps "plus a prefix of 40", overlapping by 40, are ``burn_in=40, learned=80,
-period=40``; 80 steps whose first 40 are the prefix are ``burn_in=40, learned=40, period=40``.
+alone (:mod:`capsule.training.state.rings`). Sequences are ranges of it
+(:mod:`capsule.training.r2d2.cutting`), so a frame is stored once however many sequences and frame
+stacks hold it. They are drawn by their priorities (:mod:`capsule.training.r2d2.priorities`). Since
+one actor's ring, sequences and priorities depend on nothing that another actor does, an actor is
+the logical shard: however actors are spread over processes, the same sequences lie in the same
+places. (Only the initial priority "maximum" looks at all actors.)
 
 Memory. An entry of 84x84 takes 7,056 + 17 bytes; a sequence takes 32, its leaf of the sum tree at
 most 64, and its recurrent state 4,096 with an LSTM of 512. With a sequence every 40 steps that is
@@ -36,9 +23,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -46,53 +32,42 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.errors import CapsuleError, ExitCode
-from capsule.training.losses.r2d2 import exponentiate
-from capsule.training.r2d2.sum_tree import SumTree
+from capsule.experiment.errors import CapsuleError
+from capsule.training.r2d2.cutting import CutSequence, EpisodeCutter, SequenceLayout
+from capsule.training.r2d2.priorities import Priorities, PriorityRule
 from capsule.training.state.checkpoint import array_document, document_array
 from capsule.training.state.memmap import MappedArrays
+from capsule.training.state.rings import Field, Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
-InitialPriority = Literal["given", "maximum"]
+_ENTRY: dict[str, Field] = {  # after its frame
+    "actions": (np.int32, ()),
+    "rewards": (np.float32, ()),
+    "terminals": (np.bool_, ()),
+    "values": (np.float32, (2,)),
+}
+_SEQUENCE: dict[str, Field] = {  # see CutSequence; before its state
+    "numbers": (np.int64, ()),  # one more than the sequence's, so that 0 is none
+    "starts": (np.int64, ()),
+    "before": (np.int32, ()),
+    "fronts": (np.int32, ()),
+    "steps": (np.int32, ()),
+    "lengths": (np.int32, ()),
+}
 
 
-@dataclass(frozen=True)
-class SequenceLayout:
-    """How episodes are cut into sequences.
+class Frames(NamedTuple):
+    """What frames look like.
 
     Attributes:
-        burn_in: Steps of the prefix.
-        learned: Steps that are learned.
-        period: Steps from the start of a sequence to the next.
-        lookahead: States after the learned steps; one suffices, ``n`` give every learned step its
-            full ``n``-step target.
-
-    Raises:
-        ValueError: A number is too small, or ``period`` would leave steps out.
+        shape: Of one frame.
+        dtype: Element type.
+        stack: Frames of one observation.
     """
 
-    burn_in: int
-    learned: int
-    period: int
-    lookahead: int = 1
-
-    def __post_init__(self) -> None:
-        if self.burn_in < 0 or not 1 <= self.period <= self.learned or self.lookahead < 1:
-            raise ValueError(f"impossible {self}")
-
-    @property
-    def rows(self) -> int:
-        """States of a sequence; it has one step less."""
-        return self.burn_in + self.learned + self.lookahead
-
-    def begins(self, step: int) -> bool:
-        """Tell whether a sequence begins at a step of an episode, counted from 0."""
-        return not step or (step + self.burn_in) % self.period == 0
-
-    @property
-    def most_open(self) -> int:
-        """A bound of the sequences that an actor is writing at a time."""
-        return math.ceil(self.rows / self.period) + 1
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    stack: int
 
 
 class Draw(NamedTuple):
@@ -145,29 +120,6 @@ class SequenceBatch(NamedTuple):
         return np.moveaxis(sliding_window_view(self.frames, stack, axis=0, writeable=True), -1, 2)
 
 
-@dataclass
-class _Writer:
-    """The running episode of one actor.
-
-    Attributes:
-        first: Number of its first entry, or of the next one if no episode runs.
-        opened: Sequences begun.
-        cut: Sequences finished.
-        states: Recurrent states at the start of those begun and not finished.
-        checkpoint: Entries at the checkpoint that must stay restorable.
-    """
-
-    first: int = 0
-    opened: int = 0
-    cut: int = 0
-    states: deque[NDArray[np.float32]] = field(default_factory=deque)
-    checkpoint: int | None = None
-
-    def end(self, count: int) -> None:
-        self.first, self.opened, self.cut = count, 0, 0
-        self.states.clear()
-
-
 class SequenceReplay:
     """The sequences within the newest entries of every actor, and their priorities.
 
@@ -187,13 +139,9 @@ class SequenceReplay:
         actors: int,
         capacity: int,
         slack: int,
-        frame_shape: tuple[int, ...],
-        frame_dtype: DTypeLike,
-        frame_stack: int,
+        frames: Frames,
         state_shape: tuple[int, ...],
-        exponent: float,
-        floor: float,
-        initial_priority: InitialPriority,
+        priorities: PriorityRule,
     ) -> None:
         """Open the rings in ``directory``, making its files where there are none.
 
@@ -203,89 +151,57 @@ class SequenceReplay:
             actors: Logical actors, numbered from 0.
             capacity: Entries kept, of all actors together.
             slack: Entries that an actor may add after a checkpoint without touching what it needs.
-            frame_shape: Shape of one frame.
-            frame_dtype: Element type of a frame.
-            frame_stack: Frames of one observation.
+            frames: What frames look like.
             state_shape: Shape of a recurrent state; with a 0 in it, none is stored.
-            exponent: Priority exponent.
-            floor: Lower priorities count as this one, so that each sequence is drawn now and then
-                (the small constant of Schaul et al. 2016, section 3.3).
-            initial_priority: ``given``: a new sequence is not drawn until ``update_priorities``
-                gave it a priority, as R2D2's actors do. ``maximum``: it begins with the highest
-                priority given so far, as in Schaul et al. 2016; 1 before there is any.
+            priorities: What weight a sequence has.
 
         Raises:
             ValueError: An actor's share of the capacity is less than one sequence.
             CapsuleError: CAP-T221, there is no room for the files.
         """
-        self.layout = layout
-        self.actors = actors
-        self._entries = capacity // actors
-        if self._entries < layout.rows:
-            raise ValueError(f"{self._entries} entries an actor hold no sequence of {layout.rows}")
-        self._history = frame_stack - 1
+        self.layout, self.actors = layout, actors
+        self._capacity = capacity // actors  # entries of an actor
+        if self._capacity < layout.rows:
+            raise ValueError(f"{self._capacity} entries an actor hold no sequence of {layout.rows}")
+        self._history = frames.stack - 1
         self._reach = max(1, self._history)  # entries before a sequence that it needs, too
-        self._slack = slack
-        self._exponent = exponent
-        self._floor = floor
-        self._initial_priority = initial_priority
-        self._kept = math.ceil(self._entries / layout.period)  # sequences of an actor
-        self._ring = self._entries + self._reach + slack
-        # Those kept at a checkpoint outlive all that may be finished before the next one.
-        self._table = self._kept + slack + layout.most_open
-        entries: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
-            "frames": (frame_dtype, frame_shape),
-            "actions": (np.int32, ()),
-            "rewards": (np.float32, ()),
-            "terminals": (np.bool_, ()),
-            "values": (np.float32, (2,)),
-        }
-        sequences: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
-            "numbers": (np.int64, ()),  # one more than the sequence's, so that 0 is none
-            "starts": (np.int64, ()),  # first entry
-            "before": (np.int32, ()),  # steps of the episode before it
-            "fronts": (np.int32, ()),  # rows of padding in front
-            "steps": (np.int32, ()),
-            "lengths": (np.int32, ()),  # states: as many as steps, or one more
-            "states": (np.float32, state_shape),
-        }
+        self._kept = math.ceil(self._capacity / layout.period)  # sequences of an actor
         self._files = MappedArrays(directory)
-        self._entry_fields = {
-            name: self._files.array(name, dtype, (actors * self._ring, *shape))
-            for name, (dtype, shape) in entries.items()
-        }
-        self._sequence_fields = {
-            name: self._files.array(name, dtype, (actors * self._table, *shape))
-            for name, (dtype, shape) in sequences.items()
-        }
-        self._frames = self._entry_fields["frames"]
-        self._actions = self._entry_fields["actions"]
-        self._rewards = self._entry_fields["rewards"]
-        self._terminals = self._entry_fields["terminals"]
-        self._values = self._entry_fields["values"]
-        self._block = 1 << (self._kept - 1).bit_length()  # an actor's leaves: a subtree of its own
-        self._tree = SumTree(actors * self._block)
-        self._maximum = 1.0
-        self._writers = [_Writer() for _ in range(actors)]
-        self._counts = np.zeros(actors, np.int64)  # entries ever added
-        self._finished = np.zeros(actors, np.int64)  # sequences ever finished
+        self._entries = Rings(
+            self._files,
+            {"frames": (frames.dtype, frames.shape), **_ENTRY},
+            slots=self._capacity + self._reach + slack,
+            slack=slack,
+            writers=actors,
+        )
+        # As many sequences may follow a checkpoint as the entries in the slack can finish.
+        more = slack + layout.most_open
+        self._sequences = Rings(
+            self._files,
+            {**_SEQUENCE, "states": (np.float32, state_shape)},
+            slots=self._kept + more,
+            slack=more,
+            writers=actors,
+        )
+        self._state_shape = state_shape
+        self._priorities = Priorities(priorities, actors=actors, kept=self._kept)
+        self._cutters = [EpisodeCutter(layout) for _ in range(actors)]
         self._oldest = np.zeros(actors, np.int64)  # number of the oldest sequence kept
 
     @property
     def sequences(self) -> int:
         """Sequences kept, with or without a priority."""
-        return int((self._finished - self._oldest).sum())
+        return int((self._sequences.counts - self._oldest).sum())
 
     @property
     def entries(self) -> int:
         """Entries ever added, closing ones included."""
-        return int(self._counts.sum())
+        return int(self._entries.counts.sum())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that grows with the capacity."""
-        fields = (*self._entry_fields.values(), *self._sequence_fields.values())
-        return sum(array.nbytes for array in fields) + self._tree.nbytes
+        return self._entries.nbytes + self._sequences.nbytes + self._priorities.tree.nbytes
 
     # Writing
 
@@ -304,7 +220,7 @@ class SequenceReplay:
         """Add one step of ``actor``.
 
         Args:
-            actor: Who acted.
+            actor: The actor that took the step.
             frame: What it saw last, ``frame_shape``.
             action: What it did.
             reward: What that gave.
@@ -320,39 +236,83 @@ class SequenceReplay:
 
         Raises:
             ValueError: The episode ends but the return does not, or a state is missing.
+            RuntimeError: More than ``slack`` entries were added since the last checkpoint.
         """
         if ended and not terminal:
             raise ValueError("end_episode() ends an episode that is truncated")
-        writer = self._writers[actor]
-        step = int(self._counts[actor]) - writer.first
-        if self.layout.begins(step) and state is None:
-            raise ValueError(f"a sequence begins at step {step} and needs the recurrent state")
-        while writer.opened * self.layout.period - self.layout.burn_in <= step:
-            writer.states.append(np.array(state, np.float32))
-            writer.opened += 1
-        self._put(actor, frame, action, reward, terminal, values)
-        return self._cut(actor, step + 1, step + 1, ended=ended)
+        cutter = self._cutters[actor]
+        cutter.begin(int(self._entries.counts[actor]), state)
+        count = self._put(actor, frame, action, reward, terminal, values)
+        return self._enter(actor, cutter.finish(count, ended=ended))
 
     def end_episode(
         self, actor: int, last_frame: NDArray[Any], last_value: float = 0.0
     ) -> list[int]:
-        """Close a truncated episode with its last frame, which nobody acted on.
-
-        ``last_value`` is the actor's largest Q-value of it.
+        """Close a truncated episode with its last frame, after which no action was taken.
 
         Its last steps then bootstrap from the state that really followed.
+
+        Args:
+            actor: The actor whose episode it is.
+            last_frame: ``frame_shape``.
+            last_value: The actor's largest Q-value of it.
 
         Returns:
             The indices of the sequences that this finished, in order.
 
         Raises:
             ValueError: There is no running episode.
+            RuntimeError: More than ``slack`` entries were added since the last checkpoint.
         """
-        steps = int(self._counts[actor]) - self._writers[actor].first
-        if not steps:
+        cutter = self._cutters[actor]
+        if self._entries.counts[actor] == cutter.first:
             raise ValueError("end_episode() follows a truncation, not the end of an episode")
-        self._put(actor, last_frame, 0, 0.0, terminal=False, values=(0.0, last_value))
-        return self._cut(actor, steps, steps + 1, ended=True)
+        count = self._put(actor, last_frame, 0, 0.0, False, (0.0, last_value))
+        return self._enter(actor, cutter.finish(count, ended=True, closed=True))
+
+    def _put(
+        self,
+        actor: int,
+        frame: NDArray[Any],
+        action: int,
+        reward: float,
+        terminal: bool,
+        values: ArrayLike,
+    ) -> int:
+        """Add an entry, evict the sequences that it leaves no room for, and return the count."""
+        entry = {
+            "frames": frame,
+            "actions": action,
+            "rewards": reward,
+            "terminals": terminal,
+            "values": values,
+        }
+        last = self._entries.append(entry, actor)
+        starts, number = self._sequences.fields["starts"], int(self._oldest[actor])
+        while (
+            number < self._sequences.counts[actor]
+            and starts[self._sequences.at(number, actor)] <= last - self._capacity
+        ):
+            number += 1
+        self._evict(actor, number)
+        return last + 1
+
+    def _enter(self, actor: int, finished: list[CutSequence]) -> list[int]:
+        """Add sequences, evicting those whose places they take, and return their indices."""
+        indices = []
+        for sequence in finished:
+            number = int(self._sequences.counts[actor])
+            self._sequences.append({"numbers": number + 1, **sequence._asdict()}, actor)
+            self._evict(actor, number - self._kept + 1)
+            self._priorities.begin(actor, number)
+            indices.append(number * self.actors + actor)
+        return indices
+
+    def _evict(self, actor: int, oldest: int) -> None:
+        """Evict the sequences of ``actor`` that are older than number ``oldest``."""
+        if oldest > self._oldest[actor]:
+            self._priorities.clear(actor, np.arange(self._oldest[actor], oldest))
+            self._oldest[actor] = oldest
 
     def update_priorities(
         self, indices: NDArray[np.int64], priorities: NDArray[np.float64]
@@ -370,14 +330,12 @@ class SequenceReplay:
                 nothing is changed.
         """
         numbers, actors = np.divmod(indices, self.actors)
-        if not ((numbers >= 0) & (numbers < self._finished[actors])).all():
+        if not ((numbers >= 0) & (numbers < self._sequences.counts[actors])).all():
             raise ValueError("an index of no sequence")
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError("a priority is negative or not finite")
         kept = numbers >= self._oldest[actors]
-        weights = exponentiate(np.maximum(priorities[kept], self._floor), self._exponent)
-        self._tree.set(self._leaves(actors[kept], numbers[kept]), weights)
-        self._maximum = float(weights.max(initial=self._maximum))
+        self._priorities.update(actors[kept], numbers[kept], priorities[kept])
 
     # Reading
 
@@ -392,19 +350,16 @@ class SequenceReplay:
         Raises:
             CapsuleError: CAP-T222, no sequence has a priority yet.
         """
-        total = self._tree.total
-        if not total:
+        if not self._priorities.tree.total:
             raise CapsuleError(
                 "CAP-T222",
                 f"none of the {self.sequences} sequences in the replay memory has a priority",
                 fix="raise trainer.replay_start",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
-        leaves = self._tree.sample(stream.uniforms(batch), stratified=stratified)
-        actors, places = np.divmod(leaves, self._block)
-        newest = self._finished[actors] - 1
-        numbers = newest - (newest - places) % self._kept
-        return Draw(numbers * self.actors + actors, self._tree.get(leaves) / total)
+        actors, numbers, probabilities = self._priorities.sample(
+            stream.uniforms(batch), self._sequences.counts - 1, stratified=stratified
+        )
+        return Draw(numbers * self.actors + actors, probabilities)
 
     def gather(
         self,
@@ -428,27 +383,27 @@ class SequenceReplay:
             ValueError: A sequence is overwritten, or there is no such one.
         """
         numbers, actors = np.divmod(indices, self.actors)
-        of = {
-            name: array[actors * self._table + numbers % self._table]
-            for name, array in self._sequence_fields.items()
-        }
-        known = (numbers >= 0) & (numbers < self._finished[actors]) & (of["numbers"] == numbers + 1)
-        whole = of["starts"] - self._reach >= self._counts[actors] - self._ring
+        places_in_table = self._sequences.at(numbers, actors)
+        of = {name: array[places_in_table] for name, array in self._sequences.fields.items()}
+        finished, count = self._sequences.counts[actors], self._entries.counts[actors]
+        known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
+        whole = of["starts"] - self._reach >= count - self._entries.slots
         if not (known & whole).all():
             raise ValueError("a sequence that is not, or no longer, in the memory")
         # Everything below is [reach + rows, batch]: where in the sequence, and where in the ring.
         places = np.arange(-self._reach, self.layout.rows)[:, None] - of["fronts"]
-        slots = actors * self._ring + (of["starts"] + places) % self._ring
+        slots = self._entries.at(of["starts"] + places, actors)
+        entries = self._entries.fields
         begun = places >= -of["before"]
         taken = begun & (places < of["steps"])
         past = self._reach - 1  # the step before row 0
         taken, slots_taken = taken[past:-1], slots[past:-1]
-        actions = np.where(taken, self._actions[slots_taken], -1).astype(np.int64)
-        rewards = np.where(taken, self._rewards[slots_taken], np.float32(0))
+        actions = np.where(taken, entries["actions"][slots_taken], -1).astype(np.int64)
+        rewards = np.where(taken, entries["rewards"][slots_taken], np.float32(0))
         seen = begun & (places < of["lengths"])
         rows = slice(self._reach, None)
         shown = slice(self._reach - self._history if frames else len(slots), None)
-        images = np.take(self._frames, slots[shown], axis=0, out=out, mode="clip")
+        images = np.take(entries["frames"], slots[shown], axis=0, out=out, mode="clip")
         images[~seen[shown]] = 0
         return SequenceBatch(
             frames=images,
@@ -458,9 +413,9 @@ class SequenceReplay:
             previous_rewards=rewards,
             actions=np.maximum(actions[1:], 0),
             rewards=rewards[1:],
-            terminals=(self._terminals[slots_taken] & taken)[1:],
+            terminals=(entries["terminals"][slots_taken] & taken)[1:],
             valid=taken[1:],
-            values=np.where(seen[rows, :, None], self._values[slots[rows]], np.float32(0)),
+            values=np.where(seen[rows, :, None], entries["values"][slots[rows]], np.float32(0)),
         )
 
     # Saving
@@ -476,16 +431,16 @@ class SequenceReplay:
         """
         result = xxhash.xxh3_128()
         for actor in range(self.actors):
-            count, finished = int(self._counts[actor]), int(self._finished[actor])
-            oldest = max(0, count - self._entries - self._reach)
-            for fields, size, first, end in (
-                (self._entry_fields, self._ring, oldest, count),
-                (self._sequence_fields, self._table, int(self._oldest[actor]), finished),
+            count, finished = int(self._entries.counts[actor]), int(self._sequences.counts[actor])
+            oldest = max(0, count - self._capacity - self._reach)
+            for rings, first, end in (
+                (self._entries, oldest, count),
+                (self._sequences, int(self._oldest[actor]), finished),
             ):
-                for name, array in fields.items():
+                for name, array in rings.fields.items():
                     header = [actor, name, array.dtype.str, list(array.shape[1:]), first, end]
                     result.update(canonical_json(header))
-                    for part in _parts(actor * size, size, first, end):
+                    for part in rings.parts(first, end, actor):
                         result.update(array[part].data)
         return result.hexdigest()
 
@@ -495,22 +450,22 @@ class SequenceReplay:
         From now on what it needs is kept: the rings refuse more than ``slack`` further entries of
         an actor until the next call.
         """
-        for writer, count in zip(self._writers, self._counts.tolist(), strict=True):
-            writer.checkpoint = count
+        self._entries.keep()
+        self._sequences.keep()
+        counts = zip(
+            self._entries.counts.tolist(),
+            self._cutters,
+            self._sequences.counts.tolist(),
+            self._oldest.tolist(),
+            strict=True,
+        )
         return {
             "actors": [
-                [count, writer.first, writer.opened, writer.cut, finished, oldest]
-                for writer, count, finished, oldest in zip(
-                    self._writers,
-                    self._counts.tolist(),
-                    self._finished.tolist(),
-                    self._oldest.tolist(),
-                    strict=True,
-                )
+                [count, cutter.first, cutter.opened, cutter.cut, finished, oldest]
+                for count, cutter, finished, oldest in counts
             ],
-            "open_states": [self._open_states(writer) for writer in self._writers],
-            "weights": array_document(self._tree.leaves),
-            "maximum": self._maximum,
+            "open_states": [self._open_states(cutter) for cutter in self._cutters],
+            **self._priorities.state(),
             "digest": self.digest(),
         }
 
@@ -520,132 +475,19 @@ class SequenceReplay:
         Raises:
             CapsuleError: CAP-T223, the files do not hold what they held at the checkpoint.
         """
-        for actor, (numbers, encoded) in enumerate(
-            zip(state["actors"], state["open_states"], strict=True)
+        counts, firsts, opened, cuts, finished, oldest = zip(*state["actors"], strict=True)
+        self._entries.resume(counts)
+        self._sequences.resume(finished)
+        self._oldest[:] = oldest
+        for cutter, first, begun, cut, states in zip(
+            self._cutters, firsts, opened, cuts, state["open_states"], strict=True
         ):
-            count, first, opened, cut, finished, oldest = numbers
-            states = document_array(encoded)
-            self._writers[actor] = _Writer(first, opened, cut, deque(states), count)
-            self._counts[actor] = count
-            self._finished[actor] = finished
-            self._oldest[actor] = oldest
-        self._tree.restore(document_array(state["weights"]))
-        self._maximum = state["maximum"]
-        if self.digest() != state["digest"]:
-            raise CapsuleError(
-                "CAP-T223",
-                f"the replay files do not hold the sequences of the checkpoint at entry "
-                f"{self.entries}",
-                fix="start a new run directory: this one was changed or is incomplete",
-                exit_code=ExitCode.TRAINING_FAILED,
-            )
+            cutter.first, cutter.opened, cutter.cut = first, begun, cut
+            cutter.states = deque(document_array(states))
+        self._priorities.restore(state)
+        what = f"sequences of the checkpoint at entry {self.entries}"
+        require_checkpoint(self.digest(), state["digest"], what)
 
-    def _open_states(self, writer: _Writer) -> dict[str, Any]:
-        shape = (len(writer.states), *self._sequence_fields["states"].shape[1:])
-        return array_document(np.array(writer.states, np.float32).reshape(shape))
-
-    def _put(
-        self,
-        actor: int,
-        frame: NDArray[Any],
-        action: int,
-        reward: float,
-        terminal: bool,
-        values: ArrayLike,
-    ) -> None:
-        """Add an entry and evict the sequences that it leaves no room for."""
-        count, checkpoint = int(self._counts[actor]), self._writers[actor].checkpoint
-        if checkpoint is not None and count >= checkpoint + self._slack:
-            raise RuntimeError(f"more than {self._slack} entries added since the last checkpoint")
-        slot = actor * self._ring + count % self._ring
-        self._frames[slot] = frame
-        self._actions[slot] = action
-        self._rewards[slot] = reward
-        self._terminals[slot] = terminal
-        self._values[slot] = values
-        self._counts[actor] = count + 1
-        number = oldest = int(self._oldest[actor])
-        starts = self._sequence_fields["starts"]
-        while (
-            number < self._finished[actor]
-            and starts[actor * self._table + number % self._table] <= count - self._entries
-        ):
-            number += 1
-        if number > oldest:
-            self._evict(actor, number)
-
-    def _cut(self, actor: int, steps: int, states: int, *, ended: bool) -> list[int]:
-        """Finish every sequence that is complete, or of which no more will come.
-
-        Args:
-            actor: Whose.
-            steps: Steps of its episode so far.
-            states: Frames of its episode so far.
-            ended: Whether there will be no more.
-
-        Returns:
-            The indices of the sequences finished.
-        """
-        writer, layout, indices = self._writers[actor], self.layout, []
-        while writer.cut < writer.opened:
-            begin = writer.cut * layout.period
-            learned_before = begin - layout.period + layout.learned if writer.cut else 0
-            complete = states >= begin + layout.learned + layout.lookahead
-            if not (complete or (ended and steps > learned_before)):
-                break
-            indices.append(self._finish(actor, begin - layout.burn_in, steps, states))
-        if ended:
-            writer.end(int(self._counts[actor]))
-        return indices
-
-    def _finish(self, actor: int, row_zero: int, steps: int, states: int) -> int:
-        """Enter the oldest open sequence into the table, evicting the one whose place it takes.
-
-        Args:
-            actor: Whose.
-            row_zero: Step of the episode at row 0; negative where there is padding in front.
-            steps: Steps of the episode so far.
-            states: Frames of the episode so far.
-
-        Returns:
-            Its index.
-        """
-        writer, number = self._writers[actor], int(self._finished[actor])
-        before = max(0, row_zero)
-        front = before - row_zero
-        values = {
-            "numbers": number + 1,
-            "starts": writer.first + before,
-            "before": before,
-            "fronts": front,
-            "steps": min(steps - before, self.layout.rows - 1 - front),
-            "lengths": min(states - before, self.layout.rows - front),
-            "states": writer.states.popleft(),
-        }
-        slot = actor * self._table + number % self._table
-        for name, value in values.items():
-            self._sequence_fields[name][slot] = value
-        writer.cut += 1
-        self._finished[actor] = number + 1
-        if number - self._kept >= self._oldest[actor]:
-            self._evict(actor, number - self._kept + 1)
-        if self._initial_priority == "maximum":
-            leaf = self._leaves(np.array([actor]), np.array([number]))
-            self._tree.set(leaf, np.array([self._maximum]))
-        return number * self.actors + actor
-
-    def _evict(self, actor: int, oldest: int) -> None:
-        """Make number ``oldest`` the oldest sequence of ``actor`` that is kept."""
-        numbers = np.arange(self._oldest[actor], oldest)
-        self._tree.set(self._leaves(np.full_like(numbers, actor), numbers), np.zeros(len(numbers)))
-        self._oldest[actor] = oldest
-
-    def _leaves(self, actors: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        return actors * self._block + numbers % self._kept
-
-
-def _parts(base: int, size: int, first: int, end: int) -> list[slice]:
-    """Return where numbers ``first`` to ``end`` of the ring at ``base`` lie, in order."""
-    start, length = first % size, end - first
-    wrapped = max(0, start + length - size)
-    return [slice(base + start, base + start + length - wrapped), slice(base, base + wrapped)]
+    def _open_states(self, cutter: EpisodeCutter) -> dict[str, Any]:
+        shape = (len(cutter.states), *self._state_shape)
+        return array_document(np.array(cutter.states, np.float32).reshape(shape))

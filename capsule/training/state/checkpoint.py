@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.contract import tensor_digest
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import RESUME, ResumeState
 from capsule.training.state.run_directory import write_file
 
@@ -102,7 +102,6 @@ def load_resume_state(
             "CAP-T133",
             f"the state at step {state.step} was saved by a run of another spec",
             fix="Give the job its own run directory.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
     return state, load_tensors(_tensor_file(directory, state.step), state.tensors)
 
@@ -121,7 +120,6 @@ def _damaged(path: Path, what: str) -> CapsuleError:
         "CAP-T132",
         f"{path.name} {what}",
         fix="Start a new run directory: this one was changed or is incomplete.",
-        exit_code=ExitCode.TRAINING_FAILED,
     )
 
 

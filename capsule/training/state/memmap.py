@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 
 
 class MappedArrays:
@@ -41,7 +41,6 @@ class MappedArrays:
                 "CAP-T221",
                 f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
                 fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
-                exit_code=ExitCode.TRAINING_FAILED,
             ) from error
         mapping = np.memmap(path, dtype, "r+", shape=shape)
         self._mappings.append(mapping)

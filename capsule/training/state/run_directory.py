@@ -14,7 +14,7 @@ from typing import Any
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, write_atomic
 from capsule.experiment.contract import Event, Failure, Job, Runtime
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.fields import Model
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -38,7 +38,6 @@ def read_job(directory: Path) -> Job:
             "CAP-T111",
             f"{path.name} cannot be used: {error}",
             fix="Start the run with 'capsule run', which writes it.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
 
 
@@ -81,7 +80,6 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
                 f"the run began with {name} {before.get(name)!r} and would resume with "
                 f"{now.get(name)!r}",
                 fix="Resume it in the image and on the kind of machine on which it began.",
-                exit_code=ExitCode.INCONCLUSIVE,
             )
 
 
@@ -114,7 +112,6 @@ def write_file(path: Path, data: bytes) -> None:
             f"{path.name} ({len(data)} bytes) cannot be written: {error.strerror}",
             fix="Free disk space or raise limits.disk_mb, then run again: the run resumes from "
             "its last saved state.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import remove_unfinished
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.states import BLOCK_BYTES, StateFile, StateIndex
 from capsule.training.state.run_directory import write_document
 
@@ -41,7 +41,6 @@ def keep_state(directory: Path, step: int) -> None:
             f"the state at step {step} cannot be kept: {error.strerror}",
             fix="Free disk space or raise limits.disk_mb, then run again; or set "
             "recording.segment_states to false.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
     write_document(folder / f"{name}.json", index)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile, stream_key
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SeedsSpec, StreamName
 
 _WORDS_PER_BLOCK = 4
@@ -68,7 +68,6 @@ class Account:
                 f"stream {self.name!r}: the saved state has key {state['key']}, but seed "
                 f"{self.seed} and index {self.index} give {self.key}",
                 fix="resume with the spec the run was started with, or start a new run directory",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
         self._jump(state["draws"], bytes.fromhex(state["digest"]))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
+from capsule.experiment.spec import RecordingSpec
 from capsule.experiment.trace import COMPONENTS, GENESIS, SEGMENT_RECORDS, extend, segment_line
 from capsule.training.state.streams import Stream
 
@@ -50,6 +51,10 @@ class Trace:
         leaf = xxhash.xxh3_128(self._leaves[component])
         leaf.update(data)
         self._leaves[component] = leaf.digest()
+
+    def wants_tensors(self, step: int, recording: RecordingSpec) -> bool:
+        """Tell whether the next record is to hold every tensor: the first, and periodic ones."""
+        return self.records == 0 or step % recording.tensor_interval == 0
 
     def record(
         self,
@@ -121,7 +126,6 @@ class Trace:
                 "CAP-T121",
                 f"trace.jsonl holds {size} bytes, but the saved state ends at byte {offset}",
                 fix="Start a new run directory: this one was changed or is incomplete.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
         self._file.truncate(offset)
         self._file.seek(offset)
@@ -137,6 +141,14 @@ class Trace:
         self.records += 1
         if self.records % SEGMENT_RECORDS == 0:
             self._file.write(segment_line(self._head, self.records) + b"\n")
+
+
+def arrays_digest(arrays: Iterable[Any]) -> str:
+    """Return the XXH3-128 of the elements of arrays, one after another, hexadecimal."""
+    state = xxhash.xxh3_128()
+    for array in arrays:
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
 
 
 def leaf_digest(array: NDArray[Any]) -> str:

@@ -22,14 +22,19 @@ from capsule.experiment.dense import (
     read_header,
     read_updates,
 )
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trace import Mark, compare_records
+from capsule.host.errors import CapsuleError
 from capsule.verification.analysis.causes import COMPUTED
 from capsule.verification.analysis.comparison import compare_segment
 from capsule.verification.analysis.runs import ComparedRun
 from capsule.verification.analysis.trace_alignment import record_names
 from capsule.verification.content.ulp import Distance, Width
-from capsule.verification.verdict import Bisection, Call, Divergence, OperatorDivergence
+from capsule.verification.verdict import (
+    Bisection,
+    Divergence,
+    OperatorDivergence,
+    OperatorInvocation,
+)
 
 NOTHING = (0, Distance(), True)  # is comparable of the results of two operators
 _WIDTHS: dict[str, Width] = {"float32": 32, "float64": 64}
@@ -50,9 +55,8 @@ def window_of(found: Divergence, a: ComparedRun) -> contract.DenseWindow:
         where = "nowhere" if found.first is None else f"in the {found.first.component} of a record"
         raise CapsuleError(
             "CAP-V076",
-            f"the traces of {found.a} and {found.b} part {where}: there is nothing to bisect",
-            fix="Leave --bisect out; the analysis without it says what differs.",
-            exit_code=ExitCode.USAGE,
+            f"the traces of {found.a} and {found.b} part {where}: so there is nothing to bisect",
+            fix="Remove --bisect. The analysis without it reports what differs.",
         )
     unit: int = getattr(training, "interval_steps")  # noqa: B009 - programs have no trace
     return contract.DenseWindow(first=found.last_equal + unit, last=found.first.step)
@@ -101,7 +105,6 @@ def dense_record(
                 f"{first.component}",
                 fix="Run 'capsule diff A B --dense FILE' where it does, with this side as A, and "
                 "name FILE in its place.",
-                exit_code=ExitCode.INCONCLUSIVE,
             )
     return directory / contract.DENSE
 
@@ -123,7 +126,6 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
                 "CAP-V074",
                 f"{a.name} and {b.name} are dense records of other updates",
                 fix="Make both around the same step, with the same version of Capsule.",
-                exit_code=ExitCode.USAGE,
             )
         steps = left.record.step
         if left.record.values != right.record.values:
@@ -133,7 +135,6 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
         f"all updates of the dense records are equal, up to step {steps}",
         fix="Compare the traces again: what differs lies elsewhere, or does not repeat; 'capsule "
         "diagnose' finds what does not repeat.",
-        exit_code=ExitCode.INCONCLUSIVE,
     )
 
 
@@ -175,8 +176,8 @@ def _operator(left: Update, right: Update) -> tuple[OperatorDivergence | None, b
     found = OperatorDivergence(
         step=left.record.step,
         call=number,
-        a=Call(operator=a.operator, where=a.where, arguments=a.arguments),
-        b=Call(operator=b.operator, where=b.where, arguments=b.arguments),
+        a=OperatorInvocation(operator=a.operator, where=a.where, arguments=a.arguments),
+        b=OperatorInvocation(operator=b.operator, where=b.where, arguments=b.arguments),
         same_inputs=sorted(a.inputs) == sorted(b.inputs),
         elements=elements,
         differing=total.differing,
@@ -240,7 +241,6 @@ def _data(result: OperatorResult) -> bytes:
             f"a dense record holds results that are not base64: {error}",
             fix="Make it again with 'capsule diff … --dense FILE', with the same version of "
             "Capsule.",
-            exit_code=ExitCode.USAGE,
         ) from error
 
 

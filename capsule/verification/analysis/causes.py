@@ -158,7 +158,7 @@ def _actor_order(facts: Facts) -> Cause | None:
         "actor-order",
         "shown",
         f"in {facts.place} another actor's unroll, or one of another policy version, is learned; "
-        "streams are equal up to there",
+        "streams are equal until there",
         *([] if "unrolls" in facts.parts else ["the same unrolls are learned, in another order"]),
         *_named(facts.of("schedule")),
     )
@@ -176,7 +176,7 @@ def _environment(facts: Facts) -> Cause | None:
         "shown" if equal else "likely" if changed else "possible",
         f"in {facts.place} the environment gave other {_listed(given)}"
         + (" to equal actions" if equal else "; actions differ in the same record"),
-        "losses, and all tensors as far as they were recorded, are equal up to there",
+        "losses, and all tensors as far as they were recorded, are equal until there",
         *_named(changed),
     )
 
@@ -256,7 +256,7 @@ def _packaging(facts: Facts) -> Cause | None:
     return Cause(
         name="packaging",
         certainty="shown",
-        evidence=(f"the same content is written down otherwise: {_listed(places)}",),
+        evidence=(f"the same content is stored differently: {_listed(places)}",),
     )
 
 
@@ -267,7 +267,7 @@ def _order_of_lines(facts: Facts) -> Cause | None:
     return Cause(
         name="order-of-lines",
         certainty="shown",
-        evidence=(f"the same lines stand in another order from {reordered[0][0]} on",),
+        evidence=(f"the same lines are in another order from {reordered[0][0]} on",),
         fix="Let one thread or process write the file, or sort its lines; "
         "trainer.standard_output: false if it is the standard output.",
     )
@@ -282,7 +282,7 @@ def _other_names(facts: Facts) -> Cause | None:
     return Cause(
         name="other-names",
         certainty="shown",
-        evidence=(f"equal content stands under other names: {_listed(pairs)}",),
+        evidence=(f"equal content has other names: {_listed(pairs)}",),
         fix="Derive names of files from the seed or the step, not from a time, a process id or a "
         "random number.",
     )
@@ -331,7 +331,7 @@ def _computed(facts: Facts) -> list[str]:
             return []
         found = ["actions differ in the first differing record, maybe before what they led to"]
     else:
-        found = [f"in {facts.place} {facts.parts[0]} differs, and nothing that it is computed from"]
+        found = [f"in {facts.place} {facts.parts[0]} differs, but its inputs do not"]
     if facts.loss is not None:
         size = f"{facts.loss.ulp:,} ulp" if facts.loss.ulp else "less than an ulp"
         word = "rounding" if facts.loss.relative <= ROUNDING else "more than rounding"

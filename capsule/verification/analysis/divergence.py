@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from capsule.bundle.bundle import OpenedBundle
 from capsule.engine.interface import Engine
 from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.comparison import compare_documents, trace_difference
@@ -20,39 +19,78 @@ from capsule.verification.analysis.pin_differences import changes, ranked
 from capsule.verification.analysis.runs import ComparedRun, Training, bundle_side, directory_side
 from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
-from capsule.verification.content.ulp import Distance, Width, distance
+from capsule.verification.content.ulp import Width, distance
+from capsule.verification.findings import AnalysisFinding, ComparisonFinding
 from capsule.verification.verdict import (
     Bisection,
     ComponentDifference,
     Divergence,
     NumberDifference,
     OutputComparison,
-    Replica,
+    ReplicaResults,
     TensorDifference,
 )
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MeasuredResults:
+    """How far the results of two trainers' runs are apart.
+
+    Attributes:
+        differences: Streams, checkpoints and evaluations that differ.
+        numbers: Losses and returns that differ.
+        checkpoint: Step of the last checkpoint whose tensors both have.
+        tensors: The tensors that differ in it.
+    """
+
+    differences: tuple[ComponentDifference, ...]
+    numbers: tuple[NumberDifference, ...] = ()
+    checkpoint: int | None = None
+    tensors: tuple[TensorDifference, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunComparison:
     """Two runs, compared as far as nothing need be executed for it.
 
     Attributes:
-        report: The analysis.
-        facts: What it rests on.
+        a: Name of one.
+        b: Name of the other.
+        facts: What is known of their difference.
+        measured: How far they are apart.
     """
 
-    report: Divergence
+    a: str
+    b: str
     facts: Facts
+    measured: MeasuredResults
 
-    def with_bisection(self, found: Bisection) -> Divergence:
-        """Return the analysis once the first differing update, and operator, are known."""
-        facts = Facts(**{**vars(self.facts), "bisection": found})
-        return self.report.model_copy(
-            update={
-                "bisection": found,
-                "causes": explain(facts),
-                "explanations": ranked(facts.changes, facts.family()),
-            }
+    @property
+    def equal(self) -> bool:
+        """Whether everything that results of a run are compared by is equal."""
+        walk = self.facts.walk
+        parted = walk is not None and walk.first is not None
+        return not (parted or self.facts.results or self.facts.contradictions)
+
+    def report(self, bisection: Bisection | None = None) -> Divergence:
+        """Build the analysis, of the first differing update and operator where they are known."""
+        facts, measured = replace(self.facts, bisection=bisection), self.measured
+        walk = facts.walk or TraceAlignment()
+        return Divergence(
+            a=self.a,
+            b=self.b,
+            equal=self.equal,
+            first=None if walk.first is None else trace_difference(walk.first),
+            equal_until=walk.equal_until,
+            last_equal=walk.last_equal,
+            map=None if facts.walk is None else walk.map(),
+            differences=facts.results,
+            numbers=measured.numbers,
+            checkpoint=measured.checkpoint,
+            tensors=measured.tensors,
+            causes=() if self.equal else explain(facts),
+            explanations=ranked(facts.changes, facts.family()),
+            bisection=bisection,
         )
 
 
@@ -61,7 +99,7 @@ def compare_sides(
     b: ComparedRun,
     differences: tuple[ComponentDifference, ...] | None = None,
     outputs: OutputComparison | None = None,
-) -> Comparison:
+) -> RunComparison:
     """Compare two runs.
 
     Args:
@@ -79,106 +117,76 @@ def compare_sides(
             "CAP-V073",
             f"{a.name} and {b.name} have nothing to compare: one is of a trainer of Capsule's own, "
             "the other of a program",
-            fix="Name two runs of one kind.",
-            exit_code=ExitCode.USAGE,
+            fix="Name two runs of the same kind.",
         )
-    report = Divergence(a=a.name, b=b.name, equal=False)
     walk = None
-    loss = None
-    if a.training is not None and b.training is not None:
-        prefix = a.training.evaluation is None or b.training.evaluation is None
-        walk = _walk(a, b, a.training, b.training, prefix=prefix)
-        loss = _loss(walk)
-        report = _measured(report, walk, a.training, b.training, prefix=prefix)
+    if a.training is None or b.training is None:
+        measured = MeasuredResults(compare_documents(a.results(), b.results()))
     else:
-        report = report.model_copy(
-            update={"differences": compare_documents(a.results(), b.results())}
-        )
-    if differences is not None:
-        report = report.model_copy(update={"differences": differences})
-    contradictions = [f"{side.name}: {each}" for side in (a, b) for each in side.contradictions]
+        prefix = a.training.evaluation is None or b.training.evaluation is None
+        recordings = a.spec.recording, b.spec.recording
+        walk = walk_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
+        measured = _measure(walk, a.training, b.training, prefix=prefix)
     facts = Facts(
-        walk, report.differences, changes(a, b), tuple(contradictions), loss, outputs=outputs
+        walk=walk,
+        results=measured.differences if differences is None else differences,
+        changes=changes(a, b),
+        contradictions=tuple(
+            f"{side.name}: {each}" for side in (a, b) for each in side.contradictions
+        ),
+        # In float32: a loss is a sum of such numbers.
+        loss=distance(*walk.losses[1:], width=32) if walk and walk.losses else None,
+        outputs=outputs,
     )
-    equal = report.first is None and not report.differences and not contradictions
-    update = {
-        "equal": equal,
-        "causes": () if equal else explain(facts),
-        "explanations": ranked(facts.changes, facts.family()),
-    }
-    return Comparison(report.model_copy(update=update), facts)
+    return RunComparison(a.name, b.name, facts, measured)
 
 
-def analysis(
-    bundle: OpenedBundle,
-    lock: Lock,
-    engine: Engine,
-    directory: Path,
-    differences: tuple[ComponentDifference, ...],
-    outputs: OutputComparison | None = None,
-) -> dict[str, Any]:
-    """Return what a verification report has of a bundle (a) and its re-execution here (b).
+def analyse(
+    bundle: OpenedBundle, lock: Lock, engine: Engine, directory: Path, compared: ComparisonFinding
+) -> AnalysisFinding:
+    """Analyse where a bundle (a) and its re-execution here (b) diverge.
 
     Args:
         bundle: The bundle, which agrees with itself.
         lock: Its lock.
         engine: Where it was executed again.
         directory: Run directory of that.
-        differences: What differs in the claims.
-        outputs: What differs in the outputs of a program.
-
-    Returns:
-        ``divergence``; of a trainer's run ``first_difference``, and of a whole one ``replica``.
+        compared: What differs in the claims, and in the outputs of a program.
     """
     machine = take_fingerprint(engine.describe())
     a = bundle_side(bundle, "the bundle", checked=True)
     b = directory_side(directory, "the re-execution", lock, machine, checked=True)
-    report = compare_sides(a, b, differences, outputs).report
-    facts: dict[str, Any] = {"divergence": None if report.equal else report}
-    if b.training is not None:
-        facts["first_difference"] = report.first
-        if b.training.evaluation is not None:
-            facts["replica"] = Replica(evaluation=b.training.evaluation, divergence=report.map)
-    return facts
-
-
-def _walk(
-    a: ComparedRun, b: ComparedRun, left: Training, right: Training, *, prefix: bool
-) -> TraceAlignment:
-    recordings = a.spec.recording, b.spec.recording
-    return walk_traces(left.trace, right.trace, recordings, prefix=prefix)
-
-
-def _measured(
-    report: Divergence, walk: TraceAlignment, left: Training, right: Training, *, prefix: bool
-) -> Divergence:
-    """Put down where two traces part, and how far results are apart."""
-    results = left.results(), right.results()
-    if prefix:  # the streams and checkpoints of a prefix are those of its end
-        steps = {each["step"] for each in results[0]["checkpoints"]}
-        steps &= {each["step"] for each in results[1]["checkpoints"]}
-        results = tuple(
-            {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
-            for each in results
-        )  # type: ignore[assignment]
-    checkpoint, tensors = _tensors(left, right)
-    return report.model_copy(
-        update={
-            "first": None if walk.first is None else trace_difference(walk.first),
-            "equal_until": walk.equal_until,
-            "last_equal": walk.last_equal,
-            "map": walk.map(),
-            "differences": compare_documents(*results),
-            "numbers": tuple(_numbers(walk, left, right)),
-            "checkpoint": checkpoint,
-            "tensors": tensors,
-        }
+    report = compare_sides(a, b, compared.differences, compared.outputs).report()
+    replica = None
+    if b.training is not None and b.training.evaluation is not None:
+        replica = ReplicaResults(evaluation=b.training.evaluation, divergence=report.map)
+    return AnalysisFinding(
+        first_difference=report.first,
+        divergence=None if report.equal else report,
+        replica=replica,
+        compared_steps=None if report.map is None else report.map.steps,
     )
 
 
-def _loss(walk: TraceAlignment) -> Distance | None:
-    """Measure the first losses that differ, in float32: they are sums of such numbers."""
-    return None if walk.losses is None else distance(*walk.losses[1:], width=32)
+def _measure(
+    walk: TraceAlignment, left: Training, right: Training, *, prefix: bool
+) -> MeasuredResults:
+    """Measure how far the results of two trainers' runs are apart."""
+    a, b = left.results(), right.results()
+    if prefix:  # the streams and checkpoints of a prefix are those of its end
+        steps = {each["step"] for each in a["checkpoints"]}
+        steps &= {each["step"] for each in b["checkpoints"]}
+        a, b = (
+            {"checkpoints": [item for item in each["checkpoints"] if item["step"] in steps]}
+            for each in (a, b)
+        )
+    checkpoint, tensors = _tensors(left, right)
+    return MeasuredResults(
+        differences=compare_documents(a, b),
+        numbers=tuple(_numbers(walk, left, right)),
+        checkpoint=checkpoint,
+        tensors=tensors,
+    )
 
 
 def _numbers(walk: TraceAlignment, left: Training, right: Training) -> Iterator[NumberDifference]:

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeGuard
 
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import ProgramClaims
 from capsule.experiment import contract
 from capsule.experiment.beneath import open_beneath
@@ -26,6 +28,18 @@ STANDARD_OUTPUT = "/dev/stdout"  # beside relative paths of files, of which none
 COMPONENTS = ("outputs", "deleted", "empty_folders", "standard_output")  # of the claims
 
 Claimed = Output | str  # a file or link; or what else is claimed of a path, in words
+
+
+def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
+    """Return the bundle's copy of each claimed output but links, as :func:`compare_outputs` takes.
+
+    Raises:
+        CapsuleError: CAP-B144, the bundle lacks one.
+    """
+    members = run_bundle.claimed_outputs(claims)
+    if claims.standard_output is not None:
+        members[STANDARD_OUTPUT] = run_bundle.STANDARD_OUTPUT
+    return {path: bundle.member(member) for path, member in members.items()}
 
 
 def compare_outputs(

@@ -26,17 +26,17 @@ Kind = Literal[
     "recording",  # how it was written down, or limited: no result depends on it
 ]
 _WHY: Mapping[Kind, str] = {
-    "seed": "every draw of the stream is another one",
+    "seed": "every draw of the stream differs",
     "environment": "other dynamics give other observations and rewards to equal actions",
-    "schedule": "it says whose unrolls are learned when, and how old their policy may be",
+    "schedule": "it decides which unrolls are learned when, and the age of their policy",
     "numerics": "sums are taken in another order, or functions rounded otherwise",
     "machine": "maths libraries choose their code by it",
     "settings": "it is another experiment",
     "code": "it is another program",
-    "library": "another version may compute otherwise",
+    "library": "another version may compute other results",
     "evaluation": "the trained networks are judged by another protocol",
-    "system": "it brings other binaries",
-    "recording": "it is not supposed to change a result",
+    "system": "it contains other binaries",
+    "recording": "it should not change a result",
 }
 _ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
 _SECTIONS: Mapping[str, Kind] = {

@@ -13,10 +13,10 @@ from capsule.bundle.bundle import OpenedBundle, open_bundle
 from capsule.bundle.claims import Observations, claims_model, read_document
 from capsule.bundle.keys import PublicKey
 from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import GENESIS, read_trace
+from capsule.host.errors import CapsuleError, ExitCode
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.integrity.consistency import check_consistency
@@ -195,9 +195,7 @@ def _bundled_training(bundle: OpenedBundle) -> Training:
 
 
 def _training_in(path: Path) -> Training:
-    index = contract.CheckpointIndex(checkpoints=())
-    if (path / contract.CHECKPOINT_INDEX).exists():  # a short prefix has none
-        index = read_document(path / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
+    index = read_checkpoint_index(path)
     evaluation = path / contract.EVALUATION
     files = {
         each.step: path / contract.CHECKPOINTS / _file(each.step) for each in index.checkpoints
@@ -211,6 +209,13 @@ def _training_in(path: Path) -> Training:
         schedule=_present(path / contract.SCHEDULE),
         head=read_document(path / contract.RESULT, contract.Result).trace_head,
     )
+
+
+def read_checkpoint_index(path: Path) -> contract.CheckpointIndex:
+    """Read the checkpoint index of a run directory; it is empty if a short prefix wrote none."""
+    if not (path / contract.CHECKPOINT_INDEX).exists():
+        return contract.CheckpointIndex(checkpoints=())
+    return read_document(path / contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
 
 
 def _present(path: Path) -> Path | None:
@@ -257,5 +262,4 @@ def _no_run(message: str) -> CapsuleError:
         "CAP-V071",
         message,
         fix="Name a bundle, the folder that 'capsule run' made, or the run directory in it.",
-        exit_code=ExitCode.USAGE,
     )

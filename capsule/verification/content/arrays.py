@@ -8,7 +8,7 @@ import re
 import struct
 from typing import Any, BinaryIO, cast
 
-from capsule.experiment.errors import CapsuleError
+from capsule.host.errors import CapsuleError
 from capsule.verification.content.parts import (
     Comparison,
     Context,

@@ -79,7 +79,9 @@ class Findings:
         for part in inner.parts:
             if len(self.parts) < MAX_PARTS:
                 place = f"{where}: {part.where}" if part.where else where
-                self.parts.append(part.model_copy(update={"where": place}))
+                self.parts.append(
+                    Part(where=place, claimed=part.claimed, found=part.found, nature=part.nature)
+                )
         self.count += inner.count
         self.natures.add(inner.nature)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.experiment.canonical import open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 from capsule.verification.content.ulp import Distance, Width
 from capsule.verification.integrity.tensors import tensors_of
 from capsule.verification.verdict import TensorDifference
@@ -56,7 +56,6 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
             "CAP-V072",
             f"{path.name} cannot be read: {error.strerror}",
             fix="Take it from its bundle or run directory again.",
-            exit_code=ExitCode.USAGE,
         ) from error
     return {
         each.name: Tensor(each.dtype, each.shape, body[each.start : each.end]) for each in entries

@@ -45,7 +45,8 @@ class Span:
 
     def _is_date(self, token: str) -> bool:
         digits = re.sub(r"\D", "", token)
-        if token.replace(".", "", 1).isdigit() and not _is_compact(token):
+        compact = len(token) == 14  # YYYYMMDDHHMMSS; nanoseconds and the like have other lengths
+        if token.replace(".", "", 1).isdigit() and not compact:
             return self.holds(float(token))
         try:
             moment = datetime.strptime(digits[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
@@ -84,8 +85,3 @@ class Times:
             return self.claimed.masked(claimed) == self.found.masked(found)
         numbers = all(type(value) in (int, float) for value in (claimed, found))
         return numbers and self.claimed.holds(claimed) and self.found.holds(found)  # type: ignore[arg-type]
-
-
-def _is_compact(token: str) -> bool:
-    """Tell YYYYMMDDHHMMSS from nanoseconds and the like."""
-    return len(token) == 14

@@ -20,7 +20,7 @@ _RECORD = struct.Struct("<2H")  # of an extra field: kind and length
 _ZIP64, _TIME, _PADDING = 0x0001, 0x5455, 0x4246  # kinds: sizes, Info-ZIP's dates, PyTorch's filler
 
 
-class Header(NamedTuple):
+class LocalFileHeader(NamedTuple):
     """A header before a member."""
 
     magic: bytes
@@ -53,7 +53,7 @@ def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
         NotComparableError: The header says otherwise than the directory, or bytes are left over.
     """
     place = info.header_offset
-    header = Header(*_FIXED.unpack(data[place : place + _FIXED.size]))
+    header = LocalFileHeader(*_FIXED.unpack(data[place : place + _FIXED.size]))
     start = place + _FIXED.size + header.name_bytes + header.extra_bytes
     extra = data[start - header.extra_bytes : start]
     behind = data[start + info.compress_size : end]
@@ -63,7 +63,7 @@ def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
     return Extra(sum(dates, ()), sum(others, ()))
 
 
-def _agrees(header: Header, info: zipfile.ZipInfo) -> bool:
+def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
     facts = (header.checksum, header.packed, header.size)
     later = header.flags & _DESCRIBED_LATER and not any(facts)
     sizes = ((header.packed, info.compress_size), (header.size, info.file_size))
@@ -76,7 +76,7 @@ def _agrees(header: Header, info: zipfile.ZipInfo) -> bool:
     )
 
 
-def _is_descriptor(data: bytes, header: Header, info: zipfile.ZipInfo) -> bool:
+def _is_descriptor(data: bytes, header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
     """Tell whether the bytes behind a member are its data descriptor, or none if it has none."""
     if not header.flags & _DESCRIBED_LATER:
         return not data

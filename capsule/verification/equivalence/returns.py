@@ -127,7 +127,7 @@ def compare_returns(
         alpha=alpha,
         confidence=1 - 2 * alpha,
         tasks=tasks,
-        shown=_shown(tasks, tolerance),
+        shown="; ".join(_sentence(task, tolerance) for task in tasks),
         not_shown=NOT_SHOWN,
     )
 
@@ -272,10 +272,6 @@ def _starts_needed(difference: Interval, bound: float, starts: int) -> int | Non
         return None
     ratio = max((difference.high - estimate) / rooms[0], (estimate - difference.low) / rooms[1])
     return max(starts + 1, math.ceil(starts * min(ratio, MAX_WIDENING) ** 2))
-
-
-def _shown(tasks: Sequence[TaskReturns], tolerance: ToleranceSpec | None) -> str:
-    return "; ".join(_sentence(task, tolerance) for task in tasks)
 
 
 def _sentence(task: TaskReturns, tolerance: ToleranceSpec | None) -> str:

@@ -25,26 +25,26 @@ from capsule.bundle.claims import (
 )
 from capsule.experiment import contract
 from capsule.experiment.contract import Checkpoint, CheckpointIndex, StreamProfile, StreamProfiles
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SeedsSpec, Spec, StreamName
 from capsule.experiment.states import RESUME, ResumeState
 from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
 from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.verification.analysis.comparison import (
     compare_checkpoints,
     compare_segment,
     compare_states,
 )
-from capsule.verification.execution.bounds import reexecution_folder
+from capsule.verification.execution.scratch import reexecution_folder
 from capsule.verification.execution.segment_states import (
     bad_state,
     check_state,
     lay_out,
     read_resume,
 )
-from capsule.verification.verdict import Challenge, FreshSeed, Grade, Segment
+from capsule.verification.verdict import Challenge, FreshSeed, Judgement, ReexecutedSegment
 
 Note = Callable[[str], None]
 _SEED_BITS = 53
@@ -65,7 +65,7 @@ class Execute(Protocol):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """What is challenged: a bundle that was checked."""
 
     bundle: OpenedBundle
@@ -116,11 +116,10 @@ def check_challengeable(lock: Lock, *, segments: bool, number: int | None = None
             "CAP-V063",
             f"--challenge {number}: the run has {total} segments between its checkpoints",
             fix=f"Give a number up to {total}, or 'all'.",
-            exit_code=ExitCode.USAGE,
         )
 
 
-def challenge(recorded: Recorded, number: int | None, execute: Execute, note: Note) -> Challenge:
+def challenge(recorded: RecordedRun, number: int | None, execute: Execute, note: Note) -> Challenge:
     """Choose segments, execute each from the state it begins with, and compare.
 
     Args:
@@ -166,13 +165,13 @@ def _marks(trace: Path, checkpoints: Sequence[Checkpoint]) -> list[Mark]:
 
 
 def _segment(
-    recorded: Recorded,
+    recorded: RecordedRun,
     checkpoints: tuple[Checkpoint, ...],
     marks: Sequence[Mark],
     index: int,
     execute: Execute,
     directory: Path,
-) -> Segment:
+) -> ReexecutedSegment:
     """Execute one segment in a new run directory."""
     mark, end = marks[index], checkpoints[index]
     if index:
@@ -195,7 +194,7 @@ def _segment(
             kept = read_resume(folder, run_bundle.state_members(end.step)[0])
         reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
         differences += compare_states(kept, reached)
-    return Segment(
+    return ReexecutedSegment(
         begins=mark.step,
         ends=end.step,
         equal=first is None and not differences,
@@ -205,7 +204,7 @@ def _segment(
 
 
 def _go_back(
-    recorded: Recorded, checkpoints: tuple[Checkpoint, ...], mark: Mark, directory: Path
+    recorded: RecordedRun, checkpoints: tuple[Checkpoint, ...], mark: Mark, directory: Path
 ) -> None:
     """Make a run directory stand at the last of ``checkpoints``."""
     state = directory / contract.STATE
@@ -217,7 +216,7 @@ def _go_back(
         trace.truncate(mark.offset)  # a hole: the records before are not looked at
 
 
-def begin_before(recorded: Recorded, step: int, directory: Path) -> Mark:
+def begin_before(recorded: RecordedRun, step: int, directory: Path) -> Mark:
     """Make a new run directory stand at the last kept state from which ``step`` is still to come.
 
     Returns:
@@ -234,7 +233,7 @@ def begin_before(recorded: Recorded, step: int, directory: Path) -> Mark:
     return mark
 
 
-def fresh_seed(recorded: Recorded, execute: Execute, note: Note) -> FreshSeed:
+def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed:
     """Execute a prefix with a root seed drawn now, twice, and see that it is computed from it.
 
     The two must be equal, their random streams must have the keys that this process derives from
@@ -339,36 +338,34 @@ def _trace_of(directory: Path) -> Path:
     return directory / contract.TRACE
 
 
-def judge(challenge: Challenge | None, fresh: FreshSeed) -> tuple[Grade, str]:
-    """Return verdict and sentence of a fresh seed, and of segments if there were some."""
+def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
+    """Judge a fresh seed, and segments if there were some."""
     if fresh.contradictions:
-        return (
-            "not-reproduced",
-            "the image does not compute from the seed that it is given: " + fresh.contradictions[0],
-        )
+        recites = "the image does not compute from the seed that it is given"
+        return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
     computes = (
         f"{fresh.steps:,} steps with the fresh seed {fresh.seed} came out twice the same, with the "
         "random streams of that seed and other parameters than the recorded run's"
     )
     if challenge is None:
-        return "answers-fresh-seed", f"{computes}; nothing of the recorded run was executed again"
+        nothing = "nothing of the recorded run was executed again"
+        return Judgement("answers-fresh-seed", f"{computes}; {nothing}")
     different = [segment for segment in challenge.segments if not segment.equal]
     done = len(challenge.segments)
     how = "all" if challenge.chosen == "all" else "chosen at random by this verifier"
     if different:
-        return "not-reproduced", _difference(different, f"{done} of {challenge.of} segments, {how}")
+        among = f"{done} of {challenge.of} segments, {how}"
+        return Judgement("not-reproduced", _difference(different, among))
     left = challenge.of - done
     rest = f"{left} more and the evaluation were" if left else "the evaluation was"
-    return (
+    return Judgement(
         "reproduced-segments",
-        (
-            f"{done} of {challenge.of} segments, {how}, were executed again from the recorded "
-            f"states and are the same, bit for bit; {rest} not executed; {computes}"
-        ),
+        f"{done} of {challenge.of} segments, {how}, were executed again from the recorded "
+        f"states and are the same, bit for bit; {rest} not executed; {computes}",
     )
 
 
-def _difference(different: Sequence[Segment], among: str) -> str:
+def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:
     segment = different[0]
     if segment.first_difference is not None:
         first = segment.first_difference
@@ -387,5 +384,4 @@ def _unchallengeable(reason: str) -> CapsuleError:
         "CAP-V062",
         f"the run cannot be challenged: {reason}",
         fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
-        exit_code=ExitCode.USAGE,
     )

@@ -1,14 +1,21 @@
-"""What a whole re-execution is worth that gave other bits."""
+"""The verdict on a re-execution: what was obtained again, or what other bits are worth."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from capsule.bundle.claims import NO_NAMESPACES, TrainingClaims
+from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
 from capsule.experiment.evaluation import ToleranceSpec
+from capsule.host.errors import CapsuleError
 from capsule.machine.compare import ExpectedGrade
+from capsule.verification.analysis.outputs import COMPONENTS
+from capsule.verification.content.parts import HARMLESS
 from capsule.verification.equivalence.returns import ReturnStatistics, outcome_of
-from capsule.verification.verdict import Divergence, Grade
+from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
+from capsule.verification.mode import Mode
+from capsule.verification.verdict import Divergence, Grade, Judgement, OutputComparison
+
+_BITWISE = Judgement("reproduced-bitwise", "every claim was obtained again, bit for bit")
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -38,14 +45,75 @@ PROCESSOR_FLAGS = frozenset(
 )
 
 
+def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
+    """Judge a program's re-execution by its outputs.
+
+    Raises:
+        CapsuleError: CAP-V048, nothing is claimed and nothing came out, which decides nothing.
+    """
+    outputs = found.outputs
+    # Differences of outputs count by their nature only if a comparison accounts for them.
+    explained = () if outputs is None else COMPONENTS
+    others = [each for each in found.differences if not each.component.startswith(explained)]
+    if outputs is not None and (others or outputs.nature not in HARMLESS):
+        first = outputs.files[0]
+        where = "" if first.where is None else f", at {first.where}"
+        return Judgement("not-reproduced", f"the outputs first differ in {first.path}{where}")
+    if others:
+        differs = f"the outputs are equal, but {others[0].component} differs"
+        return Judgement("not-reproduced", differs)
+    if outputs is not None:
+        return Judgement("reproduced-content", _same_content(outputs))
+    if claims.nothing:
+        raise CapsuleError(
+            "CAP-V048",
+            "NOTHING IS CLAIMED: the program left no file and printed nothing, so there is nothing "
+            "that could be reproduced",
+            fix="Have the program write its results into its working folder, or print them.",
+        )
+    return _BITWISE
+
+
+def _same_content(outputs: OutputComparison) -> str:
+    what = "dates" if outputs.nature == "date" else "how the same content is written down"
+    files = "1 output" if outputs.count == 1 else f"{outputs.count:,} outputs"
+    return (
+        f"the content of every output was obtained again, but not every bit: {files} differ only "
+        f"in {what}"
+    )
+
+
+def judge_training(
+    mode: Mode, executed: ExecutionFinding, compared: ComparisonFinding, analysed: AnalysisFinding
+) -> Judgement:
+    """Judge a re-execution of a trainer's run, or of a prefix of it, bit for bit."""
+    first = analysed.first_difference
+    if first is not None:
+        name = f" ({first.name})" if first.name else ""
+        where = f"the runs first differ at step {first.step}, in {first.component}{name}"
+        return Judgement("not-reproduced", where)
+    if compared.differences:
+        differs = f"the traces are equal, but {compared.differences[0].component} differs"
+        return Judgement("not-reproduced", differs)
+    if mode.steps is None:
+        return _BITWISE
+    # How far it went is what the run itself wrote down, and may be less than it was asked for.
+    ends = {executed.steps, analysed.compared_steps}
+    if ends != {mode.steps}:
+        early = f"the re-execution ended before step {mode.steps:,}, which it was to reach"
+        return Judgement("not-reproduced", early)
+    same = f"the first {mode.steps:,} steps are the same, bit for bit"
+    return Judgement("reproduced-prefix", f"{same}; the rest was not re-executed")
+
+
 def grade_replica(
     difference: str,
     expected: ExpectedGrade,
     tolerance: ToleranceSpec | None,
     unexplained: str | None,
     statistics: ReturnStatistics | None,
-) -> tuple[Grade, str]:
-    """Return verdict and summary of a whole re-execution whose claims are not the bundle's.
+) -> Judgement:
+    """Judge a whole re-execution whose claims are not the bundle's.
 
     Where equal bits were to be expected, nothing makes up for their absence. Elsewhere the returns
     decide, if the spec declared by how much they may be off.
@@ -59,16 +127,18 @@ def grade_replica(
         statistics: Of both runs' returns; None if they cannot be compared.
     """
     if expected != "statistical":
-        return "not-reproduced", difference
+        return Judgement("not-reproduced", difference)
     if unexplained is not None:
-        return "not-reproduced", f"{difference}; {unexplained}"
+        return Judgement("not-reproduced", f"{difference}; {unexplained}")
     if tolerance is None:
-        return "not-reproduced", (
+        return Judgement(
+            "not-reproduced",
             f"{difference}; equal bits were not to be expected here, but the spec declares no "
-            "evaluation.tolerance by which other ones could be accepted"
+            "evaluation.tolerance by which other ones could be accepted",
         )
     if statistics is None:
-        return "inconclusive", f"{difference}; the returns of the final networks cannot be compared"
+        incomparable = "the returns of the final networks cannot be compared"
+        return Judgement("inconclusive", f"{difference}; {incomparable}")
     outcome = outcome_of(statistics)
     verdict: dict[str, Grade] = {
         "within": "reproduced-statistical",
@@ -76,7 +146,7 @@ def grade_replica(
         "undecided": "inconclusive",
     }
     prefix = "other bits, as was to be expected" if outcome == "within" else difference
-    return verdict[outcome], f"{prefix}: {statistics.shown}"
+    return Judgement(verdict[outcome], f"{prefix}: {statistics.shown}")
 
 
 def inconsistent(first: object | None, divergence: Divergence | None) -> str | None:

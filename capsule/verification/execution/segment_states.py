@@ -20,10 +20,10 @@ from capsule.bundle.manifest import parse_document
 from capsule.bundle.run_bundle import state_members
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Checkpoint
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
 from capsule.experiment.states import BLOCK_BYTES, RESUME, ResumeState, StateFile, StateIndex
 from capsule.experiment.trace import Mark
+from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.layers import MAX_WINDOW_BYTES
 from capsule.verification.integrity.tensors import tensor_digests
 
@@ -183,6 +183,5 @@ def bad_state(member: str, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-V061",
         f"{member} {reason}",
-        fix="Do not trust this bundle; ask its signer for a sound one.",
-        exit_code=ExitCode.TAMPERED,
+        fix="Do not trust this bundle; ask its signer for a valid one.",
     )

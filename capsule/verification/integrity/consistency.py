@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
@@ -23,9 +22,9 @@ from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import read_trace, trace_head
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
+from capsule.host.errors import CapsuleError
 from capsule.image.assembly.base import is_genuine
 from capsule.image.closure import check_pins
 from capsule.image.resolution.project import read_project
@@ -45,7 +44,7 @@ def check_consistency(parts: Contents) -> tuple[str, ...]:
     """Check that documents, digests and tensors inside the bundle say the same.
 
     Returns:
-        Members that could not be checked: those of another version of Capsule.
+        Members that could not be checked: those that another Capsule derived.
 
     Raises:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
@@ -196,17 +195,6 @@ def _output_names(parts: Contents) -> None:
                 "CAP-V044",
                 f"the bundle claims an output called {path!a}, which no program can have written",
             )
-
-
-def recorded_outputs(bundle: OpenedBundle, claims: ProgramClaims) -> dict[str, Path]:
-    """Return the bundle's copy of each claimed output but links, by path in the working folder.
-
-    Raises:
-        CapsuleError: CAP-B144, the bundle lacks one.
-    """
-    return {
-        path: bundle.member(member) for path, member in run_bundle.claimed_outputs(claims).items()
-    }
 
 
 def _schedule(parts: Contents, claims: TrainingClaims) -> None:

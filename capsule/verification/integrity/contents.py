@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import Claims
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 
 _SHOWN_CHARACTERS = 100
 
@@ -19,7 +19,7 @@ class Contents:
 
     bundle: OpenedBundle
     lock: Lock
-    claims: Claims
+    claims: TrainingClaims | ProgramClaims
 
 
 def equal(name: str, what: str, claimed: Any, found: Any) -> None:
@@ -39,10 +39,7 @@ def equal(name: str, what: str, claimed: Any, found: Any) -> None:
 def inconsistent(code: str, message: str) -> CapsuleError:
     """Return the error of a bundle that does not agree with itself."""
     return CapsuleError(
-        code,
-        message,
-        fix="Do not trust this bundle; ask its signer for a consistent one.",
-        exit_code=ExitCode.TAMPERED,
+        code, message, fix="Do not trust this bundle; ask its signer for a consistent one."
     )
 
 

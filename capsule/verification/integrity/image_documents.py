@@ -16,11 +16,12 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import Claims, ImageClaim
 from capsule.experiment.canonical import parse_canonical_json, sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import image_config, image_manifest
 from capsule.image.assembly.making import ASSEMBLER_VERSION
-from capsule.image.recipe import load_recipe
+from capsule.image.recipe import Recipe
+from capsule.image.releases import recipe_of
 
 PROJECT = "project"
 MAX_IMAGE_DOCUMENT_BYTES = 1 << 20
@@ -77,7 +78,8 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
         raise _contradiction(
             run_bundle.IMAGE_MANIFEST, "it says more or other than the claimed layers do"
         )
-    if _is_ours(lock) and config != image_config(lock, load_recipe(lock.image.recipe), named):
+    recipe = _known_recipe(lock)
+    if recipe is not None and config != image_config(lock, recipe, named):
         raise _contradiction(
             run_bundle.IMAGE_CONFIG, "it is not the configuration that the lock gives"
         )
@@ -87,14 +89,13 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
     }
 
 
-def _is_ours(lock: Lock) -> bool:
-    """Tell whether this Capsule makes images by the rules that the lock names.
+def _known_recipe(lock: Lock) -> Recipe | None:
+    """Return the lock's recipe if this Capsule makes images by the rules that the lock names.
 
     If not, nobody here can say what its configuration must be, and its image cannot be built
     (CAP-I102).
     """
-    rules = ASSEMBLER_VERSION, load_recipe(lock.image.recipe).digest()
-    return (lock.image.assembler, lock.image.recipe_sha256) == rules
+    return recipe_of(lock.image) if lock.image.assembler == ASSEMBLER_VERSION else None
 
 
 def _names(config: Any, lock: Lock) -> list[str]:
@@ -126,5 +127,4 @@ def _contradiction(path: str, what: str) -> CapsuleError:
         "CAP-V040",
         f"{path} contradicts the lock or the claims: {what}",
         fix="Do not trust this bundle; ask its signer for a consistent one.",
-        exit_code=ExitCode.TAMPERED,
     )

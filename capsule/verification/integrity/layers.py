@@ -14,8 +14,8 @@ from typing import IO, BinaryIO, Literal
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
-from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, image_of
 from capsule.image.assembly.embedded import unpack_image
@@ -153,7 +153,6 @@ def embedded_image(
             "--image embedded: the bundle carries no image",
             fix="Rebuild it from the lock (--image rebuilt), or ask the signer for a bundle made "
             "with 'capsule run --embed-image'.",
-            exit_code=ExitCode.INCONCLUSIVE,
         )
     with temporary_folder("capsule-image-") as folder:
         layers = tuple(
@@ -168,7 +167,6 @@ def embedded_image(
                 "CAP-B110",
                 f"cannot unpack the embedded image for checking: {error.strerror}",
                 fix="Set TMPDIR to a folder with room for the whole image.",
-                exit_code=ExitCode.INCONCLUSIVE,
             ) from error
         yield unpacked
 
@@ -178,8 +176,7 @@ def bad_layer(member: str, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-V004",
         f"{member} cannot be unpacked: {reason}",
-        fix="Do not trust this bundle; ask its signer for a sound one.",
-        exit_code=ExitCode.TAMPERED,
+        fix="Do not trust this bundle; ask its signer for a valid one.",
     )
 
 

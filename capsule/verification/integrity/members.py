@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from capsule import __version__
 from capsule.bundle import run_bundle
 from capsule.bundle.claims import Claims, Observations, ProgramClaims, TrainingClaims
 from capsule.bundle.derived import derived_members
@@ -19,8 +18,9 @@ from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, ArrivalLog, parse_arrivals
-from capsule.experiment.errors import CapsuleError
 from capsule.experiment.mechanisms import Mechanisms
+from capsule.host.code import package_digest
+from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.contents import Contents, equal, inconsistent
 
 
@@ -30,7 +30,7 @@ def check_layout(parts: Contents, observed: Observations) -> None:
     Raises:
         CapsuleError: CAP-V045, a member is missing, of another kind, or none that a run has.
     """
-    if observed.capsule != __version__:
+    if observed.capsule_sha256 != package_digest():
         return
     kinds, found = _kinds(parts), _found(parts)
     for path in sorted({*kinds, *found}):
@@ -41,15 +41,15 @@ def check_derived(parts: Contents, observed: Observations) -> tuple[str, ...]:
     """Make the members again that follow from others, and compare bytes.
 
     Returns:
-        Members that this version of Capsule cannot judge: those that another one derived, or that
-        a bundle of this one would not have.
+        Members that this Capsule cannot judge: those that another one derived, or that a bundle
+        of this one would not have.
 
     Raises:
         CapsuleError: CAP-V046, one is not what the bundle's other documents give.
     """
     kinds, found = _kinds(parts), _found(parts)
     derived = derived_members(parts.lock, parts.claims, observed, kinds)
-    if observed.capsule != __version__:
+    if observed.capsule_sha256 != package_digest():
         made = {*derived, run_bundle.LEDGER}
         return tuple(sorted(path for path in found if path in made or path not in kinds))
     for path, data in derived.items():

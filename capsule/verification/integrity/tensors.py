@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import MAX_SAFE_INTEGER, open_regular
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.host.errors import CapsuleError
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_DIMENSIONS = 16
@@ -26,7 +26,7 @@ _BITS = {
 }
 
 
-class Tensor(NamedTuple):
+class TensorEntry(NamedTuple):
     """An entry of the header; ``start`` and ``end`` in bytes from its end."""
 
     start: int
@@ -64,7 +64,7 @@ def digests_of(stream: BinaryIO, size: int, name: str) -> dict[str, str]:
         return {tensor.name: _digest(tensor, stream) for tensor in _entries(stream, size)}
 
 
-def tensors_of(stream: BinaryIO, size: int, name: str) -> list[Tensor]:
+def tensors_of(stream: BinaryIO, size: int, name: str) -> list[TensorEntry]:
     """Return the tensors of a stream in the order of their places, which follow upon each other.
 
     Afterwards the stream stands at the first one; :func:`digests_of` has the arguments.
@@ -85,11 +85,10 @@ def _refused(name: str) -> Iterator[None]:
             "CAP-V011",
             f"{name} is not a well-formed safetensors file: {error}",
             fix="Do not trust this bundle; ask its signer for a consistent one.",
-            exit_code=ExitCode.TAMPERED,
         ) from error
 
 
-def _entries(stream: BinaryIO, size: int) -> list[Tensor]:
+def _entries(stream: BinaryIO, size: int) -> list[TensorEntry]:
     length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
     if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise ValueError(f"header of {length} bytes")
@@ -98,7 +97,7 @@ def _entries(stream: BinaryIO, size: int) -> list[Tensor]:
     return tensors
 
 
-def _tensors(header: bytes) -> list[Tensor]:
+def _tensors(header: bytes) -> list[TensorEntry]:
     if not header.startswith(b"{"):
         raise ValueError("its header is not an object")
     entries: dict[str, Any] = json.loads(header, object_pairs_hook=_without_duplicates)
@@ -112,7 +111,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _tensor(name: str, entry: Any) -> Tensor:
+def _tensor(name: str, entry: Any) -> TensorEntry:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name!a} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -123,7 +122,7 @@ def _tensor(name: str, entry: Any) -> Tensor:
     start, end = offsets
     if (end - start) * 8 != math.prod(shape) * _BITS[dtype]:
         raise ValueError(f"{name!a} has {end - start} bytes, which its shape does not")
-    return Tensor(start, end, name, dtype, tuple(shape))
+    return TensorEntry(start, end, name, dtype, tuple(shape))
 
 
 def _are_sizes(value: Any) -> bool:
@@ -132,7 +131,7 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_tiling(tensors: list[Tensor], size: int) -> None:
+def _check_tiling(tensors: list[TensorEntry], size: int) -> None:
     position = 0
     for tensor in tensors:
         if tensor.start != position:
@@ -142,7 +141,7 @@ def _check_tiling(tensors: list[Tensor], size: int) -> None:
         raise ValueError(f"its tensors end at {position} of {size} bytes")
 
 
-def _digest(tensor: Tensor, stream: BinaryIO) -> str:
+def _digest(tensor: TensorEntry, stream: BinaryIO) -> str:
     digest = hashlib.sha256(contract.tensor_header(tensor.dtype, tensor.shape))
     missing = tensor.end - tensor.start
     while missing:

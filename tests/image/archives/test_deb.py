@@ -1,5 +1,6 @@
 import gzip
 import io
+import itertools
 import shutil
 import subprocess
 
@@ -124,6 +125,7 @@ CONTROL = Member("control", b"Package: tiny\nVersion: 1.0-1\nArchitecture: all\n
         ),
         build_deb([Member("x")], suffix=".zst").replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe"),
     ],
+    ids=itertools.count(),  # the bytes have the time in them
 )
 def test_broken_packages(tmp_path, data):
     refusal("CAP-I104", data, tmp_path)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import Entry, file_entry, padded, tar_header, write_tar
+from capsule.image.archives.layers import TarEntry, file_entry, padded, tar_header, write_tar
 
 ENTRIES = [
     file_entry("a/b", "o", b"content"),
     file_entry("a/" + "long" * 40, "o", bytes(600), 0o755),
-    Entry("l", "o", "symlink", 0o777, target="a/b"),
-    Entry("é", "o", "symlink", 0o777, target="t" * 200),
-    Entry("tmp", "o", "directory", 0o1777),
-    Entry("empty", "o", "file", 0o600),
+    TarEntry("l", "o", "symlink", 0o777, target="a/b"),
+    TarEntry("é", "o", "symlink", 0o777, target="t" * 200),
+    TarEntry("tmp", "o", "directory", 0o1777),
+    TarEntry("empty", "o", "file", 0o600),
 ]
 
 
@@ -75,11 +75,11 @@ EVIL = {
     "data behind the end": GOOD + b"\0",
     "bytes in the padding": GOOD.replace(b"content\0", b"contentX"),
     "cut in content": GOOD[:1100],
-    "set-user-id": headed(Entry("a", "o", "file", 0o4755)) + END,
-    "hard link": headed(Entry("a", "o", "file", 0o644)) + END,
+    "set-user-id": headed(TarEntry("a", "o", "file", 0o4755)) + END,
+    "hard link": headed(TarEntry("a", "o", "file", 0o644)) + END,
     "backwards": headed(file_entry("b", "o", b"")) + headed(file_entry("a", "o", b"")) + END,
     "twice": headed(file_entry("a", "o", b"")) * 2 + END,
-    "larger than the file": headed(Entry("a", "o", "file", 0o644, 8**10)) + END,
+    "larger than the file": headed(TarEntry("a", "o", "file", 0o644, 8**10)) + END,
     "another date": GOOD.replace(b"%011o" % 1_577_836_800, b"%011o" % 1, 1),
     "endless extended header": tarfile.TarInfo("x").tobuf().replace(b"\x000\0", b"\x00x\0") + END,
 }

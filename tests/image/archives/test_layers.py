@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.image.archives.layers import (
     EPOCH,
-    Entry,
+    TarEntry,
     file_entry,
     read_tar,
     refuse_collisions,
@@ -52,7 +52,7 @@ def refusal(code, call, *arguments):
 @example("bigger", "", "file", 8**11)
 @example("p" * 91 + "/" + "q" * 8, "", "directory", 0)
 def test_headers_mean_the_same_to_another_reader(path, target, kind, size):
-    entry = Entry(path, "o", kind, 0o640, target=target if kind == "symlink" else "")
+    entry = TarEntry(path, "o", kind, 0o640, target=target if kind == "symlink" else "")
     entry = replace(entry, size=size if kind == "file" else 0)
     with tarfile.open(fileobj=io.BytesIO(tar_header(entry) + bytes(1024))) as archive:
         info = archive.next()
@@ -68,10 +68,10 @@ ENTRIES = [
     file_entry("usr/bin/b", "one", b"b" * 1000, 0o755),
     file_entry("usr/bin-a", "one", b""),
     file_entry(LONG_NAME, "one", b"text"),
-    Entry("Tmp", "one", "directory"),
-    Entry("tmp", "one", "directory", 0o1777),
-    Entry("usr/bin/a", "one", "symlink", 0o777, target="b"),
-    Entry("usr/lib", "two", "directory"),
+    TarEntry("Tmp", "one", "directory"),
+    TarEntry("tmp", "one", "directory", 0o1777),
+    TarEntry("usr/bin/a", "one", "symlink", 0o777, target="b"),
+    TarEntry("usr/lib", "two", "directory"),
 ]
 
 
@@ -112,14 +112,14 @@ def test_shared_files_are_written_once():
     [
         file_entry("usr/bin/b", "two", b"c" * 1000, 0o755),
         file_entry("usr/bin/b", "two", b"b" * 1000, 0o644),
-        Entry("usr/bin/b", "two", "symlink", 0o777, target="a"),
-        Entry("usr/bin/b", "two", "directory"),
+        TarEntry("usr/bin/b", "two", "symlink", 0o777, target="a"),
+        TarEntry("usr/bin/b", "two", "directory"),
         file_entry("usr/bin/b/below", "two", b""),
     ],
 )
 def test_collisions_name_both_owners(other):
     message = refusal("CAP-I109", written, [*ENTRIES, other])
-    assert "/usr/bin/b comes differently from one and from two" in message
+    assert "/usr/bin/b differs between one and two" in message
 
 
 def test_a_file_below_a_link_is_a_collision():
@@ -132,11 +132,11 @@ def test_collisions_between_layers():
     refuse_collisions([("base", facts), ("wheels", facts)])
     changed = facts | {"usr/bin/a": "directory"}
     message = refusal("CAP-I109", refuse_collisions, [("base", facts), ("wheels", changed)])
-    assert "/usr/bin/a comes differently from layer base and from layer wheels" in message
+    assert "/usr/bin/a differs between layer base and layer wheels" in message
 
 
 def test_content_must_have_the_announced_size():
-    short = Entry("a", "pack", "file", 0o644, 5, lambda: iter([b"four"]))
+    short = TarEntry("a", "pack", "file", 0o644, 5, lambda: iter([b"four"]))
     assert "pack: a has 4 bytes, not 5" in refusal("CAP-I104", written, [short])
 
 

@@ -70,6 +70,7 @@ def test_modes_are_normalised(mode, expected):
     assert facts[f"{SITE}/small.py"].split()[1] == expected
 
 
+@pytest.mark.slow
 def test_pip_installs_the_same(tmp_path):
     (tmp_path / NAME).write_bytes(build_wheel(TINY_WHEEL))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-index"]

@@ -365,7 +365,7 @@ def test_wheels_that_share_a_path(tiny):
 def test_wheels_in_different_layers_that_share_a_path(tiny, monkeypatch):
     monkeypatch.setattr(module, "OWN_LAYER_BYTES", 1)
     tiny.wheels["other"] = build_wheel({"small/__init__.py": b"VALUE = 2\n"}, name="other")
-    assert "layer other and from layer small" in refusal("CAP-I109", tiny.assemble)
+    assert "layer other and layer small" in refusal("CAP-I109", tiny.assemble)
 
 
 def test_a_full_cache_folder(tiny, monkeypatch):

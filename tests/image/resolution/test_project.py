@@ -265,6 +265,7 @@ class TestCredentials:
         assert capture(tree, cache).git.diff is None
 
 
+@pytest.mark.slow
 def test_sizes_and_counts_are_bounded(tree, cache, monkeypatch):
     with (tree / "big").open("wb") as stream:
         stream.truncate(project.MAX_BYTES + 1)

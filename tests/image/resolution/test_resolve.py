@@ -268,6 +268,7 @@ def test_which_index_is_asked_for_torch():
     assert torch_backends(CUDA.model_copy(update={"cuda": ">=12.8"}), some) == (None,)
 
 
+@pytest.mark.slow
 def test_locks_again_without_a_network(machine, monkeypatch):
     """An index is online for the first resolution and gone for the second."""
     machine.publish("alpha", "1.5", "beta>=2")

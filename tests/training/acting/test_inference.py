@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, SeedsSpec
 from capsule.training.acting.batching import ROWS, Batching, require_independent_rows
-from capsule.training.acting.inference import Asked, Replica, Requests, counted, replica_of
+from capsule.training.acting.inference import Asked, InferenceReplica, Requests, counted, replica_of
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize, make_network
 from capsule.training.state.streams import RequestWords, Stream, uniform_of
@@ -30,12 +30,7 @@ ACTIONS = 6
 FIXED, FREE = Batching(), Batching(fixed=False)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache
@@ -110,7 +105,7 @@ def requests_of(name, steps=1):
 def replica_for(name, rank=0, determinism=STRICT, seeds=SEEDS, batching=FIXED):
     if not determinism.batch_invariance:
         batching = FREE
-    return Replica(rank, policy_of(name), batching, determinism, seeds)
+    return InferenceReplica(rank, policy_of(name), batching, determinism, seeds)
 
 
 def answers(name, groups, *, replicas=1, **options):
@@ -172,6 +167,7 @@ print("independent")
 """
 
 
+@pytest.mark.slow
 def test_nor_under_the_variables_of_a_run_where_its_place_matters():
     done = subprocess.run(
         [sys.executable, "-c", PINNED],
@@ -350,7 +346,7 @@ def test_a_replica_works_in_the_order_of_version_actor_and_number_unless_told_ot
         Asked(actor % 3, np.array([actor]), np.array([0]), (np.array([actor], np.float32),))
         for actor in order
     ]
-    found = Replica(0, policy, FREE, determinism, SEEDS).answer_all(asked)
+    found = InferenceReplica(0, policy, FREE, determinism, SEEDS).answer_all(asked)
     arrived = [(actor % 3, actor) for actor in order]
     assert worked == (sorted(arrived) if routed else arrived)
     assert [answer.states.tolist() for answer in found] == [[actor] for actor in order]
@@ -421,4 +417,4 @@ def test_a_policy_of_no_probabilities_is_refused():
         return nan, nan, inputs[0]
 
     with pytest.raises(CapsuleError, match="CAP-T151"):
-        Replica(0, policy, FREE, STRICT, SEEDS).answer(asked_by(0))
+        InferenceReplica(0, policy, FREE, STRICT, SEEDS).answer(asked_by(0))

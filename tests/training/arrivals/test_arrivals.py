@@ -202,6 +202,7 @@ def refusal(finished):
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_arrived_live_arrives_in_that_order_again(run, program):
     first, second = (run(PROGRAMS[program], order) for order in ((2, 0, 1), (1, 2, 0)))
@@ -214,6 +215,7 @@ def test_what_arrived_live_arrives_in_that_order_again(run, program):
         assert (again.output, again.log) == (live.output, live.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_without_capsule_a_program_does_the_same(run, program):
     done = run(PROGRAMS[program], (1, 2, 0), under_capsule=False, entropy=None)
@@ -222,6 +224,7 @@ def test_without_capsule_a_program_does_the_same(run, program):
     assert positions == sorted(positions)
 
 
+@pytest.mark.slow
 def test_a_task_draws_the_same_whichever_worker_does_it(run):
     code = """
 def work(number):
@@ -290,6 +293,7 @@ def with_numbers(code, **numbers):
     return "".join(f"{name} = {value}\n" for name, value in numbers.items()) + code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "recorded", "repeated", "message"),
     [
@@ -326,6 +330,7 @@ def test_fewer_arrivals_leave_another_log(run):
     assert again.log != live.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message"),
     [

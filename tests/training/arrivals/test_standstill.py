@@ -59,6 +59,7 @@ def test_a_program_all_of_which_waits_is_at_a_standstill(looked, code):
     assert looked(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ALIVE.values(), ids=ALIVE)
 def test_a_program_of_which_anything_goes_on_is_not(looked, code):
     assert not looked(code)

@@ -30,7 +30,7 @@ def python(code, profile, *, preload=True, **variables):
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -57,6 +57,7 @@ print(json.dumps(result))
 ROUNDED_TO_SINGLE = ("sqrt", "log2", "log10", "asin", "acos", "atan", "tan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["portable-v3", "portable-v2"])
 def test_vector_functions_are_accurate_and_binary32_correctly_rounded(profile):
     found = python(VECTORS, profile)
@@ -65,6 +66,7 @@ def test_vector_functions_are_accurate_and_binary32_correctly_rounded(profile):
     assert {found[f"{name}.float32"][1] for name in ROUNDED_TO_SINGLE} == {0}
 
 
+@pytest.mark.slow
 def test_without_the_shim_single_results_are_not_all_correctly_rounded():
     found = python(VECTORS, "portable-v3", preload=False)
     assert any(found[f"{name}.float32"][1] for name in ROUNDED_TO_SINGLE)
@@ -80,6 +82,7 @@ print(json.dumps([repr(getattr(single.to(kind), name)().tolist())
 """
 
 
+@pytest.mark.slow
 def test_special_values_are_those_of_the_c_library():
     import math
 
@@ -116,6 +119,7 @@ def test_special_values_are_those_of_the_c_library():
     np.testing.assert_array_max_ulp(np.array(found), np.array(expected), 1)
 
 
+@pytest.mark.slow
 def test_the_square_root_is_that_of_ieee_754_in_place_and_at_every_length():
     code = (
         "import torch, numpy as np\nunequal = 0\n"
@@ -139,6 +143,7 @@ print(json.dumps(torch_flags.expect(cpu.read_back(name, 1), "library")))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PORTABLE)
 def test_portable_profiles_take_effect(profile):
     flags = python(SETTLED, profile)
@@ -153,6 +158,7 @@ def test_portable_profiles_take_effect(profile):
     assert ("X86_V3" in flags["numpy.cpu_features"]) != narrow
 
 
+@pytest.mark.slow
 def test_native_leaves_the_libraries_alone():
     flags = python(SETTLED, "native", preload=False)
     assert flags["mkl.vendor_check"] == "libtorch_cpu.so"
@@ -179,6 +185,7 @@ def test_a_missing_preload_is_named_with_its_fix(profile):
     assert "LD_PRELOAD" in said
 
 
+@pytest.mark.slow
 def test_a_pin_that_is_not_kept_stops_the_run():
     said = python(REFUSED, "portable-v3", MKL_CBWR="COMPATIBLE")
     assert said.startswith("CAP-T104")

@@ -35,7 +35,7 @@ def run(interpreter, code, variables, *options, arguments=()):
         env={"PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -202,6 +202,7 @@ def probe(interpreter, folder, determinism, *children):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_flags_reach_every_child(interpreter, tmp_path):
     children = ("spawn", "forkserver", "cleaned", "loader", "here", "fork")
     found = probe(interpreter, tmp_path, {"hash_seed": 7, "threads": 3}, *children)
@@ -211,6 +212,7 @@ def test_the_flags_reach_every_child(interpreter, tmp_path):
     assert all(child == found["here"] for child in found.values()), found
 
 
+@pytest.mark.slow
 def test_without_propagation_they_do_not(interpreter, tmp_path):
     settings = {"hash_seed": 7, "propagation": False}
     found = probe(interpreter, tmp_path, settings, "subprocess", "cleaned")
@@ -284,7 +286,7 @@ def test_a_child_that_was_started_otherwise_cannot_use_torch(interpreter, option
         env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.stdout == "started\n"
     assert said in done.stderr
@@ -360,6 +362,7 @@ def flags():
     return dict(zip(names, results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode", "put", "fills"),
     [
@@ -410,6 +413,7 @@ print(json.dumps([torch.get_num_threads(), values.sum().item().hex()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_the_number_of_cores_changes_bits_unless_threads_are_fixed():
     def total(cores, **determinism):

@@ -47,6 +47,7 @@ def test_a_digest_covers_type_shape_and_bytes():
     assert digest(np.float64(0.5)) == digest(torch.tensor(0.5, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_every_answer_is_a_number():
     torch.manual_seed(1)
     for name, compute in operator_sweep.operators(optimizers=True).items():
@@ -57,6 +58,7 @@ def test_every_answer_is_a_number():
             assert array.size, name
 
 
+@pytest.mark.slow
 def test_answers_depend_on_nothing_but_the_machine():
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -104,6 +106,7 @@ for name in sys.argv[1].split(","):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PORTABLE)
 def test_this_machine_keeps_the_promise(profile):
     optimizers = len(operator_sweep._optimizers())
@@ -111,17 +114,20 @@ def test_this_machine_keeps_the_promise(profile):
     assert python(START, profile) == f"{count} answers as expected"
 
 
+@pytest.mark.slow
 def test_the_promise_does_not_depend_on_the_number_of_maths_threads():
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
     assert python(START, "portable-v3", **threads).endswith("answers as expected")
 
 
+@pytest.mark.slow
 def test_a_machine_that_computes_otherwise_is_stopped_and_the_operator_named():
     code, status, message = python(START, "portable-v3", ONEDNN_MAX_CPU_ISA="SSE41")
     assert (code, status) == ("CAP-T109", 4)
     assert "torch.gelu is the first of" in message
 
 
+@pytest.mark.slow
 def test_without_the_shim_the_self_test_notices():
     code, _, message = python(START, "portable-v3", preload=False)
     assert code == "CAP-T109"
@@ -188,7 +194,7 @@ def test_doctor_says_why_a_test_did_not_run(monkeypatch, tmp_path):
     shim = machine.native_part("libcapsule-math.so")
     for script, reason in (
         ("echo noise >&2; echo CAP-T103 no >&2; exit 4", "CAP-T103 no"),
-        ("kill -ILL $$", "it was ended by SIGILL"),
+        ("kill -ILL $$", "it was killed by SIGILL"),
         ("exit 3", "it ended with status 3"),
     ):
         program = tmp_path / "python"

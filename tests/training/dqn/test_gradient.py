@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule.training.dqn.gradient import ShardedGradient
+from capsule.training.dqn.gradient import FactoredGradient, FactoredShard
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import WIDE, Parameters, flatten
 
@@ -16,9 +16,9 @@ def gradient(request):
     """A gradient in two shards, and what autograd makes of the same layer."""
     generator = torch.Generator().manual_seed(0)
     parameters = Parameters(SHAPES, torch.device("cpu"))
-    sharded = ShardedGradient(len(SIZES), parameters, request.param)
+    shards = []
     expected = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    for shard, size in enumerate(SIZES):
+    for size in SIZES:
         weight = torch.zeros(SHAPES[WIDE], requires_grad=True)
         inputs = torch.randn((size, 9_000), generator=generator)
         returned = torch.randn((size, 37), generator=generator)
@@ -28,12 +28,14 @@ def gradient(request):
             for name, shape in SHAPES.items()
             if name != WIDE
         }
-        sharded.put(shard, small, inputs, returned)
+        shards.append(FactoredShard(torch.zeros(()), small, inputs, returned))
         for name, tensor in ({WIDE: product} | small).items():
             expected[name] += tensor
+    sharded = FactoredGradient(shards, parameters, request.param)
     return sharded, [flatten(tensor) for tensor in expected.values()]
 
 
+@pytest.mark.slow
 def test_the_whole_is_what_autograd_gives(gradient):
     sharded, expected = gradient
     for ours, theirs in zip(sharded.whole(), expected, strict=True):

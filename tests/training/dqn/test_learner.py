@@ -65,6 +65,7 @@ def train(learner, steps):
     return learner
 
 
+@pytest.mark.slow
 def test_the_first_evaluated_network_is_the_one_before_training(cartpole_run, make, tmp_path):
     kept = load_file(cartpole_run / contract.STATE / "networks" / "0.safetensors")
     initial = make(tmp_path / "trace").online.arrays()
@@ -220,18 +221,19 @@ def test_two_draws_per_step_whatever_is_done_with_them(make, tmp_path):
     assert learner.streams["evaluation"].draws == 0
 
 
+@pytest.mark.slow
 def test_threads_change_nothing(make, tmp_path):
     """Breakout, concurrent, uneven shards: one thread and two give the same trace and network."""
     alone = train(make(tmp_path / "one", BREAKOUT, workers=1), 240)
     shared = train(make(tmp_path / "two", BREAKOUT, workers=2), 240)
-    assert shared._helper is not None
+    assert shared._threads.count == 2
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     for name, array in alone.tensors().items():
         assert np.array_equal(array, shared.tensors()[name]), name
 
 
 def test_an_error_in_the_helper_thread_is_raised(make, tmp_path):
-    learner = train(make(tmp_path / "trace", BREAKOUT, workers=2), 120)
+    learner = train(make(tmp_path / "trace", BREAKOUT, workers=2), 124)
     learner.memory.gather = None
     with pytest.raises(TypeError):
         learner.train_step()
@@ -278,6 +280,7 @@ def test_the_global_generators_are_never_used(make, tmp_path):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
+@pytest.mark.slow
 def test_it_learns_cartpole(make, tmp_path):
     """Seed 0: the last 20 of 8,000 steps' episodes average above 100; random play scores 22."""
     learner = make(

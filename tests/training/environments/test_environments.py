@@ -259,6 +259,7 @@ print(play(make(AtariEnvironment.model_validate_json(spec), 6)[0], actions))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", ["qbert", "breakout", "ms_pacman"])
 def test_later_episodes_equal_those_of_a_fresh_process(game):
     """Some games keep traces of the last episode over a plain reset; Q*bert is one."""
@@ -327,6 +328,7 @@ def test_without_stickiness_nothing_is_drawn():
     assert {stream.draws for stream in streams.values()} == {0}
 
 
+@pytest.mark.slow
 def test_no_ops_are_drawn_per_episode_and_played_as_frames():
     spec = ATARI.model_copy(update={"game": "ms_pacman", "sticky_action_probability": 0.0})
     environment, streams = make(spec, 9)
@@ -432,6 +434,7 @@ def test_action_sets(full, actions):
     assert environment.actions == actions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [1, 2, 3])
 def test_frame_skips_other_than_four(skip):
     spec = ATARI.model_copy(
@@ -733,6 +736,7 @@ def test_a_missing_minatar_package_is_named(monkeypatch):
     assert "image.packages" in refused.value.fix
 
 
+@pytest.mark.slow
 def test_minatar_loads_no_plotting_library():
     code = (
         "import sys; from tests.training.environments.test_environments import MINATAR, make\n"

@@ -50,6 +50,7 @@ def rounded_half_to_even(sums, unit):
     return (quotient + up).astype(np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_every_atari_screen_size_is_resized_exactly(height, width):
     image = np.random.default_rng(height).integers(0, 256, (height, width), dtype=np.uint8)
@@ -101,6 +102,7 @@ def oracle(identifier):
     return gymnasium.wrappers.AtariPreprocessing(game, noop_max=0, terminal_on_life_loss=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Breakout", "Pong", "Seaquest"])
 def test_atari_agrees_with_gymnasiums_wrapper(name):
     """Rewards, ends and pixels are equal, but for exact ties, which OpenCV rounds either way."""

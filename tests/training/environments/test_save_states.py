@@ -86,6 +86,7 @@ def counted(monkeypatch, name):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 @given(
     before=st.integers(2 * MARK_STEPS, 400), elsewhere=st.integers(0, 60), seed=st.integers(0, 9)
@@ -119,6 +120,7 @@ def digest(environment, actions):
     return f"{first[1:]} {play(environment, actions[1:])}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_play_goes_on_in_another_process(name):
     environment = game(name)
@@ -134,6 +136,7 @@ def test_play_goes_on_in_another_process(name):
     assert (done.stdout.strip(), done.stderr) == (digest(environment, actions[70:]), "")
 
 
+@pytest.mark.slow
 def test_lost_lives_and_ends_of_episodes_are_met_again(pairs, monkeypatch):
     one, other = begun(pairs["breakout"])
     refuse_whole_replays(monkeypatch)

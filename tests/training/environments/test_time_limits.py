@@ -154,6 +154,7 @@ EVERY_TRAINER = [(algorithm, "numbers") for algorithm in TRAINERS]
 EVERY_SUITE = [("impala", "images"), ("impala", "minatar"), ("impala", "atari"), ("dqn", "minatar")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "name"), EVERY_TRAINER + EVERY_SUITE)
 def test_a_time_limit_is_no_end_of_the_return(trained, algorithm, name):
     slower = {"learning_rate": 0.003} if name == "atari" else {}

@@ -300,6 +300,7 @@ def whole_protocol(suite, seed, instances=3):
     return starts, *points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_evaluation_plays_the_same_episodes(suite):
     starts, first, second = whole_protocol(suite, 5)

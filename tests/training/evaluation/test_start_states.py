@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from capsule.experiment.spec import SeedsSpec
 from capsule.host.spec_file import load_spec
@@ -39,10 +40,12 @@ def share_of_starts_that_lost_a_life():
     return sum(lives < 5 for lives in watching.lives) / CANDIDATES
 
 
+@pytest.mark.slow
 def test_no_start_of_the_full_size_protocol_loses_a_life():
     assert share_of_starts_that_lost_a_life() == 0
 
 
+@pytest.mark.slow
 def test_most_would_lose_one_if_their_actions_were_held_as_long_as_an_agents(monkeypatch):
     """What the audit measured: 96 % of starts that are played for four frames an action."""
     monkeypatch.setattr(AtariGame, "_advance_frame", AtariGame._advance)

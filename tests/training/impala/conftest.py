@@ -1,18 +1,10 @@
 """IMPALA's trainer on a small task, and what its tests share."""
 
-import itertools
 import os
 
 import pytest
-import torch
 
-from capsule.experiment import contract
-from capsule.experiment.errors import CapsuleError
-from capsule.training.registry import make_trainer
-from capsule.training.state.streams import make_streams
-from capsule.training.state.trace import Trace
-from capsule.training.trainer import TrainerContext
-from tests.training.conftest import CARTPOLE, make_spec
+from tests.training.conftest import CARTPOLE
 
 TASK = {
     "schema": "capsule/spec/v1",
@@ -37,37 +29,11 @@ TASK = {
 
 
 @pytest.fixture
-def make(tmp_path):
-    """A function that builds a learner in a run directory, which may have a log to follow."""
-    learners, numbers = [], itertools.count()
-
-    def build(document=TASK, workers=1, replay=None, **changes):
-        # Without the environment that a run starts in, only 'native' keeps its promises.
-        changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
-        spec = make_spec(document, **changes).training()
-        directory = tmp_path / str(next(numbers))
-        state = directory / contract.STATE
-        state.mkdir(parents=True)
-        if replay is not None:
-            (directory / contract.SCHEDULE_REPLAY).write_bytes(replay)
-        trace, streams = Trace(directory / contract.TRACE), make_streams(spec.seeds)
-        trace.restore(None)
-        device = torch.device("cpu")
-        try:
-            learner = make_trainer(
-                TrainerContext(state, spec, spec.seeds, streams, trace, device, workers)
-            )
-        except CapsuleError:
-            trace.close()
-            raise
-        learner.streams, learner.trace, learner.directory = streams, trace, directory
-        learners.append(learner)
-        return learner
-
-    yield build
-    for learner in learners:
-        learner.close()
-        learner.trace.close()
+def make(open_trainer):
+    """A function that makes a trainer of the small task, or of another one."""
+    return lambda document=TASK, *arguments, **options: open_trainer(
+        document, *arguments, **options
+    )
 
 
 @pytest.fixture

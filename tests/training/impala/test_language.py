@@ -6,6 +6,7 @@ tells. So an agent that does not read earns half of the points, and one that rea
 
 import json
 import os
+from itertools import chain
 
 import gymnasium
 import numpy as np
@@ -20,21 +21,26 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CpuAccelerator, GymnasiumEnvironment, SeedsSpec
 from capsule.experiment.trainers import LanguageSpec
+from capsule.training.acting.actor_worker import ActorRequest
 from capsule.training.environments import make_environment
 from capsule.training.evaluation.protocol import evaluate, evaluation_environments, generate_starts
-from capsule.training.impala.actors.actor_worker import UnrollWorker
-from capsule.training.impala.actors.unrolls import Request, Unroll, UnrollSettings
+from capsule.training.impala.actors.actor_worker import UnrollSettings, UnrollWorker
+from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.factory import make_network
 from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.language import BABYAI_WORDS, NO_WORD, make_vocabulary
-from capsule.training.registry import make_trainer
 from capsule.training.state.streams import Stream, make_streams
-from capsule.training.state.trace import Trace
-from capsule.training.trainer import TrainerContext
-from tests.training.conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run
+from tests.training.conftest import (
+    CARTPOLE,
+    claimed,
+    finish_run,
+    kill_when_traced,
+    make_spec,
+    merge,
+    new_run,
+)
 from tests.training.r2d2.test_learner import TASK as R2D2
-from tests.training.test_lifecycle import kill_when_traced
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -137,27 +143,11 @@ gymnasium.register(NAME, Orders)
 
 
 @pytest.fixture
-def make(tmp_path):
-    """A function that builds a learner in this process."""
-    opened = []
-
-    def build(document=BABYAI, **changes):
-        # Without the environment that a run starts in, only 'native' keeps its promises.
-        changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
-        spec = make_spec(document, **changes).training()
-        directory = tmp_path / str(len(opened))
-        directory.mkdir()
-        trace, streams = Trace(directory / "trace"), make_streams(spec.seeds)
-        trace.restore(None)
-        opened.append(trace)
-        cpu = torch.device("cpu")
-        learner = make_trainer(TrainerContext(directory, spec, spec.seeds, streams, trace, cpu, 1))
-        opened.append(learner)
-        return learner
-
-    yield build
-    for each in opened:
-        each.close()
+def make(open_trainer):
+    """A function that makes a trainer of BABYAI, or of another task."""
+    return lambda document=BABYAI, *arguments, **options: open_trainer(
+        document, *arguments, **options
+    )
 
 
 def settings_of(document=BABYAI, numerics="native", **changes):
@@ -171,16 +161,16 @@ def settings_of(document=BABYAI, numerics="native", **changes):
         tasks=(spec.environment,),
         seeds=spec.seeds,
         network=network,
-        length=spec.trainer.unroll_length,
+        steps=spec.trainer.unroll_length,
         vocabulary=make_vocabulary(spec.trainer.language),
     )
     return settings, parameters.flat.numpy()
 
 
-def unrolls(host, parameters, actors, times):
+def unrolls(worker, parameters, actors, times):
     """Let actors unroll again and again; return for each time what they did, and came to be."""
     return [
-        host.unroll([Request(actor, 0) for actor in actors], {0: parameters}, 0)
+        worker.play([ActorRequest(actor, 0) for actor in actors], {0: parameters}, 0)
         for _ in range(times)
     ]
 
@@ -213,10 +203,10 @@ def missions_of(actor, actions):
 
 def test_every_row_of_an_unroll_has_the_mission_of_its_episode():
     settings, parameters = settings_of()
-    host = UnrollWorker(settings, range(2))
-    times = unrolls(host, parameters, range(2), 4)
+    worker = UnrollWorker(settings, range(2))
+    times = unrolls(worker, parameters, range(2), 4)
     for actor in range(2):
-        played = [each[actor].unroll for each in times]
+        played = [each[actor].made for each in times]
         actions = np.concatenate([unroll.actions[unroll.acted] for unroll in played])
         missions = missions_of(actor, actions.tolist())
         assert len(set(missions)) > 2
@@ -233,15 +223,15 @@ def test_an_instruction_that_changes_within_an_episode_is_heard_at_once():
     task = gymnasium.make(NAME, disable_env_checker=True)
     observation, _ = task.reset(seed=Stream("environment", 0, 3).integer(2**32))
     orders = [observation["order"]]
-    orders += [task.step(action)[0]["order"] for action in played.unroll.actions]
-    found = [text_of(row, ("go", "left", "right")) for row in played.unroll.instructions]
+    orders += [task.step(action)[0]["order"] for action in played.made.actions]
+    found = [text_of(row, ("go", "left", "right")) for row in played.made.instructions]
     assert found == [{"Go left!": "go left", "go, right": "go right"}[order] for order in orders]
     assert len(set(found)) == 2
 
 
 def test_the_learner_reads_what_the_actors_were_told(make, monkeypatch):
     learner, read, batches = make(), [], []
-    unroll, learn = ActorCriticNetwork.unroll, learner._learners.learn
+    unroll, learn = ActorCriticNetwork.unroll, learner._learners.differentiate
 
     def spied(self, *arguments):
         if len(arguments[1]) > 1:  # more than a step of acting
@@ -249,8 +239,8 @@ def test_the_learner_reads_what_the_actors_were_told(make, monkeypatch):
         return unroll(self, *arguments)
 
     monkeypatch.setattr(ActorCriticNetwork, "unroll", spied)
-    monkeypatch.setattr(
-        learner._learners, "learn", lambda batch: (batches.append(batch), learn(batch))[1]
+    learner._learners.differentiate = lambda shards: (
+        batches.append(list(chain(*shards))) or learn(shards)
     )
     learner.train_step()
     told = np.stack([unroll.instructions for unroll in batches[0]], 1)
@@ -268,8 +258,8 @@ def test_one_update_moves_the_embeddings_of_the_words_that_were_told_and_of_no_o
         if name.startswith("language.lstm.")
     }
     before, told = table.clone(), []
-    learn = learner._learners.learn
-    learner._learners.learn = lambda batch: (told.extend(batch), learn(batch))[1]
+    learn = learner._learners.differentiate
+    learner._learners.differentiate = lambda shards: told.extend(chain(*shards)) or learn(shards)
     learner.train_step()
     moved = [number for number in range(32) if not torch.equal(before[number], table[number])]
     numbers = np.unique(np.concatenate([unroll.instructions.ravel() for unroll in told]))
@@ -281,9 +271,9 @@ def test_one_update_moves_the_embeddings_of_the_words_that_were_told_and_of_no_o
 def test_a_digest_covers_what_was_told():
     settings, parameters = settings_of()
     [[played]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    other = played.unroll.instructions.copy()
+    other = played.made.instructions.copy()
     other[-1, 0] ^= 1
-    assert played.unroll._replace(instructions=other).digest() != played.unroll.digest()
+    assert played.made._replace(instructions=other).digest() != played.made.digest()
 
 
 def test_without_instructions_an_unroll_has_none_and_its_digest_is_of_all_the_rest():
@@ -291,12 +281,12 @@ def test_without_instructions_an_unroll_has_none_and_its_digest_is_of_all_the_re
     settings, parameters = settings_of(**changes)
     assert not any("language" in name for name in settings.network.shapes)
     [[played]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    assert played.unroll.instructions.shape == (6, 0)
+    assert played.made.instructions.shape == (6, 0)
     digest = xxhash.xxh3_64()
     for name in Unroll._fields:
         if name != "instructions":
-            digest.update(np.ascontiguousarray(getattr(played.unroll, name)).data)
-    assert digest.hexdigest() == played.unroll.digest()
+            digest.update(np.ascontiguousarray(getattr(played.made, name)).data)
+    assert digest.hexdigest() == played.made.digest()
 
 
 # --- the same bits --------------------------------------------------------------------------------
@@ -309,7 +299,7 @@ def test_actors_do_the_same_alone_and_together(numerics):
     for actor in (0, 3):
         alone = unrolls(UnrollWorker(settings, [actor]), parameters, [actor], 3)
         for [mine], everyone in zip(alone, together, strict=True):
-            assert mine.unroll.digest() == everyone[actor].unroll.digest()
+            assert mine.made.digest() == everyone[actor].made.digest()
 
 
 def test_what_an_actor_is_told_reaches_what_it_does():
@@ -318,7 +308,7 @@ def test_what_an_actor_is_told_reaches_what_it_does():
     words = settings.vocabulary.words
     settings.vocabulary._numbers = {word: 31 - number for number, word in enumerate(words)}
     [[otherwise]] = unrolls(UnrollWorker(settings, [0]), parameters, [0], 1)
-    assert not np.array_equal(told.unroll.log_behaviour, otherwise.unroll.log_behaviour)
+    assert not np.array_equal(told.made.log_behaviour, otherwise.made.log_behaviour)
 
 
 def test_an_actor_goes_on_elsewhere_from_its_snapshot_with_its_mission():
@@ -333,8 +323,8 @@ def test_an_actor_goes_on_elsewhere_from_its_snapshot_with_its_mission():
     other.restore(snapshots)
     [again] = unrolls(other, parameters, [1, 4], 1)
     for mine, theirs in zip(again, second, strict=True):
-        assert text_of(mine.unroll.instructions[0]).startswith("go to ")
-        assert mine.unroll.digest() == theirs.unroll.digest()
+        assert text_of(mine.made.instructions[0]).startswith("go to ")
+        assert mine.made.digest() == theirs.made.digest()
 
 
 def test_an_environment_returns_to_its_instruction_or_says_that_it_does_not():
@@ -380,6 +370,7 @@ def on_one_processor():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated(babyai_run):
     result, files = claimed(babyai_run)
     assert result["complete"]
@@ -388,6 +379,7 @@ def test_a_run_is_evaluated(babyai_run):
     assert all(1 <= length <= 7 for point in points for length in point["lengths"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["actor", "server"])
 def test_a_run_is_equal_in_several_processes_whoever_evaluates_the_policy(
     babyai_run, tmp_path, mode
@@ -398,6 +390,7 @@ def test_a_run_is_equal_in_several_processes_whoever_evaluates_the_policy(
     assert claimed(again) == claimed(babyai_run)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(babyai_run, tmp_path):
     directory = new_run(tmp_path / "killed", make_spec(BABYAI))
     kill_when_traced(directory, (babyai_run / contract.TRACE).stat().st_size * 0.6)
@@ -411,6 +404,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(babyai_run, tmp_path):
 # --- it reads -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns_to_follow_orders(make):
     learner = make(ORDERS)
     while learner.step < 4_000:

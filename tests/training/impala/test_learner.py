@@ -19,10 +19,9 @@ from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.trace import first_difference
 from capsule.training.impala.gradient import ImpalaGradient
 from capsule.training.state.streams import Stream
-from tests.training.conftest import claimed, finish_run, make_spec, merge, new_run
+from tests.training.conftest import claimed, finish_run, kill_when_traced, make_spec, merge, new_run
 from tests.training.impala import tasks as impala_tasks
 from tests.training.impala.conftest import TASK
-from tests.training.test_lifecycle import kill_when_traced
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
@@ -149,6 +148,7 @@ class Reference:
         return loss, ratio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("units", "norm", "truncation"),
     [(7, 0.8, "bootstrap"), (7, None, "terminal"), (0, 0.8, "terminal"), (0, None, "bootstrap")],
@@ -211,6 +211,7 @@ def test_the_first_square_is_one_and_the_first_rate_is_whole(make):
         np.testing.assert_allclose(np.abs(move), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("annealing", [True, False])
 def test_the_last_rate_is_that_of_one_update(make, annealing):
     learner = train(make(trainer={"annealing": annealing}), 580)
@@ -267,6 +268,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 def test_every_variant_trains_and_differs(make):
     heads = {}
     for name, changes in {"plain": {}, **VARIANTS}.items():
@@ -288,6 +290,7 @@ def test_a_policy_that_is_no_more_ends_the_run_with_its_code(make, rate, said):
 # --- one process and several ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lag", "workers"), [(0, 2), (1, 4), (2, 2)])
 def test_processes_and_threads_change_nothing(make, lag, workers):
     trainer = {"schedule": {"mode": "lockstep", "policy_lag": lag}}
@@ -301,6 +304,7 @@ def noisy(monkeypatch):
     monkeypatch.setenv("COUNTING_SLEEP", "1.5")
 
 
+@pytest.mark.slow
 def test_live_runs_differ_and_each_replays_to_its_own_bits(make, monkeypatch):
     live = []
     for slow in range(3):  # other episodes are slow in each
@@ -338,6 +342,7 @@ def moment_of(actor, unroll, length=5, seed=0):
         begin += impala_tasks.length_of(episode) + impala_tasks.is_truncated(episode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("actor", "unroll"), [(2, 3), (5, 0), (0, 7)])
 def test_an_actor_that_errs_once_is_named(make, monkeypatch, actor, unroll):
     """In one unroll of one actor the environment shows something else, in lockstep and replayed."""
@@ -351,6 +356,7 @@ def test_an_actor_that_errs_once_is_named(make, monkeypatch, actor, unroll):
     assert found.a != found.b
 
 
+@pytest.mark.slow
 def test_an_actor_that_errs_in_a_replay_is_named_by_its_place_in_the_log(make, noisy, monkeypatch):
     right = train(make(COUNTING, workers=2, trainer=LIVE))
     log = log_of(right)
@@ -447,6 +453,7 @@ def go_on(learner, source, step, saved):
     return learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", [{}, LIVE], ids=["lockstep", "live"])
 @pytest.mark.parametrize("step", [220, 300])
 def test_a_snapshot_continues_to_the_same_bits(make, trainer, step):
@@ -462,6 +469,7 @@ def test_a_snapshot_continues_to_the_same_bits(make, trainer, step):
         assert results(second) == results(first)
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_interrupted_goes_on(make, noisy, monkeypatch):
     live = train(make(COUNTING, workers=2, trainer=LIVE))
     monkeypatch.setenv("COUNTING_SLEEP", "0")
@@ -480,6 +488,7 @@ def test_a_recording_that_is_gone_is_refused(make):
     assert refusal.value.code == "CAP-T342"
 
 
+@pytest.mark.slow
 def test_a_dead_actor_is_told_and_the_run_goes_on_from_its_saved_state(make, monkeypatch):
     whole = train(make(COUNTING))
     monkeypatch.setenv("COUNTING_DIE", moment_of(3, 9))
@@ -504,6 +513,7 @@ def finish(directory):
     return claimed(directory)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_at_any_moment_resumes_to_the_same_bytes(tmp_path, one_core):
     whole = new_run(tmp_path / "whole", make_spec(TASK))
     expected = finish(whole)
@@ -513,6 +523,7 @@ def test_a_run_that_was_killed_at_any_moment_resumes_to_the_same_bytes(tmp_path,
     assert finish(killed) == expected, f"killed at {moment}"
 
 
+@pytest.mark.slow
 def test_a_live_run_that_was_killed_replays_to_what_it_claims(tmp_path):
     spec = make_spec(TASK, trainer=LIVE)
     killed = new_run(tmp_path / "killed", spec)

@@ -35,20 +35,11 @@ CARTPOLE = {
 }
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [{"mode": "lockstep", "policy_lag": 1}, {"mode": "recorded", "policy_lag": 4}]
 )
-def test_it_learns_cartpole(one_thread, tmp_path, schedule):
+def test_it_learns_cartpole(deterministic, tmp_path, schedule):
     """Seed 0: the last 100 of 48,000 steps' episodes average above 100; random play scores 22."""
     spec = make_spec(CARTPOLE, trainer={"schedule": schedule}).training()
     trace, streams = Trace(tmp_path / "trace"), make_streams(spec.seeds)

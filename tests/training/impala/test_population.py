@@ -14,14 +14,14 @@ from scipy import stats
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.scores import ReferenceScores
 from capsule.training.impala.population import (
     DMLAB_PRIORS,
     Choice,
     Evolution,
-    Generation,
     LogUniform,
+    MemberGeneration,
     Population,
-    Reference,
     explore,
     is_fitter,
     lineage,
@@ -29,7 +29,7 @@ from capsule.training.impala.population import (
 )
 from capsule.training.state.streams import Stream
 
-UNIT = {"task": Reference(0.0, 1.0)}  # returns are scores
+UNIT = {"task": ReferenceScores(0.0, 1.0)}  # returns are scores
 SMALL = Evolution(members=3, burn_in=100, episodes=2)
 
 
@@ -101,7 +101,7 @@ def test_members_begin_with_draws_in_the_order_of_members_and_names():
         expected = {name: DMLAB_PRIORS[name].draw(stream) for name in sorted(DMLAB_PRIORS)}
         generation = found.current(member)
         assert generation.hyperparameters == expected
-        assert generation == Generation(member, member, None, 0, None, expected)
+        assert generation == MemberGeneration(member, member, None, 0, None, expected)
     assert len(found.generations) == 3
 
 
@@ -109,13 +109,17 @@ def test_members_begin_with_draws_in_the_order_of_members_and_names():
 
 
 def test_the_fitness_caps_each_task_at_the_human():
-    references = {"a": Reference(2.0, 12.0), "b": Reference(-20.0, 20.0), "c": Reference(0.0, 50.0)}
+    references = {
+        "a": ReferenceScores(2.0, 12.0),
+        "b": ReferenceScores(-20.0, 20.0),
+        "c": ReferenceScores(0.0, 50.0),
+    }
     means = {"a": 7.0, "b": 500.0, "c": -5.0}
     assert mean_capped_score(means, references) == pytest.approx((0.5 + 1.0 - 0.1) / 3)
 
 
 def test_a_fitness_is_of_the_mean_return_of_each_task():
-    references = {"a": Reference(0.0, 10.0), "b": Reference(0.0, 10.0)}
+    references = {"a": ReferenceScores(0.0, 10.0), "b": ReferenceScores(0.0, 10.0)}
     found = population(replace(SMALL, episodes=4), references)
     found.collect(0, 100, [("a", 30.0), ("b", 1.0), ("a", -20.0)])
     assert not found.ready(0)
@@ -124,7 +128,7 @@ def test_a_fitness_is_of_the_mean_return_of_each_task():
 
 
 def test_every_task_needs_a_return():
-    references = {"a": Reference(0.0, 1.0), "b": Reference(0.0, 1.0)}
+    references = {"a": ReferenceScores(0.0, 1.0), "b": ReferenceScores(0.0, 1.0)}
     found = population(references=references)
     found.collect(0, 100, scores(1.0, 9, "a"))
     assert not found.ready(0)
@@ -206,12 +210,12 @@ def test_the_selected_member_is_copied_and_its_values_change():
         found.collect(member, frames, scores(score))
         found.evolve(member)
     first, second, third, fourth = found.generations[3:]
-    assert first == Generation(3, 0, 0, 150, 150, {"rate": 1.0}, 0.75, 2, None, False)
-    assert second == Generation(4, 2, 2, 140, 140, {"rate": 3.0 * 1.2}, 0.7, 0, 0.75, False)
-    assert third == Generation(5, 1, 3, 160, 180, {"rate": 1.0 / 1.2}, 0.5, 0, 0.75, True)
+    assert first == MemberGeneration(3, 0, 0, 150, 150, {"rate": 1.0}, 0.75, 2, None, False)
+    assert second == MemberGeneration(4, 2, 2, 140, 140, {"rate": 3.0 * 1.2}, 0.7, 0, 0.75, False)
+    assert third == MemberGeneration(5, 1, 3, 160, 180, {"rate": 1.0 / 1.2}, 0.5, 0, 0.75, True)
     # With the weights member 1 has their fitness, and so gives member 0 back what it was.
     assert third.fitness == 0.75
-    assert fourth == Generation(6, 0, 5, 200, 160, {"rate": 1.0 / 1.2}, 0.1, 1, 0.75, True)
+    assert fourth == MemberGeneration(6, 0, 5, 200, 160, {"rate": 1.0 / 1.2}, 0.1, 1, 0.75, True)
     assert found.current(0) == fourth
 
 
@@ -270,6 +274,7 @@ def play(found, steps, frames=None):
     return frames
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 99))
 def test_a_member_is_replaced_only_by_a_fitter_one_and_never_during_burn_in(steps, seed):
@@ -289,6 +294,7 @@ def test_a_member_is_replaced_only_by_a_fitter_one_and_never_during_burn_in(step
     assert found._stream.draws == 4 * 3 + (len(found.generations) - 4) * (1 + 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 99))
 def test_the_ancestry_is_a_forest_of_the_first_members(steps, seed):
@@ -329,6 +335,7 @@ def test_a_seed_is_one_population(steps, seed):
     assert results[0] != results[2]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(STEPS, STEPS, st.integers(0, 99))
 def test_a_restored_population_goes_on_as_it_would_have(before, after, seed):

@@ -15,10 +15,9 @@ from capsule.experiment.trace import first_difference, read_trace
 from capsule.training.impala.population import lineage
 from capsule.training.impala.population_trainer import member_seeds
 from capsule.training.state.streams import Stream
-from tests.training.conftest import make_spec, merge, new_run
+from tests.training.conftest import kill_when_traced, make_spec, merge, new_run
 from tests.training.impala.test_learner import TASK, finish, go_on, state_of
 from tests.training.impala.trainers import Trainers
-from tests.training.test_lifecycle import kill_when_traced
 
 pytestmark = pytest.mark.usefixtures("deterministic", "importable")
 
@@ -73,6 +72,7 @@ def grown(make):
     return train(population(make))
 
 
+@pytest.mark.slow
 def test_it_evolves_and_its_ancestry_is_a_forest(grown):
     generations = ancestry(grown)
     begun = Counter(generation.member for generation in generations)
@@ -139,6 +139,7 @@ def test_actors_play_with_what_was_copied(make):
     assert version.tobytes() == rival.online.flat.numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_the_fittest_member_is_the_network_of_the_run(grown):
     fitness = [grown._population.current(member).fitness for member in range(3)]
     best = max(range(3), key=lambda member: fitness[member] or -1.0)
@@ -157,6 +158,7 @@ def test_without_a_fitness_the_first_member_is_the_network_of_the_run(make):
 # --- members are plain trainers -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [{}, {"initialization": 5}])
 def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):
     seeds = {"root": 3, "streams": streams}
@@ -179,6 +181,7 @@ def test_a_member_is_the_plain_trainer_of_its_seed_and_values(make, streams):
             assert theirs == each.model_copy(update={"name": theirs.name})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -206,12 +209,14 @@ def test_every_hyperparameter_acts_from_the_next_update_on(make, name, value):
 # --- processes, seeds, learners -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(make):
     expected = train(population(make), 160)
     assert len(ancestry(expected)) > 3
     assert results(train(population(make, workers=2), 160)) == results(expected)
 
 
+@pytest.mark.slow
 def test_learners_in_processes_learn_with_the_values_of_the_moment(tmp_path):
     trainers = Trainers(tmp_path)
     changes = {
@@ -226,6 +231,7 @@ def test_learners_in_processes_learn_with_the_values_of_the_moment(tmp_path):
         trainers.close()
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_population(make, grown):
     other = train(population(make, seeds={"root": 1}))
     assert ancestry(other)[:3] != ancestry(grown)[:3]
@@ -257,6 +263,7 @@ def records_of(learner):
     return list(read_trace(learner.directory / contract.TRACE))
 
 
+@pytest.mark.slow
 def test_the_trace_has_every_generation_and_names_members(grown):
     records = records_of(grown)
     traced = [item for each in records for item in each.values.get("generations", {}).items()]
@@ -271,6 +278,7 @@ def test_the_trace_has_every_generation_and_names_members(grown):
     assert {"population", "member 1/minibatch", "evaluation"} <= set(tensors["streams"])
 
 
+@pytest.mark.slow
 def test_a_first_difference_names_the_generation(make, monkeypatch, grown):
     """One return is told otherwise, once; nothing else differs before."""
     other = population(make)
@@ -292,6 +300,7 @@ def test_a_first_difference_names_the_generation(make, monkeypatch, grown):
 # --- resumption -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [40, 220, 300])
 def test_a_snapshot_continues_to_the_same_bits(make, step):
     """Also in the middle of a trace record, and with returns of an unfinished fitness."""
@@ -302,6 +311,7 @@ def test_a_snapshot_continues_to_the_same_bits(make, step):
     assert results(second) == results(first)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_resumes_to_the_same_bytes(tmp_path, one_core):
     spec = make_spec(SMALL, trainer={"total_steps": 400}, evaluation={"interval": 400})
     whole = new_run(tmp_path / "whole", spec)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -89,8 +90,10 @@ def test_files_that_were_changed_are_refused(tmp_path):
 
 def test_half_of_a_batch_is_new_and_half_is_drawn(make):
     learner = make(trainer=REPLAYED, recording={"trace_interval": 10})
-    learn, batches = learner._learners.learn, []
-    learner._learners.learn = lambda batch: batches.append(batch) or learn(batch)
+    learn, batches = learner._learners.differentiate, []
+    learner._learners.differentiate = lambda shards: (
+        batches.append(list(chain(*shards))) or learn(shards)
+    )
     train(learner, 100)
     assert learner.updates == 10  # of 2 new unrolls of 5 steps
     digests = [[each._replace(returns=[]).digest() for each in batch] for batch in batches]
@@ -102,6 +105,7 @@ def test_half_of_a_batch_is_new_and_half_is_drawn(make):
     assert any(set(batch[2:]) - set(batch[:2]) for batch in digests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "workers"), [(10, 1), (300, 2)])
 def test_a_run_with_replay_continues_to_the_same_bits(make, step, workers):
     whole = train(make(**RARELY))

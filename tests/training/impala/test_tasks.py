@@ -41,9 +41,10 @@ def refused(make, **changes):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_game_has_its_actors_and_who_plays_them_changes_no_bit(make):
     alone = train(make(GAMES))
-    players = alone._executor._transport._host._actors
+    players = alone._executor._transport._worker._actors
     games = [player.environment._begin().tobytes() for player in players]
     assert games[0] == games[2] != games[1] == games[3]
     assert results(train(make(GAMES, workers=2))) == results(alone)
@@ -63,6 +64,7 @@ def test_games_that_do_not_fit_are_refused_and_named(make, changes, message):
     assert message in refused(make, **changes)
 
 
+@pytest.mark.slow
 def test_starts_are_up_to_so_many_no_ops_and_each_has_its_task(make):
     spec = make(GAMES, evaluation={"starts": 400, "candidates": 400, "shortlist": 400})._spec
     starts = generate_starts(None, 18, spec.evaluation, Stream("evaluation", 3), None)

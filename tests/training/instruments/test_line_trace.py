@@ -18,6 +18,7 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 VALUES = PLAIN | st.lists(PLAIN) | st.dictionaries(st.text(), st.lists(PLAIN | st.lists(PLAIN)))
 
 
+@pytest.mark.slow
 @given(VALUES, VALUES)
 def test_digests_are_equal_exactly_where_values_and_types_are(a, b):
     assert (digest_of(a) == digest_of(b)) == (repr(a) == repr(b))

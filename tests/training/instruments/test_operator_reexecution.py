@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from capsule.training.determinism.self_test import answers, differences
-from capsule.training.instruments.operator_reexecution import Reexecution, element_bytes
+from capsule.training.instruments.operator_reexecution import ReexecutionMode, element_bytes
 
 
 def bits(tensors):
@@ -59,10 +59,11 @@ def train(steps=3):
     return bits([*state, *(value for s in optimizer.state.values() for value in s.values())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_training_gives_the_same_bits_under_the_mode_and_no_operator_is_blamed(repeats):
     plain = train()
-    with Reexecution(repeats=repeats) as mode:
+    with ReexecutionMode(repeats=repeats) as mode:
         watched = train()
     assert watched == plain
     uses = mode.uses()
@@ -78,9 +79,10 @@ def test_training_gives_the_same_bits_under_the_mode_and_no_operator_is_blamed(r
     }
 
 
+@pytest.mark.slow
 def test_a_sweep_of_operators_gives_the_same_bits_and_none_is_blamed():
     plain = answers(complete=False)
-    with Reexecution() as mode:
+    with ReexecutionMode() as mode:
         watched = answers(complete=False)
     assert len(plain) > 250
     # Under any mode torch takes an algorithm for these two that computes the vectors, too.
@@ -89,7 +91,7 @@ def test_a_sweep_of_operators_gives_the_same_bits_and_none_is_blamed():
 
 
 def test_the_operator_is_named_with_the_line_that_called_it():
-    with Reexecution() as mode:
+    with ReexecutionMode() as mode:
         torch.ones(3).mul(2)
     use = next(use for use in mode.uses() if use.operator == "aten::mul.Tensor")
     assert use.where.file == __file__
@@ -116,7 +118,7 @@ def broken(operator, outcomes):
 def test_an_operator_that_differs_is_found_and_the_program_gets_its_first_result():
     library, operator = broken("race", [1.0, 1.0, 2.0, 1.0])
     x = torch.zeros(4)
-    with Reexecution(repeats=3) as mode:
+    with ReexecutionMode(repeats=3) as mode:
         operator(x)
     (use,) = (use for use in mode.uses() if use.operator.startswith("planted::"))
     assert x.tolist() == [1.0] * 4
@@ -127,12 +129,12 @@ def test_an_operator_that_differs_is_found_and_the_program_gets_its_first_result
 
 RACE = """
 import torch
-from capsule.training.instruments.operator_reexecution import Reexecution, element_bytes
+from capsule.training.instruments.operator_reexecution import ReexecutionMode, element_bytes
 torch.set_num_threads(4)
 torch.use_deterministic_algorithms({deterministic})
 torch.manual_seed(0)
 index, values = torch.randint(7, (400_000,)), torch.randn(400_000)
-with Reexecution(repeats=2) as mode:
+with ReexecutionMode(repeats=2) as mode:
     for _ in range(15):
         torch.zeros(7).index_put_((index,), values, accumulate=True)
 blamed = [use for use in mode.uses() if use.differing]
@@ -140,6 +142,7 @@ print([(use.operator, use.status, use.where.line) for use in blamed])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deterministic", "blamed"), [(False, "[('aten::index_put_', 'with-flag', 10)]"), (True, "[]")]
 )
@@ -171,7 +174,7 @@ def test_memory_that_arguments_share_stays_shared(start, step, dtype, share):
             target.mul_(target)
         return bits([memory])
 
-    with Reexecution(repeats=2) as mode:
+    with ReexecutionMode(repeats=2) as mode:
         watched = work()
     assert watched == work()
     assert [use.operator for use in mode.uses() if use.differing] == []
@@ -183,7 +186,7 @@ def test_results_are_compared_by_bits_not_by_value():
     library.define("zero(Tensor x) -> Tensor")
     remaining = iter([zeros[0], zeros[1], zeros[0], zeros[0]])
     library.impl("zero", lambda _: next(remaining).clone(), "CPU")
-    with Reexecution() as mode:
+    with ReexecutionMode() as mode:
         for _ in range(2):
             torch.ops.planted.zero(torch.zeros(1))
     (use,) = (use for use in mode.uses() if use.operator == "planted::zero")
@@ -197,7 +200,7 @@ def test_results_are_compared_by_bits_not_by_value():
 def test_whatever_the_strides_of_single_elements_say(shape):
     memory = torch.arange(700.0)
     odd = memory.as_strided(shape, tuple(129 if size == 1 else 1 for size in shape))
-    with Reexecution() as mode:
+    with ReexecutionMode() as mode:
         torch.exp(odd)
         odd.mul_(2)
     assert [use.operator for use in mode.uses() if use.differing] == []
@@ -210,7 +213,7 @@ def test_other_threads_add_to_the_same_census():
         with mode.for_this_thread():
             torch.ones(2).exp()
 
-    mode = Reexecution()
+    mode = ReexecutionMode()
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -221,7 +224,7 @@ def test_other_threads_add_to_the_same_census():
 
 
 def test_nothing_is_repeated_after_the_limit():
-    with Reexecution(limit=5) as mode:
+    with ReexecutionMode(limit=5) as mode:
         for _ in range(10):
             torch.ones(2)
     assert mode.exhausted
@@ -229,7 +232,7 @@ def test_nothing_is_repeated_after_the_limit():
 
 
 def test_views_and_uninitialised_memory_are_not_repeated():
-    with Reexecution() as mode:
+    with ReexecutionMode() as mode:
         torch.empty(3).view(3, 1).t().resize_(3)
     assert {use.operator: use.repeated for use in mode.uses()} == {
         "aten::empty.memory_format": 0,

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from capsule.training.instruments.operator_reexecution import Reexecution
+from capsule.training.instruments.operator_reexecution import ReexecutionMode
 from capsule.training.instruments.operator_rules import RULES, STATUSES, status_of
 
 
@@ -90,7 +90,7 @@ CPU_CALLS = {
 
 @pytest.mark.parametrize("call", CPU_CALLS.values(), ids=CPU_CALLS)
 def test_torch_warns_of_exactly_the_calls_whose_status_is_raises(call, deterministic_warnings):
-    with warnings.catch_warnings(record=True) as caught, Reexecution() as mode:
+    with warnings.catch_warnings(record=True) as caught, ReexecutionMode() as mode:
         warnings.simplefilter("always")
         call()
     warned = any("does not have a deterministic implementation" in str(w.message) for w in caught)

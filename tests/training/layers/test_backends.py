@@ -208,6 +208,7 @@ def through_dense(products, rows, fan_in, units, biased=True):
     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rectified", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_convolutions_equal_torchs(instructions, layer, rectified):

@@ -20,6 +20,8 @@ from capsule.training.networks.feedforward import Parameters
 from capsule.training.optimizers.adam import global_norm
 from capsule.training.optimizers.rmsprop import RmsProp, annealed
 
+pytestmark = pytest.mark.xdist_group("jax")
+
 CPU = torch.device("cpu")
 SHAPES = {"conv1.weight": (5, 3, 2, 2), "conv1.bias": (5,), "dense1.weight": (3, 5_000)}
 f = np.float32
@@ -50,6 +52,7 @@ def test_a_policy_by_hand():
     assert chosen.tolist() == [policy.logarithms[0, 1], policy.logarithms[1, 0], 0.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 4), st.integers(1, 40), st.integers(0, 2**32 - 1),
@@ -208,6 +211,7 @@ def test_the_whole_loss_has_the_gradient_of_autograd_in_float64():
     assert not results[0][2][6].any()  # the value that only bootstraps learns nothing
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_losses_against_rlax():
     import jax.numpy as jnp

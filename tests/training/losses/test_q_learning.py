@@ -14,6 +14,8 @@ from capsule.training.losses.q_learning import (
     exploration_rate,
 )
 
+pytestmark = pytest.mark.xdist_group("jax")
+
 
 def test_targets_by_hand():
     targets = bootstrap_targets(
@@ -51,6 +53,7 @@ def test_exploration_schedule_by_hand():
     assert rates == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_against_rlax():
     import jax

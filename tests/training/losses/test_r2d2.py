@@ -21,6 +21,8 @@ from capsule.training.losses.r2d2 import (
     td_errors,
 )
 
+pytestmark = pytest.mark.xdist_group("jax")
+
 EPSILON = 1e-3
 ULP = 2.0**-23  # spacing of float32 at 1
 

@@ -186,6 +186,7 @@ def reference(net, name, weights, observations, actions, rewards, states, resets
     return logits, baselines.squeeze(2), states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
 @EACH
 @LSTM
@@ -250,6 +251,7 @@ def test_the_features_of_instructions_follow_those_of_the_torso(recurrent):
     assert (plain.language, plain.words, net.words) == (None, 0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
 @LSTM
 def test_results_and_gradients_with_instructions_equal_torchs(recurrent, products):
@@ -342,6 +344,7 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     assert same_bits(states, after)
 
 
+@pytest.mark.slow
 @EACH
 @LSTM
 def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
@@ -432,6 +435,7 @@ def test_no_gradient_flows_from_one_episode_to_the_one_before():
         assert (start[1] != 0).all()
 
 
+@pytest.mark.slow
 @EACH
 @LSTM
 def test_every_parameter_gets_a_gradient(name, recurrent):

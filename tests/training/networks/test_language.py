@@ -241,6 +241,7 @@ def test_equal_instructions_are_read_once_and_none_beyond_the_longest():
     assert sizes == [(words * distinct, 32), (words * distinct, 20), step, step, (4, distinct)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 3, 15])
 def test_with_libraries_a_row_keeps_its_sizes_and_its_bits_whatever_the_others_are(row):
     """As actors are evaluated: batches of 16, of which another process plays some rows."""

@@ -230,6 +230,7 @@ def reference(net, name, weights, observations, actions, rewards, states):
     return values.view(time, batch, -1), states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
 @pytest.mark.parametrize("name", KINDS)
 @FEED_FORWARD

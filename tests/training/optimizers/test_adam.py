@@ -76,6 +76,7 @@ def against_torch(device):
     torch.testing.assert_close(parameters.flat, theirs.detach(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_it_is_torchs_adam():
     against_torch(CPU)
 

@@ -62,6 +62,7 @@ def failure_of(directory):
     return Failure.model_validate_json((directory / contract.FAILURE).read_bytes())
 
 
+@pytest.mark.slow
 def test_what_a_plain_script_writes_and_prints_is_hashed(program):
     directory, variables = program(
         "import pathlib, sys\n"
@@ -97,6 +98,7 @@ def test_what_a_plain_script_writes_and_prints_is_hashed(program):
     assert [Event.model_validate_json(line).kind for line in lines] == ["start", "finish"]
 
 
+@pytest.mark.slow
 def test_two_processes_and_two_places_give_the_same_outputs(program, tmp_path):
     script = (
         "from capsule.training import run\n"
@@ -121,6 +123,7 @@ def test_two_processes_and_two_places_give_the_same_outputs(program, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_failing_program_is_named_with_its_status(program):
     directory, variables = program("raise SystemExit(3)")
     assert finish_run(directory, environment=variables)[0] == 6
@@ -130,6 +133,7 @@ def test_a_failing_program_is_named_with_its_status(program):
     assert not (directory / contract.RESULT).exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_there_is_named(program):
     directory, variables = program("", command=["no-such-program"])
     assert finish_run(directory, environment=variables)[0] == 6
@@ -137,6 +141,7 @@ def test_a_command_that_is_not_there_is_named(program):
     assert "no-such-program" in failure_of(directory).message
 
 
+@pytest.mark.slow
 def test_what_a_program_leaves_running_is_ended_before_anything_is_hashed(program):
     directory, variables = program(
         "import subprocess, sys\n"
@@ -163,6 +168,7 @@ WAITING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("resumable", "expected"), [(True, b"01"), (False, b"0")])
 def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, resumable, expected):
     directory, variables = program(WAITING, resumable=resumable, standard_output=False)
@@ -171,7 +177,7 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 130
     assert not (directory / contract.RESULT).exists()
     (directory / "go").touch()
@@ -180,6 +186,7 @@ def test_an_interrupted_program_resumes_only_if_it_says_that_it_can(program, res
     assert outputs_of(directory).standard_output is None
 
 
+@pytest.mark.slow
 def test_a_source_tree_that_is_not_the_locked_one_is_not_run(program, tmp_path):
     directory, variables = program("open('ran', 'w')", files={"data": "locked"})
     (tmp_path / "project/data").write_text("other")
@@ -196,6 +203,7 @@ FLOOD = (
 )
 
 
+@pytest.mark.slow
 def test_a_program_that_writes_too_many_files_is_stopped_while_it_runs(program):
     directory, variables = program(FLOOD)
     assert finish_run(directory, environment=variables)[0] == 6
@@ -204,6 +212,7 @@ def test_a_program_that_writes_too_many_files_is_stopped_while_it_runs(program):
     assert not (directory / contract.ENDED).exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
     directory, variables = program(
         "import os, pathlib\nopen('runs', 'a').write('1')\nopen(b'caf\\xe9', 'w')\nprint('once')\n"
@@ -223,6 +232,7 @@ def test_what_cannot_be_claimed_can_be_left_out_without_running_again(program):
     assert outputs_of(directory).standard_output.sha256 == sha256(b"once\n")
 
 
+@pytest.mark.slow
 def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program):
     directory, variables = program(
         "import threading\n"
@@ -235,6 +245,7 @@ def test_a_program_is_ended_when_one_of_its_threads_cannot_wait_in_order(program
     assert read(directory, contract.FAILURE)["code"] == "CAP-T382"
 
 
+@pytest.mark.slow
 def test_a_repeated_program_is_ended_when_all_of_it_waits_for_what_never_comes(program):
     directory, variables = program(
         "import queue, threading\n"

@@ -10,12 +10,16 @@ import torch
 
 from capsule.experiment import contract
 from capsule.training.losses.r2d2 import importance_weights
-from capsule.training.registry import make_trainer
-from capsule.training.state.streams import make_streams
-from capsule.training.state.trace import Trace
-from capsule.training.trainer import TrainerContext
-from tests.training.conftest import CARTPOLE, claimed, finish_run, make_spec, merge, new_run, read
-from tests.training.test_lifecycle import kill_when_traced
+from tests.training.conftest import (
+    CARTPOLE,
+    claimed,
+    finish_run,
+    kill_when_traced,
+    make_spec,
+    merge,
+    new_run,
+    read,
+)
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 
@@ -61,31 +65,11 @@ for key in ("id", "max_episode_steps"):
 
 
 @pytest.fixture
-def make(tmp_path):
-    """A function that builds a learner which traces into a file."""
-    learners = []
-
-    def build(document=TASK, workers=1, device="cpu", **changes):
-        # Without the environment that a run starts in, only 'native' keeps its promises.
-        changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
-        spec = make_spec(document, **changes).training()
-        directory = tmp_path / str(len(learners))
-        directory.mkdir()
-        trace, streams = Trace(directory / "trace"), make_streams(spec.seeds)
-        trace.restore(None)
-        learner = make_trainer(
-            TrainerContext(
-                directory, spec, spec.seeds, streams, trace, torch.device(device), workers
-            )
-        )
-        learner.streams, learner.trace = streams, trace
-        learners.append(learner)
-        return learner
-
-    yield build
-    for learner in learners:
-        learner.close()
-        learner.trace.close()
+def make(open_trainer):
+    """A function that makes a trainer of TASK, or of another task."""
+    return lambda document=TASK, *arguments, **options: open_trainer(
+        document, *arguments, **options
+    )
 
 
 def train(learner, steps):
@@ -179,6 +163,7 @@ def sequence_errors(learner, batch, column, online, target):
     return torch.stack(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("burn_in", [4, 0])
 def test_one_update_equals_a_float64_reference(make, burn_in):
     learner = train(make(trainer={"burn_in": burn_in, "max_gradient_norm": None}), 1_200)
@@ -217,6 +202,7 @@ def test_one_update_equals_a_float64_reference(make, burn_in):
 # The schedule
 
 
+@pytest.mark.slow
 def test_processes_and_threads_change_nothing(make):
     heads = {train(make(workers=workers), 900).trace.head for workers in (1, 2, 4)}
     assert len(heads) == 1
@@ -249,11 +235,12 @@ def test_nothing_is_learned_before_replay_start(make):
 
 def test_every_sequence_has_a_priority_of_the_actors(make):
     learner = train(make(), 300)
-    leaves = learner._replay._tree.leaves
+    leaves = learner._replay._priorities.tree.leaves
     assert (leaves > 0).sum() == learner._replay.sequences > 20
     assert len(np.unique(leaves)) > 20
 
 
+@pytest.mark.slow
 def test_a_snapshot_continues_to_the_same_bits(make):
     whole = train(make(), 1_200)
     first = train(make(), 600)
@@ -274,10 +261,9 @@ def test_a_snapshot_continues_to_the_same_bits(make):
 
 def _copy_files(source, target):
     source._replay.flush()
-    for name, array in source._replay._entry_fields.items():
-        target._replay._entry_fields[name][:] = array
-    for name, array in source._replay._sequence_fields.items():
-        target._replay._sequence_fields[name][:] = array
+    for rings in ("_entries", "_sequences"):
+        for name, array in getattr(source._replay, rings).fields.items():
+            getattr(target._replay, rings).fields[name][:] = array
     source.trace.flush()
     target.trace._file.write(Path(source.trace._file.name).read_bytes())
     target.trace._file.flush()
@@ -308,6 +294,7 @@ def heads():
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", *VARIANTS])
 def test_every_variant_trains_and_differs(make, heads, name):
     learner = train(make(trainer=VARIANTS.get(name, {}) | {"learning_rate": 0.01}), 600)
@@ -318,6 +305,7 @@ def test_every_variant_trains_and_differs(make, heads, name):
     heads[name] = learner.trace.head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("life_loss", ["roll", "reset"])
 def test_a_lost_life_can_end_returns(make, life_loss):
     environment = {"terminal_on_life_loss": True}
@@ -337,6 +325,7 @@ def whole_run(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path):
     again = new_run(tmp_path / "again", make_spec(TASK))
     cores = os.sched_getaffinity(0)
@@ -352,6 +341,7 @@ def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path):
     assert streams["exploration/5"]["key"] != streams["exploration/4"]["key"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.1, 0.5, 0.93])
 def test_a_killed_run_resumes_to_the_same_bytes(whole_run, tmp_path, moment):
     directory = new_run(tmp_path / "killed", make_spec(TASK))
@@ -360,6 +350,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(whole_run, tmp_path, moment):
     assert claimed(directory) == claimed(whole_run)
 
 
+@pytest.mark.slow
 def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
     whole = new_run(tmp_path / "whole", make_spec(BREAKOUT))
     status, errors = finish_run(whole)
@@ -370,6 +361,7 @@ def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
     assert claimed(killed) == claimed(whole)
 
 
+@pytest.mark.slow
 def test_it_learns_cartpole(make):
     changes = {
         "actors": 8,

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.training.losses.r2d2 import n_step_returns
-from capsule.training.r2d2.replay import SequenceLayout, SequenceReplay
-from capsule.training.r2d2.sum_tree import SumTree
+from capsule.training.r2d2.cutting import SequenceLayout
+from capsule.training.r2d2.priorities import PriorityRule
+from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
 
 ROOT = Path(__file__).parents[3]
@@ -45,13 +46,9 @@ def memory(
         actors=actors,
         capacity=entries * actors,
         slack=slack,
-        frame_shape=shape,
-        frame_dtype=dtype,
-        frame_stack=stack,
+        frames=Frames(shape, dtype, stack),
         state_shape=state_shape,
-        exponent=exponent,
-        floor=floor,
-        initial_priority=initial,
+        priorities=PriorityRule(exponent, floor, initial),
     )
 
 
@@ -177,14 +174,6 @@ def test_more_states_to_bootstrap_from():
     assert add(replay, "T", first=7) == [[1, 2, 3]]
     batch = gather(replay, 0, 2, 3)
     assert batch.frames[1:, :, 0].T.tolist() == [[1, 2, 3, 4, 5], [5, 6, 7, 0, 0], [7, 0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    "numbers", [(-1, 4, 2, 1), (2, 0, 0, 1), (2, 4, 5, 1), (2, 4, 0, 1), (2, 4, 2, 0)]
-)
-def test_impossible_layouts_are_refused(numbers):
-    with pytest.raises(ValueError, match="impossible SequenceLayout"):
-        SequenceLayout(*numbers)
 
 
 def test_a_capacity_of_less_than_a_sequence_is_refused():
@@ -372,6 +361,7 @@ def check_rows(replay, naive, pairs):
             assert ours == [row[name] for row in rows][: len(ours)], name
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data(), layouts(), st.integers(1, 3), st.integers(0, 12), st.integers(1, 3))
 def test_sequences_agree_with_the_naive_reference(data, layout, actors, more, stack):
@@ -392,6 +382,7 @@ def test_sequences_agree_with_the_naive_reference(data, layout, actors, more, st
         check_rows(replay, naive, pairs)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data(), layouts(), st.booleans())
 def test_priorities_agree_with_the_naive_reference(data, layout, fallback):
@@ -445,6 +436,7 @@ def naive_draw(replay, weights, layout, entries):
     return indices, [weights[index] / total for index in indices]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data(), layouts())
 def test_the_returns_of_a_sequence_are_those_of_its_episode(data, layout):
@@ -606,9 +598,13 @@ def test_an_actor_is_independent_of_the_others(data):
     assert together.state() == sorted_by_actor.state()
     for half, replay in enumerate(halves):
         np.testing.assert_array_equal(
-            replay._tree._nodes[1], together._tree._nodes[2 + half], strict=True
+            replay._priorities.tree._nodes[1],
+            together._priorities.tree._nodes[2 + half],
+            strict=True,
         )
-        numbers = [[a, n] for a in (0, 1) for n in range(replay._oldest[a], replay._finished[a])]
+        numbers = [
+            [a, n] for a in (0, 1) for n in range(replay._oldest[a], replay._sequences.counts[a])
+        ]
         ours = gather(replay, *(n * 2 + a for a, n in numbers))
         theirs = gather(together, *(n * 4 + a + 2 * half for a, n in numbers))
         for one, other in zip(ours, theirs, strict=True):
@@ -634,7 +630,7 @@ def perform(replay, history, first):
         replay.update_priorities(
             np.array(changed, np.int64), np.array([0.1 + (7 * i) % 11 for i in changed])
         )
-        if replay._tree.total and value % 3 == 0:
+        if replay._priorities.tree.total and value % 3 == 0:
             draw = replay.sample(Stream("minibatch", value), 4, stratified=value % 2 == 0)
             batch = replay.gather(draw.indices)
             log += [array.tolist() for array in (*draw, *batch)]
@@ -681,6 +677,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "more"), [(0, 5), (5, 3), (24, 0), (24, 12), (37, 7), (50, 12)])
 def test_a_killed_process_resumes_from_its_last_checkpoint(tmp_path, at, more):
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(at), str(more)]
@@ -710,7 +707,7 @@ def test_the_digest_covers_what_an_observation_can_reach(back, covered):
     replay = memory()
     add(replay, "." * 40)
     before = replay.digest()
-    replay._frames[40 - back] ^= 1
+    replay._entries.fields["frames"][40 - back] ^= 1
     assert (replay.digest() != before) == covered
 
 
@@ -756,8 +753,8 @@ def test_changed_files_are_refused(tmp_path, name):
     path = tmp_path / f"{name}.bin"
     data = bytearray(path.read_bytes())
     entry = name in FIELDS[:4]
-    slots, slot = (replay._ring, 15) if entry else (replay._table, int(replay._finished[0]) - 1)
-    data[slot * (len(data) // slots)] ^= 1
+    rings, slot = (replay._entries, 15) if entry else (replay._sequences, replay.sequences - 1)
+    data[slot * (len(data) // rings.slots)] ^= 1
     path.write_bytes(data)
     with pytest.raises(CapsuleError, match="CAP-T223"):
         memory(tmp_path).restore(state)
@@ -817,10 +814,3 @@ def test_four_million_atari_observations_take_less_than_32_gigabytes():
     assert each * 4_000_000 < 29e9
     fixed = allocated(1280, 200) - 1280 * each  # 200 steps of each actor between checkpoints
     assert each * 4_000_000 + 256 * fixed < 32e9
-
-
-def test_an_actors_leaves_are_a_block_of_a_power_of_two():
-    replay = memory(actors=3, entries=30)
-    assert replay._block == 16
-    assert isinstance(replay._tree, SumTree)
-    assert replay._tree.size == 48

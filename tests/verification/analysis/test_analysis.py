@@ -8,14 +8,16 @@ from rich.console import Console
 from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.keys import load_public
-from capsule.bundle.trust import Policy
+from capsule.bundle.trust import TrustPolicy
 from capsule.experiment import contract
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification import verify as verification
+from capsule.verification.execution import admission
 from capsule.verification.mode import Mode
-from capsule.verification.verify import Request, verify
+from capsule.verification.request import VerifyRequest
+from capsule.verification.verify import verify
 from tests.verification.runs import Machine, edit_json, forged
 
 
@@ -26,8 +28,8 @@ def verified(key, monkeypatch, tmp_path):
     def work(bundle, mode="full", machine=None, code="supplied"):
         monkeypatch.setattr(verification, "open_engine", lambda *_, **__: machine or Machine())
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
-        trust = Policy.of([load_public(key.with_name(f"{key.name}.pub"))])
-        request = Request(bundle, trust, Mode.parse(mode), engine="process", code=code)
+        trust = TrustPolicy.of([load_public(key.with_name(f"{key.name}.pub"))])
+        request = VerifyRequest(bundle, trust, Mode.parse(mode), engine="process", code=code)
         return verify(request, Cache(tmp_path / "cache"), SilentReporter())
 
     return work
@@ -39,6 +41,7 @@ def shown(report):
     return stream.getvalue()
 
 
+@pytest.mark.slow
 def test_a_reproduced_run_has_a_replica_and_no_divergence(verified, honest_bundle, honest):
     report = verified(honest_bundle)
     assert report.verdict == "reproduced-bitwise"
@@ -49,6 +52,7 @@ def test_a_reproduced_run_has_a_replica_and_no_divergence(verified, honest_bundl
     assert report.replica.divergence.components["parameters"] == ()
 
 
+@pytest.mark.slow
 def test_other_training_code_is_executed_only_if_the_user_accepts_it(
     verified, honest_bundle, monkeypatch
 ):
@@ -63,6 +67,14 @@ def test_other_training_code_is_executed_only_if_the_user_accepts_it(
     assert "the training code was the signer's own" in report.summary
 
 
+def test_the_code_of_a_release_is_executed_and_named(verified, honest_bundle, monkeypatch):
+    monkeypatch.setattr(admission, "release_of", lambda _: "0.0.9")
+    report = verified(honest_bundle, code="own")
+    assert (report.verdict, report.own_code) == ("reproduced-bitwise", True)
+    assert report.summary.endswith("; the training code was that of Capsule 0.0.9")
+
+
+@pytest.mark.slow
 def test_a_lie_about_the_score_is_called_tampering(verified, honest_bundle, key, tmp_path):
     def better(evaluation):
         evaluation["points"][-1].update(returns=["0x1.9000000000000p+8"] * 2)
@@ -80,6 +92,7 @@ def test_a_lie_about_the_score_is_called_tampering(verified, honest_bundle, key,
     assert "tampering (likely)" in text
 
 
+@pytest.mark.slow
 def test_other_physics_are_named_by_a_prefix_already(verified, honest_bundle):
     moon = Machine(variables={"PHYSICS_GRAVITY": "9.9"})
     report = verified(honest_bundle, "prefix:120", moon)
@@ -88,3 +101,21 @@ def test_other_physics_are_named_by_a_prefix_already(verified, honest_bundle):
     assert report.divergence.causes[0].name == "environment-dynamics"
     assert report.first_difference == report.divergence.first
     assert "environment-dynamics (shown)" in shown(report)
+
+
+class Hasty(Machine):
+    """Ends a prefix before the step that it is to reach."""
+
+    def run(self, task, **options):
+        job = task.run_directory / contract.JOB
+        text = job.read_text()
+        assert '"stop_after":120' in text
+        job.write_text(text.replace('"stop_after":120', '"stop_after":80'))
+        return super().run(task, **options)
+
+
+@pytest.mark.slow
+def test_a_prefix_that_ends_early_is_not_reproduced(verified, honest_bundle):
+    report = verified(honest_bundle, "prefix:120", Hasty())
+    assert report.verdict == "not-reproduced"
+    assert report.summary.startswith("the re-execution ended before step 120")

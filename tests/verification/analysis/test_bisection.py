@@ -19,7 +19,7 @@ from capsule.verification import diff as diff_module
 from capsule.verification.analysis.bisection import bisect, dense_record, window_of
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import directory_side
-from capsule.verification.diff import Request, diff
+from capsule.verification.diff import DiffRequest, diff
 from tests.verification.runs import CARTPOLE, IMPALA, Machine, bundled, make_lock, merged, train
 
 
@@ -57,10 +57,11 @@ def sides(execute):
     return make
 
 
+@pytest.mark.slow
 def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, execute, tmp_path):
     a, b = sides(honest, patched)
     comparison = compare_sides(a, b)
-    window = window_of(comparison.report, a)
+    window = window_of(comparison.report(), a)
     assert (window.first, window.last) == (204, 240)
     found = bisect(a, b, window, execute, tmp_path)
     operator = found.operator
@@ -70,7 +71,7 @@ def test_a_patched_constant_is_pinned_to_the_operator(honest, patched, sides, ex
     assert operator.same_inputs
     assert operator.a.arguments["floor"] != operator.b.arguments["floor"]
     assert operator.ulp > 0
-    report = comparison.with_bisection(found)
+    report = comparison.report(found)
     assert report.causes[0].name == "changed-code-or-library"
     text = "\n".join(line for _, line in divergence_lines(report))
     assert "capsule::centred_rmsprop at capsule/training/optimizers/centred_rmsprop.py:" in text
@@ -99,12 +100,13 @@ def differ(monkeypatch, tmp_path):
 
         monkeypatch.setattr(diff_module, "open_engine", open_engine)
         monkeypatch.setattr(execution, "prepare", lambda *_, **__: None)
-        request = Request(a, b, bisect, dense, keys, allow_untrusted, engine)
+        request = DiffRequest(a, b, bisect, dense, keys, allow_untrusted, engine)
         return diff(request, Cache(tmp_path / "cache"), SilentReporter())
 
     return work
 
 
+@pytest.mark.slow
 def test_a_dense_record_stands_for_a_side_that_is_elsewhere(
     honest, other_numerics, differ, tmp_path
 ):
@@ -123,6 +125,7 @@ def test_a_dense_record_stands_for_a_side_that_is_elsewhere(
     assert found.operator.ulp is None  # they compute other things on the way to the same
 
 
+@pytest.mark.slow
 def test_bundles_that_kept_their_states_are_bisected_from_the_checkpoint_before(
     differ, key, tmp_path, monkeypatch
 ):
@@ -159,13 +162,13 @@ def refused(differ, *arguments, **options):
     return caught.value.code, caught.value.exit_code
 
 
+@pytest.mark.slow
 def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, differ):
-    status = ExitCode.NO_ENGINE
-    no_engine = CapsuleError("CAP-E001", "no engine answers", fix="Start one.", exit_code=status)
+    no_engine = CapsuleError("CAP-E001", "no engine answers", fix="Start one.")
     pair = honest.folder, patched.folder
     assert refused(differ, *pair, bisect=True, error=no_engine) == ("CAP-V070", 4)
     bare = honest.directory, patched.directory
-    assert refused(differ, *bare, bisect=True) == ("CAP-V070", 2)
+    assert refused(differ, *bare, bisect=True) == ("CAP-V079", 2)
     untrusted = honest_bundle, patched.folder
     assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
 
@@ -179,6 +182,7 @@ def test_what_is_no_run_is_refused(honest, differ, tmp_path):
     assert refused(differ, program.folder, honest.folder) == ("CAP-V073", 2)
 
 
+@pytest.mark.slow
 def test_a_dense_record_leaves_everything_else_as_it_was(tmp_path):
     """Records cover two updates: what is handed over once must reach both files."""
     every_two = {"trainer": {"total_steps": 240, "schedule": {"mode": "lockstep"}}}
@@ -201,6 +205,7 @@ def test_a_dense_record_leaves_everything_else_as_it_was(tmp_path):
     assert learned == [name for name in traced if name.split(",")[0][7:] in ("2", "3", "4")]
 
 
+@pytest.mark.slow
 def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute, tmp_path):
     liar = honest.copy(tmp_path / "liar")
     path = liar.directory / contract.TRACE
@@ -220,5 +225,5 @@ def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute
 def test_equal_runs_have_nothing_to_bisect(honest, sides):
     (side,) = sides(honest)
     with pytest.raises(CapsuleError) as caught:
-        window_of(compare_sides(side, side).report, side)
+        window_of(compare_sides(side, side).report(), side)
     assert caught.value.code == "CAP-V076"

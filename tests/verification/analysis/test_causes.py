@@ -13,7 +13,12 @@ from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.pin_differences import Change
 from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
 from capsule.verification.content.ulp import distance
-from capsule.verification.verdict import Bisection, Call, ComponentDifference, OperatorDivergence
+from capsule.verification.verdict import (
+    Bisection,
+    ComponentDifference,
+    OperatorDivergence,
+    OperatorInvocation,
+)
 
 EVERY = RecordingSpec(trace_interval=4, tensor_interval=8)
 
@@ -65,7 +70,7 @@ def test_rounding_tells_arithmetic_from_another_program():
 
 
 def test_an_operator_with_equal_inputs_and_arguments_shows_arithmetic():
-    call = Call(operator="aten::addmm", where="capsule/training/x.py:1", arguments={})
+    call = OperatorInvocation(operator="aten::addmm", where="capsule/training/x.py:1", arguments={})
     operator = OperatorDivergence(
         step=40, call=3, a=call, b=call, same_inputs=True, elements=4, differing=1, ulp=1
     )

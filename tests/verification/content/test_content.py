@@ -85,6 +85,7 @@ def test_bytes_beside_the_members_make_an_archive_incomparable():
     assert (found.format, found.nature) == ("bytes", "content")
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_unpacked():
     bomb = zipped({"a": bytes(80 << 20)})
     other = zipped({"a": bytes(80 << 20) + b"1"})

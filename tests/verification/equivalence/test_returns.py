@@ -213,6 +213,7 @@ def test_networks_of_different_steps_are_not_compared():
     assert compare_returns(spec(), CLAIM, evaluation([1.0]), evaluation([1.0], step=8)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.lists(st.integers(0, 9), min_size=11, max_size=14), st.integers(1, 4))
 def test_scale_and_order_of_starts_change_no_outcome(values, scale):
@@ -230,6 +231,7 @@ def test_scale_and_order_of_starts_change_no_outcome(values, scale):
 HEX = st.floats(allow_nan=True, allow_infinity=True).map(float.hex) | st.text(max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(st.tuples(HEX, st.floats(-1e6, 1e6)), min_size=1, max_size=12),

@@ -26,12 +26,12 @@ from capsule.training.state.checkpoint import load_resume_state, save_resume_sta
 from capsule.training.state.segment_states import keep_state
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.challenge import (
-    Recorded,
+    RecordedRun,
     challenge,
     check_challengeable,
     choose,
     fresh_seed,
-    judge,
+    judge_challenge,
     prefix_steps,
 )
 from capsule.verification.execution.segment_states import lay_out
@@ -97,7 +97,7 @@ def opened(tmp_path):
         for member, source in contents.items():
             files[member] = scratch / member.replace("/", "-")
             shutil.copyfile(source, files[member])
-        return Recorded(Files(files), lock, claims)
+        return RecordedRun(Files(files), lock, claims)
 
     return bundle
 
@@ -105,6 +105,7 @@ def opened(tmp_path):
 # What honest runs give
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_every_segment_of_an_honest_run_is_the_same(run_of, opened, forks, name):
     result = challenge(opened(run_of(name), name), None, forks.execute, print)
@@ -116,17 +117,19 @@ def test_every_segment_of_an_honest_run_is_the_same(run_of, opened, forks, name)
     assert (result.of, result.undetected, result.chosen) == (3, 0.0, "all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_an_honest_run_answers_a_fresh_seed(run_of, opened, forks, name):
     result = fresh_seed(opened(run_of(name), name), forks.execute, print)
     assert result.contradictions == ()
     actors = {"r2d2": 3, "impala": 6, "live": 6}.get(name, 0)  # those of members derive otherwise
     assert result.keys == 6 + 3 * actors
-    grade, summary = judge(None, result)
+    grade, summary = judge_challenge(None, result)
     assert grade == "answers-fresh-seed"
     assert "nothing of the recorded run" in summary
 
 
+@pytest.mark.slow
 def test_states_change_no_bit(run_of, forks, tmp_path):
     spec = spec_of("dqn", recording={"segment_states": False})
     without = forks.train(tmp_path, Job(spec=spec))
@@ -135,6 +138,7 @@ def test_states_change_no_bit(run_of, forks, tmp_path):
         assert (without / name).read_bytes() == (run_of("dqn") / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_a_state_was_kept_keeps_it_when_it_goes_on(run_of, forks, tmp_path):
     forks.train(tmp_path, Job(spec=spec_of("dqn"), stop_after=400))
     shutil.rmtree(tmp_path / contract.SEGMENT_STATES)
@@ -200,6 +204,7 @@ def lie(run_of, opened, forks, tmp_path, monkeypatch):
     return lie
 
 
+@pytest.mark.slow
 def test_the_state_as_it_is_passes(lie):
     assert lie(lambda files: files).equal
 
@@ -221,6 +226,7 @@ def test_parameters_that_were_not_claimed_are_refused(lie):
     assert "another content of tensors-400.safetensors" in refused(lie, change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
@@ -277,10 +283,11 @@ def digest_of_replay(files, folder):
     slack = slots - trainer.replay_capacity
     memory = ReplayMemory(folder, capacity=trainer.replay_capacity, slack=slack, frame_shape=(4,),
                           frame_dtype=np.float32, frame_stack=1)  # fmt: skip
-    memory.count = parse_canonical_json(files[RESUME])["trainer"]["replay"]["count"]
+    memory._ring.counts[0] = parse_canonical_json(files[RESUME])["trainer"]["replay"]["count"]
     return memory.digest()
 
 
+@pytest.mark.slow
 def test_another_environment_differs(lie):
     def other_actions(document):
         document["trainer"]["return"] += 1.0
@@ -308,6 +315,7 @@ def refused_layout(recorded, tmp_path, steps=(400,)):
     return refusal.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -531,6 +539,7 @@ def forged(forks, tmp_path_factory):
     return forge(forks, tmp_path_factory.mktemp("forged"), other_parameters)
 
 
+@pytest.mark.slow
 def test_a_poisoned_replay_memory_is_found_where_the_segment_before_ends(forks, opened, tmp_path):
     forged = forge(forks, tmp_path, other_experience)
     result = challenge(opened(forged, "dqn"), None, forks.execute, print)
@@ -539,16 +548,17 @@ def test_a_poisoned_replay_memory_is_found_where_the_segment_before_ends(forks, 
     assert [each.component for each in result.segments[0].differences] == [
         "state.trainer.replay.digest"
     ]
-    _, summary = judge(result, SimpleNamespace(contradictions=(), steps=1, seed=1))
+    _, summary = judge_challenge(result, SimpleNamespace(contradictions=(), steps=1, seed=1))
     assert "has the recorded trace, but ends with another state.trainer.replay.digest" in summary
 
 
+@pytest.mark.slow
 def test_a_forged_segment_is_found_if_all_are_executed(forged, opened, forks):
     result = challenge(opened(forged, "dqn"), None, forks.execute, print)
     assert [segment.equal for segment in result.segments] == [False, True, True]
     assert result.segments[0].differences[0].component == "checkpoints.400"
     honest = SimpleNamespace(contradictions=(), steps=1, seed=1)
-    grade, summary = judge(result, honest)
+    grade, summary = judge_challenge(result, honest)
     assert grade == "not-reproduced"
     assert "from step 0 to 400" in summary
 
@@ -623,7 +633,7 @@ def test_an_image_that_recites_fools_everything_but_a_fresh_seed(run_of, opened,
     fresh = fresh_seed(recorded, recite, print)
     assert "6 random streams have no key of this seed" in fresh.contradictions[0]
     assert any("parameters of the recorded run" in each for each in fresh.contradictions)
-    grade, summary = judge(segments, fresh)
+    grade, summary = judge_challenge(segments, fresh)
     assert grade == "not-reproduced"
     assert "does not compute from the seed" in summary
 

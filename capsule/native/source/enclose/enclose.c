@@ -34,7 +34,7 @@
 #define MAX_BINDS 8
 #define PATH_SIZE 4352
 
-#define TEMPORARY "/tmp"  /* of the program; before, where the new root is put together */
+#define TEMPORARY "/tmp"    /* of the program; before, where the new root is put together */
 #define MACHINE "/.machine" /* the machine's root, until the new one is complete */
 
 #ifndef MOUNT_ATTR_RDONLY
@@ -128,8 +128,8 @@ static void write_file(const char *path, const char *format, ...) {
     close(file);
 }
 
-/* This needs a privilege, which everybody has in a user namespace of his own. The user keeps his
- * number in there. */
+/* This needs a privilege, which any user has in a user namespace of their own. In it, user and
+ * group keep their numbers. */
 static void enter_namespaces(void) {
     const int flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET;
     uid_t user = geteuid();

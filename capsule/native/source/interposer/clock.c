@@ -1,11 +1,11 @@
 /* The calendar clock, for programs whose results depend on the time of day.
  *
- * Fixed, it stands at START. Virtual, every thread has a clock of its own, which is a function of what
- * the thread does: each reading advances it by STEP, each sleep by its duration, and each wait that
- * runs to its time-out by that (waits.c). A new thread, process or program begins with the clock of
- * its creator, so that what it reads comes after what the creator had read. Within a step each
- * thread has a phase of its own, made from its paths: threads that read equally often do not read
- * the same time. The monotonic clocks, by which programs wait, are left alone. */
+ * Fixed, it stands at START. Virtual, every thread has a clock of its own, which is a function of
+ * what the thread does: each reading advances it by STEP, each sleep by its duration, and each wait
+ * that runs to its time-out by that (waits.c). A new thread, process or program begins with the
+ * clock of its creator, so that what it reads comes after what the creator had read. Within a step
+ * each thread has a phase of its own, made from its paths: threads that read equally often do not
+ * read the same time. The monotonic clocks, by which programs wait, are left alone. */
 #include <dlfcn.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -39,7 +39,8 @@ int64_t shown_date(void) {
 void advance_clock(int64_t nanoseconds) {
     struct thread *self = this_thread();
     if (settings.clock != CLOCK_VIRTUAL || nanoseconds <= 0) return;
-    if (__builtin_add_overflow(self->passed, nanoseconds, &self->passed)) self->passed = INT64_MAX / 2;
+    if (__builtin_add_overflow(self->passed, nanoseconds, &self->passed))
+        self->passed = INT64_MAX / 2;
     COUNT(waits);
 }
 
@@ -61,9 +62,9 @@ static bool is_calendar(clockid_t clock) {
 }
 
 static int read_real(clockid_t clock, struct timespec *now) {
-    return real.clock_gettime ? real.clock_gettime(clock, now)
-                              : (int)checked(system_call(SYS_clock_gettime, clock, (long)now, 0, 0,
-                                                         0, 0));
+    return real.clock_gettime
+               ? real.clock_gettime(clock, now)
+               : (int)checked(system_call(SYS_clock_gettime, clock, (long)now, 0, 0, 0, 0));
 }
 
 EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
@@ -78,9 +79,9 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *now) {
     return result;
 }
 
-/* Python's semaphores between processes read the clock to compute a deadline, whether or not they then
- * wait. How often a program asks them depends on what arrived, in torch's DataLoader for one. So this
- * is not a reading of the program's. */
+/* Python's semaphores between processes read the clock to compute a deadline, whether or not they
+ * then wait. How often a program asks them depends on what arrived, in torch's DataLoader for one.
+ * So this is not a reading of the program's. */
 static bool computes_deadline(const void *caller) {
     static const char library[] = "_multiprocessing.";
     Dl_info info;
@@ -90,24 +91,25 @@ static bool computes_deadline(const void *caller) {
 }
 
 EXPORT int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec exact;
+    struct timespec exact = {0};
     attach();
     if (zone) *(struct timezone *)zone = (struct timezone){0};
-    if (settings.clock == CLOCK_VIRTUAL && computes_deadline(CALLER)) exact = timespec_of(shown_date());
-    else clock_gettime(CLOCK_REALTIME, &exact);
+    if (settings.clock == CLOCK_VIRTUAL && computes_deadline(CALLER))
+        exact = timespec_of(shown_date());
+    else if (clock_gettime(CLOCK_REALTIME, &exact) != 0) return -1;
     *now = (struct timeval){exact.tv_sec, exact.tv_nsec / 1000};
     return 0;
 }
 
 EXPORT time_t time(time_t *out) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME_COARSE, &now); /* the coarse clock is what time() reads */
+    struct timespec now = {0};
+    /* The coarse clock is what time() reads. */
+    if (clock_gettime(CLOCK_REALTIME_COARSE, &now) != 0) return -1;
     if (out) *out = now.tv_sec;
     return now.tv_sec;
 }
 
 EXPORT int timespec_get(struct timespec *now, int base) {
     if (base != TIME_UTC) return 0;
-    clock_gettime(CLOCK_REALTIME, now);
-    return base;
+    return clock_gettime(CLOCK_REALTIME, now) == 0 ? base : 0;
 }

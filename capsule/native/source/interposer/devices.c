@@ -2,9 +2,10 @@
  *
  * Opening one gives a descriptor of /dev/null that carries a mark: a real descriptor, which select,
  * poll, dup, fork, exec and SCM_RIGHTS treat as they should, which swallows what is written to it,
- * and which gives nothing at all, rather than unnoticed fresh randomness, to whoever reads it around
- * this library. The mark is O_SYNC, which nobody else asks for on /dev/null and which no call can
- * take away. A real descriptor of a device (handed over by a process outside) is recognised, too.
+ * and which gives nothing at all, rather than unnoticed fresh randomness, to whoever reads it
+ * around this library. The mark is O_SYNC, which nobody else asks for on /dev/null and which no
+ * call can take away. A real descriptor of a device (handed over by a process outside) is
+ * recognised, too.
  *
  * read() must not ask the kernel each time what a descriptor is. `kinds` remembers those that are
  * something else until the number is closed; a random device is checked at every read, because a
@@ -40,6 +41,7 @@ static void forget_range(unsigned first, unsigned last) {
 
 static bool is_readable_device(int fd) {
     struct stat status;
+    if (fd < 0) return false;
     long flags = system_call(SYS_fcntl, fd, F_GETFL, 0, 0, 0, 0);
     if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) return false;
     if (fstat(fd, &status) != 0 || !S_ISCHR(status.st_mode) || major(status.st_rdev) != 1)
@@ -78,22 +80,22 @@ static int open_any(int directory, const char *path, int flags, mode_t mode) {
         path = "/dev/null";
         flags |= MARK;
     }
-    int fd = real.openat ? real.openat(directory, path, flags, mode)
-                         : (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode,
-                                                    0, 0));
+    int fd = real.openat
+                 ? real.openat(directory, path, flags, mode)
+                 : (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode, 0, 0));
     forget(fd);
     return fd;
 }
 
-/* The mode is there only when a file may be made. */
-#define OPEN_WITH_MODE(directory, path, flags)                              \
-    mode_t mode = 0;                                                        \
-    if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE) {          \
-        va_list arguments;                                                  \
-        va_start(arguments, flags);                                         \
-        mode = va_arg(arguments, mode_t);                                   \
-        va_end(arguments);                                                  \
-    }                                                                       \
+/* The mode is an argument only when a file may be created. */
+#define OPEN_WITH_MODE(directory, path, flags)                                                     \
+    mode_t mode = 0;                                                                               \
+    if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE) {                                 \
+        va_list arguments;                                                                         \
+        va_start(arguments, flags);                                                                \
+        mode = va_arg(arguments, mode_t);                                                          \
+        va_end(arguments);                                                                         \
+    }                                                                                              \
     return open_any(directory, path, flags, mode)
 
 EXPORT int open(const char *path, int flags, ...) { OPEN_WITH_MODE(AT_FDCWD, path, flags); }
@@ -179,7 +181,8 @@ EXPORT ssize_t readv(int fd, const struct iovec *parts, int count) {
     ssize_t got = is_device(fd) ? 0 : real.readv(fd, parts, count);
     if (got != 0 || !inspect(fd)) return got;
     ssize_t total = 0;
-    for (int i = 0; i < count; i++) total += read_device(parts[i].iov_base, parts[i].iov_len, CALLER);
+    for (int i = 0; i < count; i++)
+        total += read_device(parts[i].iov_base, parts[i].iov_len, CALLER);
     return total;
 }
 
@@ -205,10 +208,10 @@ EXPORT ssize_t __pread64_chk(int fd, void *buffer, size_t size, off_t offset, si
 #define STREAMS 64
 
 static struct stream {
-    _Atomic bool used;
     FILE *file;
+    const void *caller; /* in the library that opened it */
     int fd;
-    const void *caller; /* who opened it */
+    _Atomic bool used;
 } streams[STREAMS];
 
 static ssize_t stream_read(void *cookie, char *buffer, size_t size) {

@@ -1,8 +1,8 @@
 /* The environment: children stay under the interposer, whatever environment they are given.
  *
  * A program's own environment names its path with a '?' at the end: what is started from it without
- * any of the functions of lineage.c (by the C library itself, or by a raw system call) has no number,
- * and must not be taken for its parent.
+ * any of the functions of lineage.c (by the C library itself, or by a raw system call) has no
+ * number, and must not be taken for its parent.
  */
 #include "environment.h"
 
@@ -25,7 +25,7 @@ extern char **environ;
 static struct {
     size_t count;
     char *entries[ENVIRONMENT_KEPT]; /* CAPSULE_…=…, but for the path and the clock */
-    char *preload;       /* LD_PRELOAD=…, or NULL */
+    char *preload;                   /* LD_PRELOAD=…, or NULL */
     /* The program's own entry: "CAPSULE_ENTROPY_PATH=" and the path of what has no number. */
     char marked[sizeof PATH_NAME + CAPSULE_PATH_SIZE];
     char clock[sizeof CLOCK_NAME + CLOCK_DIGITS]; /* likewise: its creator's clock */
@@ -40,8 +40,8 @@ static bool same_name(const char *a, const char *b) {
     return strncmp(a, b, length) == 0;
 }
 
-/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how long
- * our settings are. */
+/* Memory for `size` bytes that is not the program's heap, whose addresses must not depend on how
+ * long our settings are. */
 static char *block(size_t size) {
     void *made = mmap(NULL, (size + BLOCK - 1) / BLOCK * BLOCK, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

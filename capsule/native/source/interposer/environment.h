@@ -21,9 +21,9 @@ size_t environment_text_size(char *const given[]);
 void make_environment(char *made[], char *text, char *const given[], const char *path);
 
 /* Declare `name`, the environment for a program of process path `path`. */
-#define ENVIRONMENT(name, given, path)                         \
-    char *name[environment_count(given) + ENVIRONMENT_KEPT + 4];               \
-    char name##_text[environment_text_size(given)];                        \
+#define ENVIRONMENT(name, given, path)                                                             \
+    char *name[environment_count(given) + ENVIRONMENT_KEPT + 4];                                   \
+    char name##_text[environment_text_size(given)];                                                \
     make_environment(name, name##_text, given, path)
 
 #endif

@@ -19,7 +19,7 @@ static __thread struct thread thread;
 /* ---- the end of a run ---- */
 
 void end_whole_run(void) {
-    if (settings.launcher == 0) kill(0, SIGKILL); /* nobody to ask: the process group */
+    if (settings.launcher == 0) kill(0, SIGKILL); /* no launcher: end the process group */
     if (kill(settings.launcher, CAPSULE_MISMATCH_SIGNAL) == 0) sleep(10); /* not to be woken up */
     _exit(CAPSULE_MISMATCH_STATUS);
 }
@@ -107,7 +107,8 @@ static int64_t number(const char *name, int64_t most) {
     char *end;
     errno = 0;
     long long read = strtoll(value, &end, 10);
-    if (*end || errno || read < 0 || read > most) refuse("%s is '%s', which is no number for it", name, value);
+    if (*end || errno || read < 0 || read > most)
+        refuse("%s is '%s', which is no number for it", name, value);
     return read;
 }
 
@@ -281,7 +282,8 @@ static void count(struct thread *self, struct journal_counter *counter, size_t s
 static void fresh(void *buffer, size_t size) {
     uint8_t *to = buffer;
     while (size > 0) {
-        long got = system_call(SYS_getrandom, (long)to, (long)size, 0, (long)CAPSULE_OWN_CALL, 0, 0);
+        long got =
+            system_call(SYS_getrandom, (long)to, (long)size, 0, (long)CAPSULE_OWN_CALL, 0, 0);
         if (got == -EINTR) continue;
         if (got <= 0) refuse("getrandom failed: %s", strerror((int)-got));
         to += got;
@@ -322,7 +324,8 @@ static bool replay(struct thread *self, enum source source, void *buffer, size_t
     struct recorded_call call;
     bool found = self->known && recording_next(&recording, &self->recorded, &call);
     bool fits = found && call.source == (uint32_t)source && call.size == size;
-    if (!fits && !settings.derive_when_exhausted) mismatch(self, source, size, found ? &call : NULL);
+    if (!fits && !settings.derive_when_exhausted)
+        mismatch(self, source, size, found ? &call : NULL);
     if (fits) capsule_expand(buffer, size, call.kept);
     self->exhausted = !fits;
     return fits;

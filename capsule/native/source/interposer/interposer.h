@@ -13,6 +13,11 @@
  *   names.c       names of temporary files
  *   listings.c    folders are listed in order
  *   cores.c       the number of processors
+ *
+ * Any exported function may be the first thing that happens in a process, before the constructor of
+ * this library: another library's constructor may call it. So every one of them begins with
+ * attach(), and attach() prepares every file: interposer.c and the others need each other. Separate
+ * constructors would not do, because they might all come too late.
  */
 #ifndef CAPSULE_INTERPOSER_H
 #define CAPSULE_INTERPOSER_H
@@ -72,9 +77,9 @@ struct thread {
     char process[CAPSULE_PATH_SIZE];
     char path[CAPSULE_PATH_SIZE];
     uint32_t forks, threads, works;
-    int64_t passed;    /* on this thread's calendar clock, ns */
-    int64_t phase;     /* of that clock within a step, ns; -1 until it is needed */
-    int64_t monotonic; /* what it last read on the monotonic clock, ns */
+    int64_t passed;     /* on this thread's calendar clock, ns */
+    int64_t phase;      /* of that clock within a step, ns; -1 until it is needed */
+    int64_t monotonic;  /* what it last read on the monotonic clock, ns */
     cpu_set_t affinity; /* the processors that it chose; empty before it does */
     /* From the first call for randomness on: */
     bool drawing;

@@ -1,5 +1,5 @@
-/* Who is who: every process and thread gets a path from who created it and in what order, never
- * from who happens to ask for randomness first. Children are given it in their environment
+/* Lineage: the path of a process or thread follows from its creator and the order of creation,
+ * never from which of them asks for randomness first. Children are given it in their environment
  * (environment.c). */
 #include <fcntl.h>
 #include <sched.h>
@@ -25,15 +25,16 @@ static int exec_at(int at, const char *file, char *const argv[], char *const giv
     char path[CAPSULE_PATH_SIZE];
     capsule_path_exec(path, this_thread()->process);
     ENVIRONMENT(environment, given, path);
-    return (int)checked(system_call(SYS_execveat, at, (long)file, (long)argv, (long)environment,
-                                    flags, 0));
+    return (int)checked(
+        system_call(SYS_execveat, at, (long)file, (long)argv, (long)environment, flags, 0));
 }
 
 EXPORT int execve(const char *file, char *const argv[], char *const given[]) {
     char path[CAPSULE_PATH_SIZE];
     capsule_path_exec(path, this_thread()->process);
     ENVIRONMENT(environment, given, path);
-    return (int)checked(system_call(SYS_execve, (long)file, (long)argv, (long)environment, 0, 0, 0));
+    return (int)checked(
+        system_call(SYS_execve, (long)file, (long)argv, (long)environment, 0, 0, 0));
 }
 
 EXPORT int execveat(int at, const char *file, char *const argv[], char *const given[], int flags) {
@@ -62,15 +63,15 @@ static size_t count_arguments(va_list arguments) {
 }
 
 /* Declare `argv` from the arguments after `first`, and `after`, which comes after their end. */
-#define ARGUMENT_LIST(argv, after, first)                            \
-    va_list arguments, counted;                                      \
-    va_start(arguments, first);                                      \
-    va_copy(counted, arguments);                                     \
-    char *argv[count_arguments(counted) + 1];                        \
-    va_end(counted);                                                 \
-    argv[0] = (char *)(uintptr_t)first;                              \
-    for (size_t i = 1; (argv[i] = va_arg(arguments, char *)); i++) { \
-    }                                                                \
+#define ARGUMENT_LIST(argv, after, first)                                                          \
+    va_list arguments, counted;                                                                    \
+    va_start(arguments, first);                                                                    \
+    va_copy(counted, arguments);                                                                   \
+    size_t argv##_count = count_arguments(counted);                                                \
+    char *argv[argv##_count + 1];                                                                  \
+    va_end(counted);                                                                               \
+    argv[0] = (char *)(uintptr_t)first;                                                            \
+    for (size_t i = 1; i <= argv##_count; i++) argv[i] = va_arg(arguments, char *);                \
     char *const *after = environ
 
 EXPORT int execl(const char *file, const char *first, ...) {
@@ -204,22 +205,21 @@ __attribute__((used)) static int after_vfork(long result) {
 
 /* The return address waits in a register, which the child cannot touch: it will have written over
  * this stack by the time that the parent goes on. */
-__asm__(
-    ".globl vfork\n"
-    ".type vfork, @function\n"
-    "vfork:\n"
-    "    sub $8, %rsp\n"
-    "    call before_vfork\n"
-    "    add $8, %rsp\n"
-    "    pop %rdi\n"
-    "    syscall\n"
-    "    push %rdi\n"
-    "    mov %rax, %rdi\n"
-    "    sub $8, %rsp\n"
-    "    call after_vfork\n"
-    "    add $8, %rsp\n"
-    "    ret\n"
-    ".size vfork, . - vfork\n");
+__asm__(".globl vfork\n"
+        ".type vfork, @function\n"
+        "vfork:\n"
+        "    sub $8, %rsp\n"
+        "    call before_vfork\n"
+        "    add $8, %rsp\n"
+        "    pop %rdi\n"
+        "    syscall\n"
+        "    push %rdi\n"
+        "    mov %rax, %rdi\n"
+        "    sub $8, %rsp\n"
+        "    call after_vfork\n"
+        "    add $8, %rsp\n"
+        "    ret\n"
+        ".size vfork, . - vfork\n");
 
 /* ---- programs started in one call: a fork and an exec ---- */
 

@@ -1,8 +1,8 @@
 /* Folders are listed in the order of their names, which is that of no file system.
  *
- * An open folder is a `struct listing` of ours around the C library's. The first reading reads all of
- * it and sorts the names by their bytes, after "." and "..". What is made in the folder or taken from
- * it after that shows when it is rewound, as POSIX allows. */
+ * An open folder is a `struct listing` of ours around the C library's. The first reading reads all
+ * of it and sorts the names by their bytes, after "." and "..". What is made in the folder or taken
+ * from it after that shows when it is rewound, as POSIX allows. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,7 +209,8 @@ static int by_choice(const struct dirent64 **one, const struct dirent64 **other)
 static int scan(int at, const char *path, struct dirent64 ***entries,
                 int (*filter)(const struct dirent64 *), compare *by) {
     attach();
-    if (settings.listings == LISTINGS_SYSTEM) return real.scandirat64(at, path, entries, filter, by);
+    if (settings.listings == LISTINGS_SYSTEM)
+        return real.scandirat64(at, path, entries, filter, by);
     int count = real.scandirat64(at, path, entries, filter, NULL);
     if (count < 0) return count;
     chosen = by;

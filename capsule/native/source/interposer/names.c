@@ -1,5 +1,5 @@
-/* Names of temporary files. The C library makes them from the monotonic clock and an address, without
- * asking for randomness, so that no two runs would choose the same. Here they are drawn. */
+/* Names of temporary files. The C library makes them from the monotonic clock and an address,
+ * without asking for randomness, so that no two runs would choose the same. Here they are drawn. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 #define BASE 62
-#define DRAWN 6 /* letters of a name */
+#define DRAWN 6                       /* letters of a name */
 #define ATTEMPTS (BASE * BASE * BASE) /* as many as the C library makes */
 
 /* What is made under a name: at least 0, or -1 and errno. */
@@ -72,9 +72,7 @@ EXPORT int mkostemps64(char *path, int suffix, int flags) {
     return make(path, suffix, flags, make_file, CALLER);
 }
 
-EXPORT char *mkdtemp(char *path) {
-    return make(path, 0, 0, make_folder, CALLER) < 0 ? NULL : path;
-}
+EXPORT char *mkdtemp(char *path) { return make(path, 0, 0, make_folder, CALLER) < 0 ? NULL : path; }
 
 EXPORT char *mktemp(char *path) {
     if (make(path, 0, 0, make_nothing, CALLER) < 0) *path = '\0';

@@ -1,18 +1,18 @@
 /* Scopes: pieces of work whose randomness does not depend on the thread or process that does them.
  *
  * A pool gives a task to whichever worker is ready, and an event loop resumes whichever coroutine
- * can go on. A scope has the path of the thread that submitted the work, and a number; while work is
- * done in it, the worker draws, forks and creates threads under that path instead of its own.
+ * can go on. A scope has the path of the thread that submitted the work, and a number; while work
+ * is done in it, the worker draws, forks and creates threads under that path instead of its own.
  * capsule/training/arrivals/scopes.py calls these functions. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "interposer.h"
 
-/* Number a piece of work of the calling thread's. `process` and `thread` receive its paths, `passed` its
- * calendar clock. */
-EXPORT uint32_t capsule_scope_next(char process[CAPSULE_PATH_SIZE],
-                                   char thread[CAPSULE_PATH_SIZE], int64_t *passed) {
+/* Number a piece of work of the calling thread's. `process` and `thread` receive its paths,
+ * `passed` its calendar clock. */
+EXPORT uint32_t capsule_scope_next(char process[CAPSULE_PATH_SIZE], char thread[CAPSULE_PATH_SIZE],
+                                   int64_t *passed) {
     struct thread *self = this_thread();
     strcpy(process, self->process);
     strcpy(thread, self->path);

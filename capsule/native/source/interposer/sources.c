@@ -89,7 +89,8 @@ EXPORT long syscall(long number, ...) {
     for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
     va_end(arguments);
     if (number == SYS_getrandom)
-        return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2], CALLER);
+        return checked_getrandom(SOURCE_SYSCALL, (void *)a[0], (size_t)a[1], (unsigned)a[2],
+                                 CALLER);
     if (number == SYS_clock_gettime) return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
     if (number == SYS_gettimeofday) return gettimeofday((struct timeval *)a[0], (void *)a[1]);
     if (number == SYS_time) return time((time_t *)a[0]);

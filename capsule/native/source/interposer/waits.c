@@ -1,8 +1,9 @@
 /* Waits, under a calendar clock that is not the machine's.
  *
- * A wait until a date is given the date on the machine's clock that is as far away. A sleep advances
- * the thread's clock by its duration; so does a wait that runs to its time-out. A wait that ends
- * before, because what it waited for came, does not: how long it took is the machine's affair.
+ * A wait until a date is given the date on the machine's clock that is as far away. A sleep
+ * advances the thread's clock by its duration; so does a wait that runs to its time-out. A wait
+ * that ends before, because what it waited for came, does not: how long it took is the machine's
+ * affair.
  *
  * Programs often wait for what is left of a duration, and how much that is depends on how busy the
  * machine was. So the time-out of a wait counts rounded up to one digit: 97 ms as 100 ms. A sleep
@@ -26,19 +27,21 @@ static int64_t nanoseconds(const struct timespec *time) {
     return overflows ? INT64_MAX : sum;
 }
 
-/* No machine has been up for thirty years: a deadline beyond is on the calendar clock, whatever clock
- * a condition variable has. */
+/* No machine has been up for thirty years: a deadline beyond is on the calendar clock, whatever
+ * clock a condition variable has. */
 static bool is_date(const struct timespec *deadline) {
     return settings.clock != CLOCK_SYSTEM && deadline && deadline->tv_sec >= 1000000000;
 }
 
-/* The machine's date that is as far away as `date` is on the thread's clock; the same if it is none. */
+/* The machine's date that is as far away as `date` is on the thread's clock; the same if it is
+ * none. */
 static const struct timespec *real_date(const struct timespec *date, struct timespec *translated) {
     struct timespec now;
     int64_t there;
     if (!is_date(date)) return date;
     real.clock_gettime(CLOCK_REALTIME, &now);
-    if (__builtin_add_overflow(nanoseconds(date) - shown_date(), nanoseconds(&now), &there)) return date;
+    if (__builtin_add_overflow(nanoseconds(date) - shown_date(), nanoseconds(&now), &there))
+        return date;
     *translated = (struct timespec){there / NANOSECONDS, there % NANOSECONDS};
     if (there < 0) *translated = (struct timespec){0, 0};
     return translated;
@@ -192,36 +195,36 @@ static void waited_until(const struct timespec *deadline, long result) {
 /* On the clock that the caller names. */
 static void waited_on(clockid_t clock, const struct timespec *deadline, long result) {
     waited_until(deadline, result);
-    if (ran_out(result) && clock == CLOCK_MONOTONIC)
-        waited(0, false, until_monotonic(deadline));
+    if (ran_out(result) && clock == CLOCK_MONOTONIC) waited(0, false, until_monotonic(deadline));
 }
 
 /* Define a function of the C library that has the parameter `deadline`. One that is not told the
  * clock may be on the monotonic one, and then its time-outs do not count: by such waits CPython
  * passes its lock from thread to thread every few milliseconds. */
-#define WAIT_UNTIL(type, name, parameters, arguments)            \
-    EXPORT type name parameters {                                \
-        const struct timespec *given = deadline;                 \
-        struct timespec translated;                              \
-        attach();                                                \
-        deadline = real_date(deadline, &translated);             \
-        type result = real.name arguments;                       \
-        waited_until(given, result);                             \
-        return result;                                           \
+#define WAIT_UNTIL(type, name, parameters, arguments)                                              \
+    EXPORT type name parameters {                                                                  \
+        const struct timespec *given = deadline;                                                   \
+        struct timespec translated;                                                                \
+        attach();                                                                                  \
+        deadline = real_date(deadline, &translated);                                               \
+        type result = real.name arguments;                                                         \
+        waited_until(given, result);                                                               \
+        return result;                                                                             \
     }
 
-#define WAIT_ON_CLOCK(name, parameters, arguments)               \
-    EXPORT int name parameters {                                 \
-        const struct timespec *given = deadline;                 \
-        struct timespec translated;                              \
-        attach();                                                \
-        deadline = real_date(deadline, &translated);             \
-        int result = real.name arguments;                        \
-        waited_on(clock, given, result);                         \
-        return result;                                           \
+#define WAIT_ON_CLOCK(name, parameters, arguments)                                                 \
+    EXPORT int name parameters {                                                                   \
+        const struct timespec *given = deadline;                                                   \
+        struct timespec translated;                                                                \
+        attach();                                                                                  \
+        deadline = real_date(deadline, &translated);                                               \
+        int result = real.name arguments;                                                          \
+        waited_on(clock, given, result);                                                           \
+        return result;                                                                             \
     }
 
-WAIT_UNTIL(int, sem_timedwait, (sem_t *restrict semaphore, const struct timespec *restrict deadline),
+WAIT_UNTIL(int, sem_timedwait,
+           (sem_t *restrict semaphore, const struct timespec *restrict deadline),
            (semaphore, deadline))
 WAIT_UNTIL(int, pthread_cond_timedwait,
            (pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex,
@@ -249,7 +252,8 @@ WAIT_UNTIL(int, mq_timedsend,
            (queue, message, size, priority, deadline))
 
 WAIT_ON_CLOCK(sem_clockwait,
-              (sem_t *restrict semaphore, clockid_t clock, const struct timespec *restrict deadline),
+              (sem_t *restrict semaphore, clockid_t clock,
+               const struct timespec *restrict deadline),
               (semaphore, clock, deadline))
 WAIT_ON_CLOCK(pthread_cond_clockwait,
               (pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex, clockid_t clock,
@@ -268,7 +272,8 @@ WAIT_ON_CLOCK(pthread_rwlock_clockwrlock,
                const struct timespec *restrict deadline),
               (lock, clock, deadline))
 WAIT_ON_CLOCK(pthread_clockjoin_np,
-              (pthread_t thread, void **result_of, clockid_t clock, const struct timespec *deadline),
+              (pthread_t thread, void **result_of, clockid_t clock,
+               const struct timespec *deadline),
               (thread, result_of, clock, deadline))
 
 static int c11_result(int error) {
@@ -278,8 +283,8 @@ static int c11_result(int error) {
 /* glibc's types of C11 are those of POSIX under other names. */
 EXPORT int cnd_timedwait(cnd_t *restrict condition, mtx_t *restrict mutex,
                          const struct timespec *restrict deadline) {
-    return c11_result(pthread_cond_timedwait((pthread_cond_t *)condition, (pthread_mutex_t *)mutex,
-                                             deadline));
+    return c11_result(
+        pthread_cond_timedwait((pthread_cond_t *)condition, (pthread_mutex_t *)mutex, deadline));
 }
 
 EXPORT int mtx_timedlock(mtx_t *restrict mutex, const struct timespec *restrict deadline) {

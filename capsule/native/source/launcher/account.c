@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "launch.h"
+#include "ending.h"
 
 static struct program *first, **last = &first;
 static uint64_t processes = 1;
@@ -29,17 +29,6 @@ struct program *account_program(const char *process, const struct program *like)
 
 const struct program *account_first(void) { return first; }
 
-/* Bytes of UTF-8 stand for themselves; a file name that is not UTF-8 is read with replacements. */
-void json_string(FILE *file, const char *text) {
-    fputc('"', file);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') fprintf(file, "\\%c", *c);
-        else if (*c < 0x20) fprintf(file, "\\u%04x", *c);
-        else fputc(*c, file);
-    }
-    fputc('"', file);
-}
-
 static void write_tally(FILE *file, const char *name, struct tally tally) {
     fprintf(file, ",\"%s\":{\"calls\":%" PRIu64 ",\"bytes\":%" PRIu64 "}", name, tally.calls,
             tally.bytes);
@@ -59,8 +48,9 @@ static void write_row(FILE *file, const struct program *row) {
 }
 
 static bool is_silent(const struct program *row) {
-    return row->forked && row->getrandom.calls + row->inside_libc.calls + row->devices.calls +
-                                  row->unanswered == 0;
+    return row->forked &&
+           row->getrandom.calls + row->inside_libc.calls + row->devices.calls + row->unanswered ==
+               0;
 }
 
 uint64_t account_processes(void) { return processes; }

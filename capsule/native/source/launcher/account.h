@@ -14,17 +14,17 @@ struct tally {
 
 struct program {
     struct program *next;
-    char *process;             /* path */
-    char *executable;          /* NULL when it cannot be read */
-    const char *linkage;       /* "glibc", "other" (dynamic), "static", "unknown" */
-    bool forked;               /* it goes on with its creator's program */
-    bool started;              /* its loader, if any, is done */
-    bool preloaded;            /* every preload is mapped */
-    bool start_bytes_derived;  /* AT_RANDOM */
-    struct tally getrandom;    /* answered */
-    struct tally inside_libc;  /* answered: calls that glibc hides from every interposer */
-    struct tally devices;      /* opens of random devices, and what was read from them */
-    uint64_t unanswered;       /* opens of other random files, let through */
+    char *process;            /* path */
+    char *executable;         /* NULL when it cannot be read */
+    const char *linkage;      /* "glibc", "other" (dynamic), "static", "unknown" */
+    bool forked;              /* it goes on with its creator's program */
+    bool started;             /* its loader, if any, is done */
+    bool preloaded;           /* every preload is mapped */
+    bool start_bytes_derived; /* AT_RANDOM */
+    struct tally getrandom;   /* answered */
+    struct tally inside_libc; /* answered: calls that glibc hides from every interposer */
+    struct tally devices;     /* opens of random devices, and what was read from them */
+    uint64_t unanswered;      /* opens of other random files, let through */
 };
 
 /* A new row, in the order in which processes began and programs were executed. A process that was
@@ -38,8 +38,5 @@ const struct program *account_first(void);
  * executed a program nor asked for anything are left out. */
 uint64_t account_processes(void);
 void account_write(FILE *file);
-
-/* A JSON string, quoted. */
-void json_string(FILE *file, const char *text);
 
 #endif

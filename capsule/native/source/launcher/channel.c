@@ -5,12 +5,15 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "ending.h"
+
 #define CALLER "(kernel)" /* in the place of a library's name */
 
 static const struct options *options;
 static uint8_t root_key[CAPSULE_KEY_SIZE];
 static struct recording recording;
 static struct journal_header *journal;
+static bool mismatched;
 
 void channels_begin(const struct options *given) {
     options = given;
@@ -53,9 +56,11 @@ void channel_open(struct channel *channel, enum channel_kind kind, const char *p
 
 /* ---- replaying ---- */
 
-/* End the run, with the reason in the journal: capsule.entropy.journal reads and explains it. */
-static _Noreturn void mismatch(const struct channel *channel, size_t size,
-                               const struct recorded_call *recorded) {
+bool channels_mismatch(void) { return mismatched; }
+
+/* The reason stands in the journal: capsule.entropy.journal reads and explains it. */
+static void mismatch(const struct channel *channel, size_t size,
+                     const struct recorded_call *recorded) {
     struct journal_mismatch *entry = claim(JOURNAL_MISMATCH, sizeof *entry);
     entry->reason = recorded ? MISMATCH_OTHER : channel->known ? MISMATCH_MORE : MISMATCH_THREAD;
     entry->requested_source = channel->kind;
@@ -68,7 +73,7 @@ static _Noreturn void mismatch(const struct channel *channel, size_t size,
     strcpy(entry->thread, channel->name);
     journal_publish(&entry->record);
     atomic_store(&journal->failed, JOURNAL_HOLDS_MISMATCH);
-    end_run(CAPSULE_MISMATCH_STATUS);
+    mismatched = true;
 }
 
 static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 0; }
@@ -76,18 +81,22 @@ static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 
 /* What was recorded; then, when that is less or nothing, derived bytes. A call must be the recorded
  * one, unless the spec says what to give instead. A device is filled again when it was read: each
  * filling was recorded, the last one as far as it was read. */
-static void replay(struct channel *channel, uint8_t *out, size_t size) {
+static bool replay(struct channel *channel, uint8_t *out, size_t size) {
     struct recorded_call call;
     bool is_call = channel->kind == CHANNEL_CALLS;
     bool found = channel->known && recording_next(&recording, &channel->recorded, &call);
     bool fits = found && call.source == (uint32_t)channel->kind &&
                 (is_call ? call.size == size : call.size <= size);
-    if (!fits && is_call && !may_derive()) mismatch(channel, size, found ? &call : NULL);
+    if (!fits && is_call && !may_derive()) {
+        mismatch(channel, size, found ? &call : NULL);
+        return false;
+    }
     size_t part = fits ? call.size : 0;
     if (fits) capsule_expand(out, part, call.kept);
     capsule_stream_read(&channel->derived, out + part, size - part);
     channel->recorded_part = part;
     if (!fits) channel->known = false; /* from here on everything is derived */
+    return true;
 }
 
 static void read_fresh(uint8_t *out, size_t size) {
@@ -99,14 +108,15 @@ static void read_fresh(uint8_t *out, size_t size) {
     }
 }
 
-void channel_read(struct channel *channel, uint8_t *out, size_t size) {
+bool channel_read(struct channel *channel, uint8_t *out, size_t size) {
     channel->recorded_part = size; /* unless it is replayed */
+    if (options->mode == MODE_REPLAY) return replay(channel, out, size);
     if (options->mode == MODE_VIRTUAL) capsule_stream_read(&channel->derived, out, size);
-    else if (options->mode == MODE_REPLAY) replay(channel, out, size);
     else {
         read_fresh(channel->kept, capsule_kept_size(size));
         capsule_expand(out, size, channel->kept);
     }
+    return true;
 }
 
 /* ---- what was used ---- */
@@ -122,17 +132,21 @@ static void record_call(const struct channel *channel, const uint8_t *bytes, siz
 }
 
 /* A device is filled ahead; only when it was read is it known whether more than was recorded. */
-static void count_derived(struct channel *channel, size_t size) {
+static bool count_derived(struct channel *channel, size_t size) {
     struct recorded_call recorded = {.source = channel->kind, .size = channel->recorded_part};
-    if (!may_derive()) mismatch(channel, size, channel->recorded_part ? &recorded : NULL);
+    if (!may_derive()) {
+        mismatch(channel, size, channel->recorded_part ? &recorded : NULL);
+        return false;
+    }
     channel->record->derived_calls++;
     channel->record->derived_bytes += size - channel->recorded_part;
+    return true;
 }
 
 void channel_used(struct channel *channel, const uint8_t *bytes, size_t size) {
     if (size == 0) return;
     if (channel->record == NULL) open_records(channel);
-    if (size > channel->recorded_part) count_derived(channel, size);
+    if (size > channel->recorded_part && !count_derived(channel, size)) return;
     if (options->mode == MODE_RECORD) record_call(channel, bytes, size);
     channel->record->calls = channel->counter->calls = ++channel->calls;
     channel->record->bytes = channel->counter->bytes = channel->bytes += size;

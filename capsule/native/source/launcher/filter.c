@@ -22,9 +22,9 @@
 #define LOAD_ARGUMENT(n) LOAD(offsetof(struct seccomp_data, args[n])) /* its low half */
 #define LOAD_ARGUMENT_HIGH(n) LOAD(offsetof(struct seccomp_data, args[n]) + 4)
 #define AND(mask) BPF_STMT(BPF_ALU | BPF_AND | BPF_K, (mask))
-#define IF_EQUAL(value, then, otherwise) \
+#define IF_EQUAL(value, then, otherwise)                                                           \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (then), (otherwise))
-#define IF_ANY_BIT(mask, then, otherwise) \
+#define IF_ANY_BIT(mask, then, otherwise)                                                          \
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, (mask), (then), (otherwise))
 #define NOTIFY BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF)
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
@@ -34,10 +34,9 @@
 #define NOTIFY_WHEN_CALLED(number) WHEN_CALLED(number, 1), NOTIFY
 
 /* A random device is opened for reading and is no directory; that spares most other opens. */
-#define NOTIFY_WHEN_OPENED(number, flags_argument)                         \
-    WHEN_CALLED(number, 6), LOAD_ARGUMENT(flags_argument),                 \
-        IF_ANY_BIT(O_DIRECTORY | O_PATH, 2, 0), AND(O_ACCMODE),            \
-        IF_EQUAL(O_WRONLY, 0, 1), ALLOW, NOTIFY
+#define NOTIFY_WHEN_OPENED(number, flags_argument)                                                 \
+    WHEN_CALLED(number, 6), LOAD_ARGUMENT(flags_argument), IF_ANY_BIT(O_DIRECTORY | O_PATH, 2, 0), \
+        AND(O_ACCMODE), IF_EQUAL(O_WRONLY, 0, 1), ALLOW, NOTIFY
 
 static const struct sock_filter program[] = {
     /* The numbers below are those of x86-64. Another ABI is reported and not supported. */
@@ -96,7 +95,7 @@ int filter_install(void) {
     unsigned killable = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     long descriptor = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, killable, &code);
     if (descriptor < 0 && errno == EINVAL)
-        descriptor = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
-                             SECCOMP_FILTER_FLAG_NEW_LISTENER, &code);
+        descriptor =
+            syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &code);
     return (int)descriptor;
 }

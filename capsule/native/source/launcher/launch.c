@@ -5,16 +5,10 @@
  * It is the parent of the program and adopts whatever the program leaves behind, so that every
  * process of the run is its descendant. See docs/launcher.md. */
 #define _GNU_SOURCE
-#include "launch.h"
-
-#include <elf.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <signal.h>
-#include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,78 +18,30 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "account.h"
 #include "channel.h"
+#include "ending.h"
+#include "events.h"
 #include "filter.h"
 #include "numbers.h"
+#include "options.h"
 #include "program.h"
 #include "supervisor.h"
 #include "tasks.h"
 
-#define REPORT_NAME "launch-report.json"
-#define FAILURE_NAME "launch-failure.json"
 #define READ_PERSONALITY 0xffffffff
-#define MAX_TIME_LIMIT 1000000000000ll /* seconds */
 
-static struct options options = {.supervised = true, .fixed_addresses = true};
-static pid_t root;        /* the program; 0 before it is started */
+static const struct options *options;
 static int start_channel; /* what the program's process says until it executes it; then -1 */
-static int events;        /* epoll */
 static bool own_numbers;  /* only descendants take process numbers */
 
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1};
 
-/* ---- ending ---- */
-
-static pid_t any_child(void) {
-    pid_t child = 0;
-    FILE *children = fopen("/proc/thread-self/children", "re");
-    if (children == NULL) return root;
-    if (fscanf(children, "%d", &child) != 1) child = 0;
-    fclose(children);
-    return child;
-}
-
-/* Kill all descendants: each becomes a child of this process when its own parent has ended.
- * Returns how many there were. */
-static int kill_descendants(void) {
-    int count = 0;
-    for (pid_t child; (child = any_child()) != 0; count++) {
-        kill(child, SIGKILL);
-        if (waitpid(child, NULL, 0) != child) break;
-    }
-    return count;
-}
-
-/* Write a file of the directory as a whole: NULL when it cannot be opened. */
-static FILE *begin_document(const char *name, char path[PATH_MAX]) {
-    snprintf(path, PATH_MAX, "%s/%s", options.directory, name);
-    return options.directory ? fopen(path, "we") : NULL;
-}
-
-void fail(const char *code, const char *format, ...) {
-    char message[1024], path[PATH_MAX];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "capsule-launch: %s %s\n", code, message);
-    FILE *file = begin_document(FAILURE_NAME, path);
-    if (file) {
-        fprintf(file, "{\"schema\":\"capsule/launch-failure/v1\",\"code\":\"%s\",", code);
-        fputs("\"message\":", file);
-        json_string(file, message);
-        fputs("}\n", file);
-        fclose(file);
-    }
-    kill_descendants();
-    exit(FAILURE_STATUS);
-}
+/* ---- the end of a run ---- */
 
 static void write_report(int status, int outlived) {
     char path[PATH_MAX];
@@ -105,8 +51,8 @@ static void write_report(int status, int outlived) {
             "{\"schema\":\"capsule/launch/v1\",\"mode\":\"%s\",\"clock\":\"%s\",\"supervised\":%s,"
             "\"fixed_addresses\":%s,\"own_numbers\":%s,\"first_process\":%d,\"status\":%d,"
             "\"processes\":%" PRIu64 ",\"outlived\":%d,\"programs\":",
-            options.mode_name, options.clock, options.supervised ? "true" : "false",
-            options.fixed_addresses ? "true" : "false", own_numbers ? "true" : "false", root,
+            options->mode_name, options->clock, options->supervised ? "true" : "false",
+            options->fixed_addresses ? "true" : "false", own_numbers ? "true" : "false", run.root,
             status, account_processes(), outlived);
     account_write(file);
     fputs("}\n", file);
@@ -114,136 +60,14 @@ static void write_report(int status, int outlived) {
         fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
 }
 
-/* As when a container's first process ends: nothing of the run outlives the program. */
-void end_run(int status) {
+/* End the launcher with `status`, or with that of a mismatch. As when a container's first process
+ * ends, nothing of the run outlives the program. */
+static _Noreturn void end_run(int status) {
     int outlived = kill_descendants();
     supervisor_end();
+    if (channels_mismatch()) status = CAPSULE_MISMATCH_STATUS;
     write_report(status, outlived);
     exit(status);
-}
-
-/* ---- options ---- */
-
-static const struct option long_options[] = {
-    {"entropy", required_argument, NULL, 'e'},
-    {"key", required_argument, NULL, 'k'},
-    {"directory", required_argument, NULL, 'd'},
-    {"on-exhaustion", required_argument, NULL, 'x'},
-    {"clock", required_argument, NULL, 'c'},
-    {"time-limit", required_argument, NULL, 't'},
-    {"preload", required_argument, NULL, 'l'},
-    {"sort-listings", no_argument, NULL, 'o'},
-    {"cores", required_argument, NULL, 'n'},
-    {"no-supervisor", no_argument, NULL, 's'},
-    {"keep-address-randomization", no_argument, NULL, 'a'},
-    {NULL, 0, NULL, 0},
-};
-
-/* The place of `value` in a list; anything else is a mistake of the caller. */
-static int choose(const char *option, const char *value, const char *const *choices) {
-    for (int i = 0; choices[i]; i++)
-        if (strcmp(value, choices[i]) == 0) return i;
-    fail("CAP-R101", "--%s cannot be '%s'", option, value);
-}
-
-static void add_preload(const char *path) {
-    char *resolved = realpath(path, NULL);
-    Elf64_Ehdr header = {0};
-    int file = resolved ? open(resolved, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0 || read(file, &header, sizeof header) < 0)
-        fail("CAP-R102", "%s cannot be read: %s", path, strerror(errno));
-    close(file);
-    if (memcmp(header.e_ident, ELFMAG, SELFMAG) || header.e_ident[EI_CLASS] != ELFCLASS64 ||
-        header.e_type != ET_DYN || header.e_machine != EM_X86_64)
-        fail("CAP-R102", "%s is not a shared library for x86-64", path);
-    if (strpbrk(resolved, " :\n"))
-        fail("CAP-R102", "%s has a character that a list of preloaded libraries cannot hold", path);
-    if (options.preload_count == MAX_PRELOADS) fail("CAP-R101", "too many --preload");
-    options.preloads[options.preload_count++] = resolved;
-}
-
-/* A number of processors, as text: programs are told it. */
-static const char *number_of_cores(const char *text) {
-    char *end;
-    long number = strtol(text, &end, 10);
-    if (*end || number < 1 || number > MAX_CORES) fail("CAP-R101", "--cores cannot be '%s'", text);
-    return text;
-}
-
-static int64_t parse_seconds(const char *text) {
-    char *end;
-    long long seconds = strtoll(text, &end, 10);
-    if (end == text || *end || seconds < 1 || seconds > MAX_TIME_LIMIT)
-        fail("CAP-R101", "--time-limit cannot be '%s'", text);
-    return seconds;
-}
-
-static void set_option(int option) {
-    static const char *const modes[] = {"system", "virtual", "record", "replay", NULL};
-    static const char *const exhaustions[] = {"fail", "virtual", NULL};
-    static const char *const clocks[] = {"system", "fixed", "virtual", NULL};
-    switch (option) {
-    case 'e':
-        options.mode = (enum mode)choose("entropy", optarg, modes);
-        options.mode_name = optarg;
-        return;
-    case 'x': choose("on-exhaustion", optarg, exhaustions); options.exhaustion = optarg; return;
-    case 'c': choose("clock", optarg, clocks); options.clock = optarg; return;
-    case 'k': options.key = optarg; return;
-    case 'o': options.listings = "sorted"; return;
-    case 'n': options.cores = number_of_cores(optarg); return;
-    case 'd': return; /* was read first, so that every failure can be written there */
-    case 'l': add_preload(optarg); return;
-    case 't': options.time_limit = parse_seconds(optarg); return;
-    case 's': options.supervised = false; return;
-    case 'a': options.fixed_addresses = false; return;
-    default: fail("CAP-R101", "unknown option, or one without its value");
-    }
-}
-
-/* What an earlier run left would be taken for this one's. */
-static void refuse_earlier_run(const char *directory) {
-    static const char *const names[] = {JOURNAL_NAME, REPORT_NAME, FAILURE_NAME};
-    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[PATH_MAX];
-        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-        if (access(path, F_OK) == 0) fail("CAP-R103", "%s is of another run", path);
-    }
-}
-
-static void open_directory(int count, char **words) {
-    struct stat facts;
-    opterr = 0;
-    for (int option; (option = getopt_long(count, words, "+", long_options, NULL)) != -1;)
-        if (option == 'd') options.directory = optarg;
-    if (options.directory == NULL) fail("CAP-R101", "--directory is missing");
-    const char *directory = options.directory;
-    options.directory = NULL; /* until it is known to be one that can be written */
-    if (stat(directory, &facts) != 0)
-        fail("CAP-R103", "%s cannot be used: %s", directory, strerror(errno));
-    if (!S_ISDIR(facts.st_mode)) fail("CAP-R103", "%s is not a directory", directory);
-    if (access(directory, W_OK | X_OK) != 0)
-        fail("CAP-R103", "%s cannot be written: %s", directory, strerror(errno));
-    refuse_earlier_run(directory);
-    options.directory = realpath(directory, NULL);
-}
-
-static void read_options(int count, char **words) {
-    uint8_t key[CAPSULE_KEY_SIZE];
-    open_directory(count, words);
-    options.mode_name = options.clock = options.listings = "system";
-    options.mode = MODE_SYSTEM;
-    options.exhaustion = "fail";
-    optind = 0; /* begin again */
-    for (int option; (option = getopt_long(count, words, "+", long_options, NULL)) != -1;)
-        set_option(option);
-    bool needs_key = options.mode == MODE_VIRTUAL ||
-                     (options.mode == MODE_REPLAY && strcmp(options.exhaustion, "virtual") == 0);
-    if (needs_key && (options.key == NULL || !capsule_key_parse(key, options.key)))
-        fail("CAP-R101", "--key is missing or not 64 lower-case hexadecimal digits");
-    if (optind == count) fail("CAP-R101", "no program is named");
-    options.program = words + optind;
-    options.supervised = options.supervised && options.mode != MODE_SYSTEM;
 }
 
 /* ---- the program's environment ---- */
@@ -255,11 +79,11 @@ static void set_variable(const char *name, const char *value) {
 
 static void set_preloads(void) {
     char list[MAX_PRELOADS * PATH_MAX] = "";
-    for (int i = 0; i < options.preload_count; i++) {
+    for (int i = 0; i < options->preload_count; i++) {
         if (i) strcat(list, ":");
-        strcat(list, options.preloads[i]);
+        strcat(list, options->preloads[i]);
     }
-    if (options.preload_count) set_variable("LD_PRELOAD", list);
+    if (options->preload_count) set_variable("LD_PRELOAD", list);
 }
 
 /* Libraries that would rather ask the processor (RDRAND, RDSEED) are told that it has no answer. */
@@ -273,19 +97,19 @@ static void prepare_environment(void) {
     char launcher[16], mode[16];
     /* Always as long: the environment's size moves the stack. */
     snprintf(launcher, sizeof launcher, "%010d", getpid());
-    snprintf(mode, sizeof mode, "%-7s", options.mode_name);
+    snprintf(mode, sizeof mode, "%-7s", options->mode_name);
     set_variable("CAPSULE_ENTROPY", mode);
-    set_variable("CAPSULE_ENTROPY_KEY", options.key);
-    set_variable("CAPSULE_ENTROPY_DIRECTORY", options.directory);
-    set_variable("CAPSULE_ENTROPY_EXHAUSTION", options.exhaustion);
+    set_variable("CAPSULE_ENTROPY_KEY", options->key);
+    set_variable("CAPSULE_ENTROPY_DIRECTORY", options->directory);
+    set_variable("CAPSULE_ENTROPY_EXHAUSTION", options->exhaustion);
     set_variable("CAPSULE_ENTROPY_PATH", CAPSULE_ROOT_PATH);
-    set_variable("CAPSULE_CLOCK", options.clock);
+    set_variable("CAPSULE_CLOCK", options->clock);
     set_variable("CAPSULE_CLOCK_PASSED", "0000000000000000000"); /* as long as any */
-    set_variable("CAPSULE_LISTINGS", options.listings);
-    set_variable("CAPSULE_CORES", options.cores);
+    set_variable("CAPSULE_LISTINGS", options->listings);
+    set_variable("CAPSULE_CORES", options->cores);
     set_variable("CAPSULE_LAUNCHER_PID", launcher);
     set_preloads();
-    if (options.mode != MODE_SYSTEM) mask_processor();
+    if (options->mode != MODE_SYSTEM) mask_processor();
 }
 
 /* The program inherits it; programs without privileges keep it across execve. */
@@ -354,8 +178,8 @@ static _Noreturn void become_program(const sigset_t *signals, pid_t launcher) {
     if (getppid() != launcher) _exit(FAILURE_STATUS);
     if (own_numbers) setsid(); /* programs see the numbers of their session and group, too */
     sigprocmask(SIG_SETMASK, signals, NULL);
-    if (options.supervised) install_filter();
-    execvp(options.program[0], options.program);
+    if (options->supervised) install_filter();
+    execvp(options->program[0], options->program);
     tell(EXECUTION_FAILED, errno, -1);
     _exit(FAILURE_STATUS);
 }
@@ -365,10 +189,10 @@ static void start_channel_ready(struct watch *watch, uint32_t ready) {
     int descriptor;
     (void)watch, (void)ready;
     if (hear(&message, &descriptor))
-        fail("CAP-R106", "%s cannot be executed: %s", options.program[0], strerror(message.error));
+        fail("CAP-R106", "%s cannot be executed: %s", options->program[0], strerror(message.error));
     close(start_channel);
     start_channel = -1;
-    if (!options.supervised) program_await_preloads(root, &options);
+    if (!options->supervised) program_await_preloads(run.root, options);
 }
 
 static void begin_supervision(void) {
@@ -377,7 +201,7 @@ static void begin_supervision(void) {
     if (!hear(&message, &listener)) fail("CAP-R110", "the program's process ended at its start");
     if (message.step == FILTER_FAILED)
         fail("CAP-R104", "system calls cannot be supervised here: %s", strerror(message.error));
-    supervisor_begin(&options, listener, root);
+    supervisor_begin(options, listener, run.root);
 }
 
 /* Each random device that is open in any program is one here. */
@@ -396,23 +220,17 @@ static void start_program(const sigset_t *signals) {
         fail("CAP-R110", "no channel to the program's process: %s", strerror(errno));
     own_numbers = numbers_are_own();
     if (own_numbers) numbers_advance(CAPSULE_FIRST_PROCESS);
-    root = fork();
-    if (root < 0) fail("CAP-R110", "no process for the program: %s", strerror(errno));
-    start_channel = ends[root == 0];
-    close(ends[root != 0]);
-    if (root == 0) become_program(signals, launcher);
+    run.root = fork();
+    if (run.root < 0) fail("CAP-R110", "no process for the program: %s", strerror(errno));
+    start_channel = ends[run.root == 0];
+    close(ends[run.root != 0]);
+    if (run.root == 0) become_program(signals, launcher);
     allow_descriptors();
-    if (options.supervised) begin_supervision();
-    watch_descriptor(start_channel, EPOLLIN, &watch);
+    if (options->supervised) begin_supervision();
+    events_watch(start_channel, EPOLLIN, &watch);
 }
 
 /* ---- waiting ---- */
-
-void watch_descriptor(int descriptor, uint32_t interest, struct watch *watch) {
-    struct epoll_event event = {.events = interest, .data.ptr = watch};
-    if (epoll_ctl(events, EPOLL_CTL_ADD, descriptor, &event) != 0)
-        fail("CAP-R110", "a descriptor cannot be watched: %s", strerror(errno));
-}
 
 static int signal_descriptor;
 
@@ -421,9 +239,9 @@ static void reap(void) {
     int status;
     tasks_reaping();
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
-        if (child != root) continue;
+        if (child != run.root) continue;
         if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */
-        program_check_end(account_first(), &options);
+        program_check_end(account_first(), options);
         end_run(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
     }
 }
@@ -434,7 +252,7 @@ static void prepare_numbers(void) {
     if (prepared) return;
     prepared = true;
     if (own_numbers) numbers_advance(CAPSULE_PROGRAM_PROCESS);
-    kill(root, CAPSULE_NUMBERS_SIGNAL);
+    kill(run.root, CAPSULE_NUMBERS_SIGNAL);
 }
 
 static void signal_ready(struct watch *watch, uint32_t ready) {
@@ -444,7 +262,7 @@ static void signal_ready(struct watch *watch, uint32_t ready) {
     if (signal.ssi_signo == SIGCHLD) reap();
     else if (signal.ssi_signo == CAPSULE_NUMBERS_SIGNAL) prepare_numbers();
     else if (signal.ssi_signo == CAPSULE_MISMATCH_SIGNAL) end_run(CAPSULE_MISMATCH_STATUS);
-    else kill(root, (int)signal.ssi_signo);
+    else kill(run.root, (int)signal.ssi_signo);
 }
 
 /* Block what is handled here; `before` receives what the program gets back. */
@@ -462,48 +280,37 @@ static void take_signals(sigset_t *before) {
     sigprocmask(SIG_BLOCK, &blocked, before);
     signal_descriptor = signalfd(-1, &taken, SFD_CLOEXEC);
     if (signal_descriptor < 0) fail("CAP-R110", "no signal descriptor: %s", strerror(errno));
-    watch_descriptor(signal_descriptor, EPOLLIN, &watch);
+    events_watch(signal_descriptor, EPOLLIN, &watch);
 }
 
 static void time_is_up(struct watch *watch, uint32_t ready) {
     (void)watch, (void)ready;
-    fail("CAP-R114", "the run went on for more than %" PRId64 " seconds", options.time_limit);
+    fail("CAP-R114", "the run went on for more than %" PRId64 " seconds", options->time_limit);
 }
 
 /* Capsule ends a run earlier. This is for a run whose Capsule was killed. */
 static void limit_time(void) {
     static struct watch watch = {time_is_up};
-    struct itimerspec limit = {.it_value.tv_sec = options.time_limit};
+    struct itimerspec limit = {.it_value.tv_sec = options->time_limit};
     int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
     if (timer < 0 || timerfd_settime(timer, 0, &limit, NULL) != 0)
         fail("CAP-R110", "the time cannot be limited: %s", strerror(errno));
-    watch_descriptor(timer, EPOLLIN, &watch);
-}
-
-static _Noreturn void serve(void) {
-    for (;;) {
-        /* One at a time, in turn: handling it may close the descriptor of another. */
-        struct epoll_event ready;
-        int count = epoll_wait(events, &ready, 1, -1);
-        if (count < 0 && errno != EINTR) fail("CAP-R110", "cannot wait: %s", strerror(errno));
-        if (count < 1) continue;
-        struct watch *watch = ready.data.ptr;
-        watch->ready(watch, ready.events);
-    }
+    events_watch(timer, EPOLLIN, &watch);
 }
 
 int main(int count, char **words) {
     sigset_t signals;
-    read_options(count, words);
+    options = options_read(count, words);
     prepare_environment();
-    if (options.supervised) channels_begin(&options);
-    if (options.fixed_addresses) fix_addresses();
-    events = epoll_create1(EPOLL_CLOEXEC);
-    if (events < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
-        fail("CAP-R110", "this kernel lacks epoll or subreapers: %s", strerror(errno));
+    if (options->supervised) channels_begin(options);
+    if (options->fixed_addresses) fix_addresses();
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+        fail("CAP-R110", "this kernel lacks subreapers: %s", strerror(errno));
+    events_begin();
     take_signals(&signals);
     prctl(PR_SET_DUMPABLE, 0); /* the program cannot stop or change the process that limits it */
     start_program(&signals);
-    if (options.time_limit) limit_time();
-    serve();
+    if (options->time_limit) limit_time();
+    while (!channels_mismatch()) events_handle_next();
+    end_run(CAPSULE_MISMATCH_STATUS);
 }

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch.h"
+#include "ending.h"
 #include "proc.h"
 
 static bool is_ancestor_or_self(pid_t id) {
@@ -28,7 +28,7 @@ static bool is_ancestor_or_self(pid_t id) {
 bool numbers_are_own(void) {
     DIR *directory = opendir("/proc");
     bool own = directory != NULL;
-    for (struct dirent *entry; own && (entry = readdir(directory));) {
+    for (struct dirent *entry; own && (entry = readdir(directory)) != NULL;) {
         pid_t id = (pid_t)atoi(entry->d_name);
         own = id == 0 || is_ancestor_or_self(id);
     }

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define IO_WORKER 0x10    /* PF_IO_WORKER and PF_USER_WORKER of the kernel's sched.h */
+#define IO_WORKER 0x10 /* PF_IO_WORKER and PF_USER_WORKER of the kernel's sched.h */
 #define USER_WORKER 0x4000
 
 static ssize_t read_file(pid_t id, const char *name, char *out, size_t size) {
@@ -47,8 +47,7 @@ bool proc_may_be_creating(pid_t id) {
     if (read_file(id, "syscall", text, sizeof text) <= 0) return true;
     if (strncmp(text, "running", 7) == 0) return true;
     long number = strtol(text, NULL, 10);
-    return number == SYS_clone || number == SYS_clone3 || number == SYS_fork ||
-           number == SYS_vfork;
+    return number == SYS_clone || number == SYS_clone3 || number == SYS_fork || number == SYS_vfork;
 }
 
 uint64_t proc_auxiliary(pid_t process, uint64_t type) {
@@ -79,7 +78,8 @@ static bool next_mapping(FILE *maps, char **line, size_t *room, uint64_t *from, 
     while (getline(line, room, maps) > 0) {
         *path = strchr(*line, '/');
         if (*path == NULL || sscanf(*line, "%" SCNx64 "-%" SCNx64, from, to) != 2) continue;
-        (*path)[strcspn(*path, "\n")] = '\0';
+        char *end = strchr(*path, '\n');
+        if (end) *end = '\0';
         return true;
     }
     return false;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ending.h"
 #include "proc.h"
 
 #define POLL_NANOSECONDS 100000
@@ -57,7 +58,7 @@ void program_check_end(const struct program *program, const struct options *opti
              options->preloads[0]);
 }
 
-/* The new program's memory is there; what it shows before is the launcher's or nothing. */
+/* Whether /proc shows the new program's memory; before, it shows the launcher's or nothing. */
 static bool is_executed(pid_t process) { return proc_auxiliary(process, AT_ENTRY) != 0; }
 
 /* A loader maps preloads first, then what the program itself needs. */

@@ -5,7 +5,7 @@
 #include <sys/types.h>
 
 #include "account.h"
-#include "launch.h"
+#include "options.h"
 
 /* Name the executable and how it is linked. */
 void program_describe(struct program *program, pid_t process);
@@ -20,7 +20,8 @@ void program_check_preloads(struct program *program, pid_t process, const struct
 /* Make sure of it when the program has ended: a loader may give up over a preload. */
 void program_check_end(const struct program *program, const struct options *options);
 
-/* The same as program_check_preloads for the first program, when no supervisor says when to look. */
+/* Does what program_check_preloads does for the first program of a run without a supervisor, which
+ * would say when to look. */
 void program_await_preloads(pid_t process, const struct options *options);
 
 #endif

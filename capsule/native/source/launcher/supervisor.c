@@ -18,13 +18,15 @@
 
 #include "account.h"
 #include "channel.h"
+#include "ending.h"
+#include "events.h"
 #include "proc.h"
 #include "program.h"
 #include "tasks.h"
 
 #define X32_BIT 0x40000000
-#define LONGEST_ANSWER 33554431   /* bytes; what getrandom(2) promises at most */
-#define CHUNK 4096                /* one slot of a pipe */
+#define LONGEST_ANSWER 33554431 /* bytes; what getrandom(2) promises at most */
+#define CHUNK 4096              /* one slot of a pipe */
 
 static const struct options *options;
 static int listener;
@@ -57,14 +59,10 @@ static bool respond(uint64_t id, int64_t value, int error, uint32_t flags) {
     return !failed;
 }
 
-static bool let_through(uint64_t id) {
-    return respond(id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
-}
+static bool let_through(uint64_t id) { return respond(id, 0, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE); }
 
 /* Whether the caller still waits: only then is its id its own, and its memory what it was. */
-static bool still_waits(uint64_t id) {
-    return control(SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0;
-}
+static bool still_waits(uint64_t id) { return control(SECCOMP_IOCTL_NOTIF_ID_VALID, &id) == 0; }
 
 /* The caller's memory, or -1 when it was killed. */
 static int open_memory(const struct seccomp_notif *call, int mode) {
@@ -115,7 +113,10 @@ static void answer_getrandom(const struct seccomp_notif *call, struct task *call
         channel_open(&caller->kernel, CHANNEL_CALLS, caller->process, caller->thread, "kernel");
     struct channel before = caller->kernel;
     uint8_t *bytes = allocate(size);
-    channel_read(&caller->kernel, bytes, size);
+    if (!channel_read(&caller->kernel, bytes, size)) {
+        free(bytes); /* the caller waits for an answer until the run is ended */
+        return;
+    }
     if (deliver(call, bytes, size)) {
         struct tally *tally = is_inside_libc(caller, size, flags) ? &caller->program->inside_libc
                                                                   : &caller->program->getrandom;
@@ -143,7 +144,7 @@ struct device {
 
 static struct device *devices;
 
-/* Fill the empty pipe: false if nobody reads it any more. */
+/* Fill the empty pipe: false if no process has its reading end any more. */
 static bool device_fill(struct device *device) {
     channel_read(&device->channel, device->chunk, CHUNK);
     ssize_t written = write(device->pipe, device->chunk, CHUNK);
@@ -167,8 +168,7 @@ static void device_free(struct device *device) {
     free(device);
 }
 
-/* Nobody can read it any more; what is left in the pipe was never read. It is unlinked first: what
- * was read may end the run, which closes all devices. */
+/* Its reading end is closed; what is left in the pipe was never read. */
 static void device_close(struct device *device) {
     int unread = CHUNK;
     device_unlink(device);
@@ -184,7 +184,7 @@ static void device_ready(struct watch *watch, uint32_t events) {
         return;
     }
     device_used(device, CHUNK);
-    if (device_fill(device)) return;
+    if (channels_mismatch() || device_fill(device)) return;
     device_unlink(device); /* closed since it was found empty */
     device_free(device);
 }
@@ -193,8 +193,8 @@ static struct device *device_open(struct task *caller, int *readable) {
     struct device *device = allocate(sizeof *device);
     char label[40];
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0 ||
-        fcntl(ends[1], F_SETPIPE_SZ, CHUNK) < 0 || fcntl(ends[1], F_SETFL, O_NONBLOCK) < 0)
+    if (pipe2(ends, O_CLOEXEC) != 0 || fcntl(ends[1], F_SETPIPE_SZ, CHUNK) < 0 ||
+        fcntl(ends[1], F_SETFL, O_NONBLOCK) < 0)
         fail("CAP-R110", "no pipe for a random device: %s", strerror(errno));
     snprintf(label, sizeof label, "kernel:device:%u", caller->devices + 1);
     channel_open(&device->channel, CHANNEL_DEVICE, caller->process, caller->thread, label);
@@ -238,7 +238,7 @@ static void answer_device(const struct seccomp_notif *call, struct task *caller,
     }
     caller->devices++;
     caller->program->devices.calls++;
-    watch_descriptor(device->pipe, EPOLLOUT, &device->watch);
+    events_watch(device->pipe, EPOLLOUT, &device->watch);
 }
 
 enum opened { ORDINARY, RANDOM_DEVICE, RANDOM_FILE, CALLER_GONE };
@@ -297,8 +297,8 @@ static void derive_start_bytes(const struct seccomp_notif *call, struct task *le
     int memory = address ? open_memory(call, O_WRONLY) : -1;
     if (memory < 0) return;
     channel_open(&channel, CHANNEL_CALLS, leader->process, CAPSULE_ROOT_PATH, "kernel:start");
-    channel_read(&channel, bytes, sizeof bytes);
-    if (pwrite(memory, bytes, sizeof bytes, (off_t)address) == sizeof bytes) {
+    if (channel_read(&channel, bytes, sizeof bytes) &&
+        pwrite(memory, bytes, sizeof bytes, (off_t)address) == sizeof bytes) {
         channel_used(&channel, bytes, sizeof bytes);
         leader->program->start_bytes_derived = true;
     }
@@ -348,7 +348,7 @@ static void answer(const struct seccomp_notif *call) {
         return;
     }
     struct task *caller = identify(call);
-    if (caller == NULL) return; /* killed: nobody waits for an answer */
+    if (caller == NULL) return; /* it was killed, and waits for no answer */
     switch (number) {
     case SYS_getrandom: answer_getrandom(call, caller); return;
     case SYS_arch_prctl: start_program(call, caller); break;
@@ -360,7 +360,7 @@ static void answer(const struct seccomp_notif *call) {
     case SYS_exit_group: break;
     default: tasks_creation(caller, makes_thread(call));
     }
-    let_through(call->id);
+    if (!channels_mismatch()) let_through(call->id);
 }
 
 void supervisor_end(void) {
@@ -394,5 +394,5 @@ void supervisor_begin(const struct options *given, int descriptor, pid_t root) {
     /* Answers come sooner when both run on one processor (Linux 6.6); nothing depends on it. */
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP);
     tasks_begin(root);
-    watch_descriptor(listener, EPOLLIN, &watch);
+    events_watch(listener, EPOLLIN, &watch);
 }

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-#include "launch.h"
+#include "options.h"
 
 /* Serve the notifications that come from `listener` (filter.h) until the process ends. */
 void supervisor_begin(const struct options *options, int listener, pid_t root);

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "launch.h"
+#include "ending.h"
 #include "proc.h"
 
 #define BUCKETS 1024 /* a power of two */
@@ -123,7 +123,7 @@ static bool adopt_among_threads(pid_t process, bool children, bool thorough) {
     snprintf(path, sizeof path, "/proc/%d/task", process);
     DIR *directory = opendir(path);
     bool found = false;
-    for (struct dirent *entry; directory && !found && (entry = readdir(directory));) {
+    for (struct dirent *entry; directory && !found && (entry = readdir(directory)) != NULL;) {
         pid_t thread = (pid_t)atoi(entry->d_name);
         if (thread == 0) continue;
         found = children ? adopt_child_of(process, thread, thorough)

@@ -1,4 +1,4 @@
-/* Who made whom: the paths of processes and threads, in order of creation.
+/* The creator of every process and thread, and their paths, in order of creation.
  *
  * The supervisor is asked before a task creates another, so it knows creator and ordinal, but not
  * the new task's id. At most one creation is open at a time, in the whole tree: its child is the

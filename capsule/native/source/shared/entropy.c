@@ -32,7 +32,8 @@ static const uint8_t blake2s_order[10][16] = {
     {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
 };
 
-static void blake2s_mix(uint32_t v[16], int a, int b, int c, int d, uint32_t x, uint32_t y) {
+static void blake2s_mix(uint32_t v[16], size_t a, size_t b, size_t c, size_t d, uint32_t x,
+                        uint32_t y) {
     v[a] += v[b] + x;
     v[d] = rotate_right(v[d] ^ v[a], 16);
     v[c] += v[d];
@@ -45,7 +46,7 @@ static void blake2s_mix(uint32_t v[16], int a, int b, int c, int d, uint32_t x, 
 
 static void blake2s_compress(struct capsule_blake2s *hash, bool last) {
     uint32_t m[16], v[16];
-    for (int i = 0; i < 16; i++) m[i] = load32(hash->block + 4 * i);
+    for (size_t i = 0; i < 16; i++) m[i] = load32(hash->block + 4 * i);
     for (int i = 0; i < 8; i++) {
         v[i] = hash->state[i];
         v[i + 8] = blake2s_start[i];
@@ -55,9 +56,9 @@ static void blake2s_compress(struct capsule_blake2s *hash, bool last) {
     if (last) v[14] = ~v[14];
     for (int round = 0; round < 10; round++) {
         const uint8_t *s = blake2s_order[round];
-        for (int i = 0; i < 4; i++) /* columns */
+        for (size_t i = 0; i < 4; i++) /* columns */
             blake2s_mix(v, i, i + 4, i + 8, i + 12, m[s[2 * i]], m[s[2 * i + 1]]);
-        for (int i = 0; i < 4; i++) /* diagonals */
+        for (size_t i = 0; i < 4; i++) /* diagonals */
             blake2s_mix(v, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4, m[s[8 + 2 * i]],
                         m[s[9 + 2 * i]]);
     }
@@ -96,7 +97,7 @@ void capsule_blake2s_end(struct capsule_blake2s *hash, uint8_t digest[CAPSULE_KE
     memset(hash->block + hash->filled, 0, sizeof hash->block - hash->filled);
     hash->length += hash->filled;
     blake2s_compress(hash, true);
-    for (int i = 0; i < 8; i++) store32(digest + 4 * i, hash->state[i]);
+    for (size_t i = 0; i < 8; i++) store32(digest + 4 * i, hash->state[i]);
 }
 
 /* ---- ChaCha20, RFC 8439 section 2.3 ---- */
@@ -135,7 +136,7 @@ static void chacha20_block(const uint32_t key[8], uint64_t counter, uint8_t out[
         x[2] = __builtin_shufflevector(x[2], x[2], 2, 3, 0, 1);
         x[3] = __builtin_shufflevector(x[3], x[3], 1, 2, 3, 0);
     }
-    for (int i = 0; i < 16; i++) store32(out + 4 * i, x[i / 4][i % 4] + start[i / 4][i % 4]);
+    for (size_t i = 0; i < 16; i++) store32(out + 4 * i, x[i / 4][i % 4] + start[i / 4][i % 4]);
 }
 
 /* ---- streams ---- */
@@ -143,7 +144,7 @@ static void chacha20_block(const uint32_t key[8], uint64_t counter, uint8_t out[
 static void stream_begin(struct capsule_stream *stream, struct capsule_blake2s *hash) {
     uint8_t key[CAPSULE_KEY_SIZE];
     capsule_blake2s_end(hash, key);
-    for (int i = 0; i < 8; i++) stream->key[i] = load32(key + 4 * i);
+    for (size_t i = 0; i < 8; i++) stream->key[i] = load32(key + 4 * i);
     stream->position = 0;
 }
 
@@ -196,8 +197,8 @@ static int hexadecimal(char digit) {
 }
 
 bool capsule_key_parse(uint8_t key[CAPSULE_KEY_SIZE], const char *text) {
-    if (strlen(text) != 2 * CAPSULE_KEY_SIZE) return false;
-    for (int i = 0; i < CAPSULE_KEY_SIZE; i++) {
+    if (strlen(text) != (size_t)2 * CAPSULE_KEY_SIZE) return false;
+    for (size_t i = 0; i < CAPSULE_KEY_SIZE; i++) {
         int high = hexadecimal(text[2 * i]), low = hexadecimal(text[2 * i + 1]);
         if (high < 0 || low < 0) return false;
         key[i] = (uint8_t)(high << 4 | low);
@@ -240,7 +241,7 @@ static void finish(char out[CAPSULE_PATH_SIZE], const struct text *text) {
     capsule_blake2s_add(&hash, text->content, text->length);
     capsule_blake2s_end(&hash, digest);
     *out++ = '#';
-    for (int i = 0; i < CAPSULE_KEY_SIZE; i++) {
+    for (size_t i = 0; i < CAPSULE_KEY_SIZE; i++) {
         *out++ = "0123456789abcdef"[digest[i] >> 4];
         *out++ = "0123456789abcdef"[digest[i] & 15];
     }

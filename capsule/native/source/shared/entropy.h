@@ -6,8 +6,9 @@
  * 64-bit block counter from zero and a zero nonce).
  *
  * Of a recorded call of more than CAPSULE_KEPT_SIZE bytes only as many are kept, which the kernel
- * made; the call is given the key stream under BLAKE2s-256(key = kept bytes, data = CAPSULE_EXPANSION).
- * Nothing here calls anything but memcpy, memset, strlen and strcmp. See docs/random-profiles.md.
+ * made; the call is given the key stream under BLAKE2s-256(key = kept bytes, data =
+ * CAPSULE_EXPANSION). Nothing here calls anything but memcpy, memset, strlen and strcmp. See
+ * docs/random-profiles.md.
  */
 #ifndef CAPSULE_ENTROPY_H
 #define CAPSULE_ENTROPY_H

@@ -20,7 +20,7 @@ static uint64_t capacity_allowed(void) {
     return limit.rlim_cur;
 }
 
-/* The first process of a run gets here before it has a child, so nobody else is making the file. */
+/* The first process of a run gets here before it has a child, so no other is creating the file. */
 static uint64_t prepare_file(int fd) {
     struct stat status;
     if (fstat(fd, &status) != 0) return 0;
@@ -76,8 +76,8 @@ void *journal_claim(struct journal_header *journal, enum journal_type type, size
         if (length > UINT32_MAX || length > journal->capacity - used) return NULL;
         struct journal_record *record = journal_at(journal, used);
         uint64_t claim = 0;
-        bool ours = atomic_compare_exchange_strong(&record->claim, &claim,
-                                                   (uint64_t)type << 32 | length);
+        bool ours =
+            atomic_compare_exchange_strong(&record->claim, &claim, (uint64_t)type << 32 | length);
         uint64_t end = used + (ours ? length : (uint32_t)claim);
         atomic_compare_exchange_strong(&journal->used, &used, end);
         if (ours) return record;

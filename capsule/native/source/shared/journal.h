@@ -1,13 +1,14 @@
 /* The journal: one file for a whole run, which every process of it maps and appends to.
  *
- * A mapping needs no descriptor, no path and no privilege once it exists: it outlives a program that
- * closes all its descriptors, forks, changes directory or drops privileges, and what was written
- * survives SIGKILL. Only an exec opens the file again.
+ * A mapping needs no descriptor, no path and no privilege once it exists: it outlives a program
+ * that closes all its descriptors, forks, changes directory or drops privileges, and what was
+ * written survives SIGKILL. Only an exec opens the file again.
  *
- * The file is sparse and of fixed size: a header, then records, each a multiple of eight bytes. Space
- * is claimed without locks: whoever turns the word at `used` from zero into a record's claim owns
- * that space, and everybody helps to move `used` past it, so that a process killed in between stops
- * nobody. A record counts once `ready` is set. capsule/entropy/journal.py reads it.
+ * The file is sparse and of fixed size: a header, then records, each a multiple of eight bytes.
+ * Space is claimed without locks: the process that turns the word at `used` from zero into a
+ * record's claim owns that space, and every process moves `used` past a claim that it finds there,
+ * so that one that is killed in between stops no other. A record counts once `ready` is set.
+ * capsule/entropy/journal.py reads it.
  */
 #ifndef CAPSULE_JOURNAL_H
 #define CAPSULE_JOURNAL_H
@@ -28,7 +29,13 @@
  * that no address of the program depends on the journal's size or presence. */
 #define JOURNAL_ADDRESS ((void *)0x200000000000)
 
-enum journal_type { JOURNAL_THREAD = 1, JOURNAL_COUNTER, JOURNAL_CALL, JOURNAL_MISMATCH, JOURNAL_TOLD };
+enum journal_type {
+    JOURNAL_THREAD = 1,
+    JOURNAL_COUNTER,
+    JOURNAL_CALL,
+    JOURNAL_MISMATCH,
+    JOURNAL_TOLD
+};
 
 enum journal_failure { JOURNAL_HOLDS_MISMATCH = 1, JOURNAL_IS_FULL };
 
@@ -103,7 +110,7 @@ struct journal_told {
     char process[CAPSULE_PATH_SIZE];
 };
 
-/* Map the journal in `directory`, making it when it is not there; NULL with errno set. */
+/* Map the journal in `directory`, creating it if it does not exist; NULL with errno set. */
 struct journal_header *journal_open(const char *directory);
 
 /* Claim a record of `size` bytes, zeroed but for its claim; NULL when the journal is full. */

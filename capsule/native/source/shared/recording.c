@@ -15,7 +15,7 @@
 static bool is_intact(const uint8_t *data, size_t size) {
     struct capsule_blake2s hash;
     uint8_t digest[CAPSULE_KEY_SIZE];
-    if (size < HEADER_SIZE + sizeof digest || memcmp(data, HEADER, HEADER_SIZE)) return false;
+    if (size < HEADER_SIZE + sizeof digest || memcmp(data, HEADER, HEADER_SIZE) != 0) return false;
     capsule_blake2s_begin(&hash, NULL);
     capsule_blake2s_add(&hash, data, size - sizeof digest);
     capsule_blake2s_end(&hash, digest);
@@ -29,8 +29,9 @@ bool recording_open(struct recording *recording, const char *directory) {
     int file = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return false;
     size_t size = fstat(file, &facts) == 0 ? (size_t)facts.st_size : 0;
-    const uint8_t *data = mmap(RECORDING_ADDRESS, size, PROT_READ,
-                               MAP_PRIVATE | MAP_FIXED_NOREPLACE, file, 0);
+    const int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE;
+    const uint8_t *data =
+        size > 0 ? mmap(RECORDING_ADDRESS, size, PROT_READ, flags, file, 0) : MAP_FAILED;
     close(file);
     if (data == MAP_FAILED || !is_intact(data, size)) return false;
     *recording = (struct recording){data, data + size - CAPSULE_KEY_SIZE};

@@ -14,7 +14,8 @@
 #define RECORDING_ADDRESS ((void *)0x210000000000)
 
 struct recording {
-    const uint8_t *data, *end; /* mapped, without its checksum; past `end` everything reads as zero */
+    const uint8_t *data,
+        *end; /* mapped, without its checksum; past `end` everything reads as zero */
 };
 
 /* What is left of a thread's recording. */
@@ -29,8 +30,8 @@ struct recorded_call {
     const uint8_t *kept; /* for capsule_expand */
 };
 
-/* Open the recording in `directory`. False when the file cannot be read or is not an intact profile of
- * this version and machine. */
+/* Open the recording in `directory`. False when the file cannot be read or is not an intact profile
+ * of this version and machine. */
 bool recording_open(struct recording *recording, const char *directory);
 
 /* False when nothing was recorded for the thread. */

@@ -1,122 +1,99 @@
-"""A host plays logical actors of an actor-learner in one process (Espeholt et al. 2018, section 3).
+"""What IMPALA's actors do: they unroll the policy (Espeholt et al. 2018, section 3).
 
-It plays any set of actors, and asks for the actions of all at once that unroll with the same
-version of the policy. Which actors a host plays, which of them unroll together, and who answers,
-changes no bit (:mod:`capsule.training.acting.inference`).
+A worker asks for the actions of all its actors at once that unroll with the same version of the
+policy. Who answers changes no bit (:mod:`capsule.training.acting.inference`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from capsule.training.acting.batched_actors import ActorRows, Inputs
+from capsule.experiment.trainers import Truncation
+from capsule.training.acting.actor_worker import Actor, ActorWorker, WorkerSettings
+from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.batching import Tensors
-from capsule.training.acting.inference import Answers, Asked, Replica, Requests, Service
-from capsule.training.environments import make_environment
-from capsule.training.impala.actors.unrolls import (
-    Played,
-    Request,
-    Snapshot,
-    Unroll,
-    UnrollSettings,
-    actor_streams,
-)
+from capsule.training.acting.inference import Answers, Asked, InferenceReplica, Requests, Service
+from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.layers import kernels
 from capsule.training.networks.actor_critic import ActorCriticNetwork
 from capsule.training.networks.feedforward import Parameters
 
 
-class UnrollWorker:
+@dataclass(frozen=True)
+class UnrollSettings(WorkerSettings):
+    """What makes the actors of a run; all of it can be sent to another process.
+
+    Attributes:
+        truncation: The spec's ``trainer.truncation``.
+    """
+
+    network: ActorCriticNetwork
+    truncation: Truncation = "bootstrap"
+
+    def make_worker(self, played: Sequence[int], service: Service | None = None) -> UnrollWorker:
+        """See :meth:`WorkerSettings.make_worker`."""
+        return UnrollWorker(self, played, service)
+
+
+class RequestingActor(Actor):
+    """One logical actor.
+
+    Attributes:
+        requests: What it asked for, and how it was answered.
+    """
+
+    def __init__(self, settings: UnrollSettings, number: int, replicas: int) -> None:
+        """Make actor ``number``, answered by one of some ``replicas``, 0 where it plays."""
+        super().__init__(settings, number)
+        self.requests = Requests(settings.seeds, number, settings.batching, replicas)
+
+    def document(self) -> dict[str, Any]:
+        """See :meth:`Actor.document`."""
+        return {
+            "environment": self.environment.state(),
+            "streams": {name: stream.state() for name, stream in self.streams.items()},
+            "requests": self.requests.state(),
+            "age": self.age,
+            "return": self.episode_return,
+        }
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """See :meth:`Actor.restore`."""
+        self.environment.restore(document["environment"])
+        for name, stream in self.streams.items():
+            stream.restore(document["streams"][name])
+        self.requests.restore(document["requests"])
+        self.age, self.episode_return = document["age"], document["return"]
+
+
+class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
     """Plays some actors in this process."""
 
     def __init__(
         self, settings: UnrollSettings, played: Sequence[int], service: Service | None = None
     ) -> None:
-        """Make the actors ``played``, which ascend, each with an episode begun.
-
-        Args:
-            settings: What makes them.
-            played: Their numbers.
-            service: Answers requests; None: a replica in this process does.
-
-        Raises:
-            CapsuleError: CAP-T212 to CAP-T216, the environment is not available or cannot be
-                played; CAP-T242, an actor is told what the vocabulary has no numbers for.
-        """
-        self._network, self._length = settings.network, settings.length
+        """Make the actors ``played``; see :meth:`WorkerSettings.make_worker`."""
+        self._network = settings.network
         self._bootstraps = settings.truncation == "bootstrap"
-        self._played = tuple(played)
-        self._row_of = {actor: row for row, actor in enumerate(played)}
-        self._service = service or Replica(
+        self._service = service or InferenceReplica(
             played[0], self._policy, settings.batching, settings.determinism, settings.seeds
         )
-        self._actors = [_Actor(settings, actor, self._service.replicas) for actor in played]
-        self._rows = ActorRows(
-            len(played), self._actors[0].environment, settings.network, settings.vocabulary
-        )
-        self._versions: dict[int, Parameters] = {}
-        for row in range(len(self._actors)):
-            self._begin(row)
+        replicas = self._service.replicas
+        actors = [RequestingActor(settings, number, replicas) for number in played]
+        super().__init__(settings, played, actors)
 
-    def unroll(
-        self, requests: Iterable[Request], parameters: Mapping[int, NDArray[np.float32]], lag: int
-    ) -> list[Played]:
-        """Let actors unroll, those of one version together.
-
-        Args:
-            requests: At most one of each actor.
-            parameters: Versions that this host has not been given before, each in the order of
-                :attr:`Parameters.flat`; none where requests are answered elsewhere.
-            lag: Versions older than the newest by more than this are forgotten.
-
-        Raises:
-            CapsuleError: As :meth:`Service.answer`.
-        """
-        for version, flat in parameters.items():
-            kept = Parameters(self._network.shapes, torch.device("cpu"))
-            kept.flat.copy_(torch.from_numpy(flat))
-            self._versions[version] = kept
-        newest = max(self._versions, default=0)
-        self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
-        done: list[Played] = []
-        ordered = sorted(requests, key=attrgetter("version", "actor"))
-        for version, group in groupby(ordered, attrgetter("version")):
-            done += self._together([request.actor for request in group], version)
-        return done
-
-    def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
-        """Bring actors back to snapshots.
-
-        Raises:
-            CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore` says.
-        """
-        for actor, snapshot in snapshots.items():
-            row = self._row_of[actor]
-            document = snapshot.document
-            self._actors[row].restore(document)
-            self._rows.tell(row, self._actors[row].environment.instruction)
-            self._rows.stacks[row] = snapshot.stack
-            self._rows.states[row] = snapshot.state
-            self._rows.previous_actions[row] = document["previous_action"]
-            self._rows.previous_rewards[row] = float.fromhex(document["previous_reward"])
-
-    def _together(self, actors: Sequence[int], version: int) -> list[Played]:
-        """Let actors, which ascend, unroll with the same version of the policy."""
-        made = {row: self._blank(row) for row in (self._row_of[actor] for actor in actors)}
+    def _together(self, rows: Sequence[int], version: int) -> Iterable[Unroll]:
+        made = {row: self._blank(row) for row in rows}
         for step in range(self._length):
             self._advance(version, step, made)
         for row, unroll in made.items():
             self._see(row, self._length, unroll)
-        return [
-            Played(self._played[row], unroll, self._snapshot(row)) for row, unroll in made.items()
-        ]
+        return made.values()
 
     def _advance(self, version: int, step: int, made: Mapping[int, Unroll]) -> None:
         """Fill in one step of what the actors of some rows ``made``."""
@@ -125,7 +102,7 @@ class UnrollWorker:
         ended = {row for row in made if self._actors[row].environment.ended}
         for row in ended:
             made[row].acted[step], made[row].terminals[step] = False, True
-            self._begin(row)
+            self._begin_episode(row)
         acting = [row for row in made if row not in ended]
         if not acting:
             return
@@ -133,7 +110,7 @@ class UnrollWorker:
         self._rows.states[acting] = answers.states
         chosen = answers.actions.tolist(), answers.logarithms
         for row, action, logarithm in zip(acting, *chosen, strict=True):
-            self._step(row, step, made[row], action, logarithm)
+            self._act(row, step, made[row], action, logarithm)
 
     def _ask(self, version: int, rows: Sequence[int]) -> Answers:
         """Ask for the next actions of ``rows``, and keep count of how they came about."""
@@ -171,30 +148,18 @@ class UnrollWorker:
         made.frames[: len(stack) - 1] = stack[:-1]
         return made
 
-    def _step(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
+    def _act(self, row: int, step: int, made: Unroll, action: int, logarithm: np.float32) -> None:
         """Take one step of one actor, given its action and ``ln mu`` of it."""
-        actor = self._actors[row]
-        transition = actor.environment.step(action)
+        transition = self._step(row, action)
         terminal = transition.terminal or (transition.ended and not self._bootstraps)
         made.actions[step] = action
         made.log_behaviour[step] = logarithm
         made.rewards[step] = transition.reward
         made.terminals[step] = terminal
-        actor.age += 1
-        actor.episode_return += transition.game_reward
-        self._rows.advance(row, action, transition.reward, transition.frame)
-        self._rows.tell(row, actor.environment.instruction)
         if transition.ended:
-            made.returns.append(actor.episode_return)
+            made.returns.append(self._actors[row].episode_return)
             if terminal:
-                self._begin(row)
-
-    def _begin(self, row: int) -> None:
-        """Begin the next episode of an actor."""
-        actor = self._actors[row]
-        actor.age, actor.episode_return = 0, 0.0
-        self._rows.begin(row, actor.environment.reset())
-        self._rows.tell(row, actor.environment.instruction)
+                self._begin_episode(row)
 
     def _see(self, row: int, step: int, made: Unroll) -> None:
         """Enter what an actor sees before a step."""
@@ -204,14 +169,6 @@ class UnrollWorker:
         made.previous_actions[step] = self._rows.previous_actions[row]
         made.previous_rewards[step] = self._rows.previous_rewards[row]
         made.instructions[step] = self._rows.instructions[row]
-
-    def _snapshot(self, row: int) -> Snapshot:
-        document = {
-            **self._actors[row].document(),
-            "previous_action": int(self._rows.previous_actions[row]),
-            "previous_reward": float(self._rows.previous_rewards[row]).hex(),  # -0.0, too
-        }
-        return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
 
 
 def act(
@@ -238,39 +195,3 @@ def logits_of(
         instructions.unsqueeze(0),
     )
     return logits[0], after
-
-
-class _Actor:
-    """One logical actor, but for what is evaluated in batches.
-
-    Attributes:
-        environment: Its environment.
-        streams: What its environment draws from.
-        requests: What it asked for, and how it was answered.
-        age: Steps of the running episode.
-        episode_return: Game return of the running episode.
-    """
-
-    def __init__(self, settings: UnrollSettings, actor: int, replicas: int) -> None:
-        self.streams = actor_streams(settings.seeds, actor)
-        self.requests = Requests(settings.seeds, actor, settings.batching, replicas)
-        task = settings.tasks[actor % len(settings.tasks)]
-        self.environment = make_environment(task, self.streams, training=True)
-        self.age = 0
-        self.episode_return = 0.0
-
-    def document(self) -> dict[str, Any]:
-        return {
-            "environment": self.environment.state(),
-            "streams": {name: stream.state() for name, stream in self.streams.items()},
-            "requests": self.requests.state(),
-            "age": self.age,
-            "return": self.episode_return,
-        }
-
-    def restore(self, document: Mapping[str, Any]) -> None:
-        self.environment.restore(document["environment"])
-        for name, stream in self.streams.items():
-            stream.restore(document["streams"][name])
-        self.requests.restore(document["requests"])
-        self.age, self.episode_return = document["age"], document["return"]

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import torch
 
+from capsule.training.acting.actor_worker import actor_streams
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.environments import make_environment
-from capsule.training.impala.actors.unrolls import UnrollSettings, actor_streams
+from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
 from capsule.training.state.streams import Stream
 

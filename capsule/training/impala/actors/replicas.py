@@ -1,6 +1,6 @@
 """Replicas: processes that answer the actors of all others (Espeholt et al. 2018, section 3.1).
 
-Hosts ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
+Workers ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
 batches*: what arrives while one batch is computed makes the next. It waits for nobody, so there is
 no time-out to choose.
 
@@ -9,7 +9,7 @@ depends on the batch, the replica, or the order of arrival
 (:mod:`capsule.training.acting.inference`). Each replica tests as it starts that rows of its batches
 are independent (CAP-T321). The policy version that answers is the request's, which the schedule
 fixed. So nothing of the replicas needs to be recorded, their number is no part of a run's identity,
-and a host that answers its own actors gets the same bits: that is what a run does in one process,
+and a worker that answers its own actors gets the same bits: that is what a run does in one process,
 and on the nodes of a cluster.
 """
 
@@ -26,15 +26,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Numerics
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.batching import Tensors, require_independent_rows
-from capsule.training.acting.inference import Answers, Asked, Replica, replica_of
+from capsule.training.acting.inference import Answers, Asked, InferenceReplica, replica_of
 from capsule.training.acting.worker_process import Role, WorkerProcess, stop
-from capsule.training.impala.actors.actor_worker import act
+from capsule.training.impala.actors.actor_worker import UnrollSettings, act
 from capsule.training.impala.actors.probes import probe
-from capsule.training.impala.actors.unrolls import UnrollSettings
 from capsule.training.networks.feedforward import Parameters
 
 REPLICA = Role("inference", "inference for actor", "CAP-T362")
@@ -48,14 +47,14 @@ class _News(NamedTuple):
 
 
 class Client:
-    """A host's way to the replicas, as :class:`~capsule.training.acting.inference.Service`."""
+    """A worker's way to the replicas, as :class:`~capsule.training.acting.inference.Service`."""
 
     def __init__(self, pipes: Sequence[Connection[Any, Any]], arrivals: Any | None) -> None:
-        """Take the host's ends of pipes.
+        """Take the worker's ends of pipes.
 
         Args:
             pipes: One to each replica, by rank.
-            arrivals: Counts the requests of all hosts, to deal them out as they arrive: a
+            arrivals: Counts the requests of all workers, to deal them out as they arrive: a
                 :class:`multiprocessing.Value`; None where they are routed by actor.
         """
         self.replicas = len(pipes)
@@ -73,14 +72,13 @@ class Client:
                 "an inference replica does not answer",
                 fix="See the end of output.log. Then run again: the run resumes from its last "
                 "saved state.",
-                exit_code=ExitCode.TRAINING_FAILED,
             ) from None
         columns = zip(*(answers[rank] for rank in shares), strict=True)
         order = np.argsort(np.concatenate(list(shares.values())))
         return Answers(*map(np.concatenate, columns)).rows(order)
 
     def close(self) -> None:
-        """Close this host's ends."""
+        """Close this process's ends."""
         for pipe in self._pipes:
             pipe.close()
 
@@ -96,8 +94,8 @@ class Client:
     def _exchange(self, shares: Mapping[int, Asked]) -> dict[int, Answers]:
         """Ask replicas and return what each answers.
 
-        Hosts ask in the order of ranks, and take answers as they come. Otherwise two hosts and two
-        replicas could wait for each other, all with a full pipe.
+        Workers ask in the order of ranks, and take answers as they come. Otherwise two workers and
+        two replicas could wait for each other, all with a full pipe.
         """
         for rank, share in sorted(shares.items()):
             self._pipes[rank].send(share)
@@ -117,7 +115,7 @@ class Server:
         settings: UnrollSettings,
         rank: int,
         news: Connection[Any, Any],
-        hosts: Sequence[Connection[Any, Any]],
+        workers: Sequence[Connection[Any, Any]],
     ) -> None:
         """Begin without a policy.
 
@@ -125,11 +123,11 @@ class Server:
             settings: What makes the actors.
             rank: The replica's number.
             news: Gives policy versions; its end is the end.
-            hosts: A pipe to each.
+            workers: A pipe to each.
         """
-        self._settings, self._news, self._hosts = settings, news, list(hosts)
+        self._settings, self._news, self._workers = settings, news, list(workers)
         self._versions: dict[int, Parameters] = {}
-        self._replica = Replica(
+        self._replica = InferenceReplica(
             rank, self._policy, settings.batching, settings.determinism, settings.seeds
         )
 
@@ -140,12 +138,12 @@ class Server:
     def serve(self) -> None:
         """Answer until there is no run any more."""
         while True:
-            ready = wait([self._news, *self._hosts])
+            ready = wait([self._news, *self._workers])
             # A version is sent before anybody asks for it, but may be seen after that.
             if not self._take_news():
                 return
             self._answer(
-                [each for host in ready if host in self._hosts for each in self._hear(host)]
+                [each for pipe in ready if pipe in self._workers for each in self._hear(pipe)]
             )
 
     def _take_news(self) -> bool:
@@ -162,20 +160,20 @@ class Server:
             self._versions = {v: each for v, each in self._versions.items() if v in news.kept}
         return True
 
-    def _hear(self, host: Any) -> Iterator[tuple[Connection[Any, Any], Asked]]:
-        """Yield what a host asks, unless it has ended, which is for others to notice."""
+    def _hear(self, worker: Any) -> Iterator[tuple[Connection[Any, Any], Asked]]:
+        """Yield what a worker asks, unless it has ended, which the run notices by itself."""
         try:
-            yield host, host.recv()
+            yield worker, worker.recv()
         except (EOFError, OSError):
-            self._hosts.remove(host)
+            self._workers.remove(worker)
 
     def _answer(self, heard: Sequence[tuple[Connection[Any, Any], Asked]]) -> None:
         if not heard:
             return
-        hosts, asked = zip(*heard, strict=True)
-        for host, answers in zip(hosts, self._replica.answer_all(asked), strict=True):
-            with contextlib.suppress(OSError):  # its host has ended
-                host.send(answers)
+        workers, asked = zip(*heard, strict=True)
+        for worker, answers in zip(workers, self._replica.answer_all(asked), strict=True):
+            with contextlib.suppress(OSError):  # the worker has ended
+                worker.send(answers)
 
     def _policy(self, version: int, inputs: Tensors) -> Tensors:
         return act(self._settings.network, self._versions[version], Inputs(*inputs))
@@ -186,18 +184,18 @@ class Replicas:
 
     Attributes:
         count: How many there are.
-        clients: One for each host, to be handed over to it and closed here.
+        clients: One for each worker, to be sent to it and closed here.
     """
 
     def __init__(
-        self, settings: UnrollSettings, actors: int, hosts: int, replicas: int, numerics: Numerics
+        self, settings: UnrollSettings, actors: int, workers: int, replicas: int, numerics: Numerics
     ) -> None:
         """Start them; :meth:`begin` must follow.
 
         Args:
             settings: What makes the actors.
             actors: How many there are.
-            hosts: How many processes play them.
+            workers: How many processes play them.
             replicas: How many processes answer them, at most one for each actor.
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
         """
@@ -209,7 +207,7 @@ class Replicas:
         ends = []
         for rank in range(self.count):
             served = range(rank, actors, self.count) if by_actor else range(actors)
-            ends.append(self._start(settings, rank, served, hosts, numerics))
+            ends.append(self._start(settings, rank, served, workers, numerics))
         arrivals = None if by_actor else get_context("spawn").Value("Q")
         self.clients = [Client(pipes, arrivals) for pipes in zip(*ends, strict=True)]
 
@@ -228,21 +226,22 @@ class Replicas:
         new = {version: flat for version, flat in versions.items() if version not in self._known}
         self._known = set(versions)
         for news in self._news:
-            with contextlib.suppress(OSError):  # it has died, as hosts will tell
+            with contextlib.suppress(OSError):  # it has died, as workers will tell
                 news.send(_News(new, frozenset(versions)))
 
-    def explain(self) -> None:
-        """Say why one of them does not answer any more.
+    def explain(self, error: BaseException) -> None:
+        """Say why one of them left a worker without an answer, if that is what ``error`` is.
 
         Raises:
             CapsuleError: CAP-T362, it died; or what it raised.
         """
-        ready: list[Any] = wait(list[Any](self._processes))
-        for process in ready:
-            process.answer()
+        if isinstance(error, CapsuleError) and error.code == REPLICA.death:
+            ready: list[Any] = wait(list[Any](self._processes))
+            for process in ready:
+                process.answer()
 
     def close(self) -> None:
-        """End them, after everybody who asks."""
+        """End them, after every worker."""
         for news in self._news:
             news.close()
         stop(self._processes)
@@ -252,12 +251,12 @@ class Replicas:
         settings: UnrollSettings,
         rank: int,
         served: Sequence[int],
-        hosts: int,
+        workers: int,
         numerics: Numerics,
     ) -> list[Connection[Any, Any]]:
-        """Start a replica and return the hosts' ends of its pipes."""
+        """Start a replica and return the workers' ends of its pipes."""
         context = get_context("spawn")
-        pairs = [context.Pipe() for _ in range(hosts)]
+        pairs = [context.Pipe() for _ in range(workers)]
         theirs, news = context.Pipe(duplex=False)
         ends = [server for _, server in pairs]
         make = partial(Server, settings, rank, theirs, ends)
@@ -267,7 +266,7 @@ class Replicas:
             end.close()
         self._processes.append(process)
         self._news.append(news)
-        return [host for host, _ in pairs]
+        return [worker for worker, _ in pairs]
 
 
 def require_batch_invariance(settings: UnrollSettings) -> int:

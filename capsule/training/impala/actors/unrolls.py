@@ -1,23 +1,18 @@
 """Unrolls: what the actors of an actor-learner do (Espeholt et al. 2018, section 3).
 
-A logical actor is an environment, streams and a recurrent state of its own. For one *unroll* it
-takes a fixed number of steps with one version of the policy, which is then the behaviour policy mu
-of these steps; its actions are drawn from it.
+For one *unroll* an actor takes a fixed number of steps with one version of the policy, which is
+then the behaviour policy mu of these steps; its actions are drawn from it.
 
 *Truncation*. An episode that a time limit cuts short was going to continue, so its last frame has a
 value, from which the learner bootstraps. With ``truncation="bootstrap"`` this frame therefore has a
 row of its own, before the row of the next episode's first frame. Nobody acts there: the row takes a
 step of the unroll, and none of the environment. With ``truncation="terminal"`` there is no such
 row, and the return ends with the episode.
-
-An actor is a value: every unroll brings a snapshot of its actor, from which any host goes on. So a
-run is saved, resumed, or carried on after the loss of a host, without asking a host for anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,67 +20,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
-from capsule.experiment.spec import DeterminismSpec, EnvironmentSpec, SeedsSpec, StreamName
-from capsule.experiment.trainers import Truncation
-from capsule.training.acting.batching import ROWS, Batching
+from capsule.experiment.spec import SeedsSpec
+from capsule.training.acting.actor_worker import Snapshot, actor_streams, profiles_of
 from capsule.training.acting.inference import request_account
-from capsule.training.networks.actor_critic import ActorCriticNetwork
-from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
-from capsule.training.state.streams import Account, Stream
-
-_OWN_STREAMS: tuple[StreamName, ...] = ("environment", "no-op")
-
-
-@dataclass(frozen=True)
-class UnrollSettings:
-    """What makes the actors of a run; all of it can be handed to another process.
-
-    Attributes:
-        tasks: The spec's ``environment`` section for each task; actor ``i`` plays task ``i`` modulo
-            their number.
-        seeds: The spec's ``seeds`` section, with the root seed that holds.
-        network: The policy.
-        length: Steps of an unroll.
-        vocabulary: What instructions are made of.
-        rows: Of each batch that the policy is evaluated in, where that matters.
-        determinism: The spec's ``determinism`` section.
-        truncation: The spec's ``trainer.truncation``.
-    """
-
-    tasks: tuple[EnvironmentSpec, ...]
-    seeds: SeedsSpec
-    network: ActorCriticNetwork
-    length: int
-    vocabulary: Vocabulary = NO_INSTRUCTIONS
-    rows: int = ROWS
-    determinism: DeterminismSpec = field(default_factory=DeterminismSpec)
-    truncation: Truncation = "bootstrap"
-
-    @property
-    def batching(self) -> Batching:
-        """How the policy is evaluated for many actors at once."""
-        return Batching.of(self.determinism, self.network.products, self.rows)
-
-
-class Request(NamedTuple):
-    """An actor's next unroll, with a version of the policy."""
-
-    actor: int
-    version: int
-
-
-class Snapshot(NamedTuple):
-    """An actor between two unrolls.
-
-    Attributes:
-        document: JSON-safe: the environment, the streams, the requests, and what was done last.
-        stack: The last frames, ``[frame_stack, *frame_shape]``.
-        state: Recurrent, float32 ``[*state_shape]``.
-    """
-
-    document: dict[str, Any]
-    stack: NDArray[Any]
-    state: NDArray[np.float32]
+from capsule.training.state.streams import Account
 
 
 class Unroll(NamedTuple):
@@ -129,25 +67,6 @@ class Unroll(NamedTuple):
         return digest.hexdigest()
 
 
-class Played(NamedTuple):
-    """An unroll that is finished.
-
-    Attributes:
-        actor: Whose.
-        unroll: What it did.
-        after: The actor then.
-    """
-
-    actor: int
-    unroll: Unroll
-    after: Snapshot
-
-
-def actor_streams(seeds: SeedsSpec, actor: int) -> dict[StreamName, Stream]:
-    """Return the streams that one actor's environment draws from, with the actor as index."""
-    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in _OWN_STREAMS}
-
-
 def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[StreamProfile]:
     """Return what the streams of an actor gave out up to a snapshot, named ``stream/actor``.
 
@@ -160,11 +79,7 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
     ]
     if requests["own_stream"] == requests["draws"]:
         accounts.append((request_account(seeds, actor), requests))
-    profiles = []
-    for account, state in sorted(accounts, key=lambda pair: pair[0].name):
-        account.restore(state)
-        profiles.append(account.profile().model_copy(update={"name": f"{account.name}/{actor}"}))
-    return profiles
+    return profiles_of(accounts, actor)
 
 
 def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:

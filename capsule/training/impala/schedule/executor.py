@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.training.impala.actors.transports import Transport
-from capsule.training.impala.actors.unrolls import Played, Request, Snapshot, Unroll
+from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
+from capsule.training.acting.transports import Transport
+from capsule.training.impala.actors.unrolls import Unroll
 from capsule.training.impala.schedule.sources import Schedule
 
 
@@ -59,7 +60,7 @@ class Executor:
         self.replicas = transport.replicas
         self._schedule, self._transport = schedule, transport
         self._outstanding: dict[int, int] = {}
-        self._arrived: dict[int, Played] = {}
+        self._arrived: dict[int, Played[Unroll]] = {}
 
     def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
         """Give actors a version of the policy; it is not written to afterwards."""
@@ -108,7 +109,7 @@ class Executor:
 
     def _take(self, actor: int) -> Item:
         played, version = self._arrived.pop(actor), self._outstanding.pop(actor)
-        item = Item(actor, self.learned[actor], version, played.unroll)
+        item = Item(actor, self.learned[actor], version, played.made)
         self.learned[actor] += 1
         self.snapshots[actor] = played.after
         return item
@@ -121,6 +122,6 @@ class Executor:
                 continue
             version = self._schedule.version(actor, number, current)
             if version is not None:
-                requests.append(Request(actor, version))
+                requests.append(ActorRequest(actor, version))
                 self._outstanding[actor] = version
         self._transport.begin(requests)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog
 
 _TYPE = np.dtype("<u2")
 
 
-class Recorder:
+class ScheduleRecorder:
     """Appends actor and lag of every unroll that is learned to a file."""
 
     def __init__(self, path: Path, spec: str, actors: int, batch: int) -> None:
@@ -59,7 +59,6 @@ class Recorder:
                 "CAP-T342",
                 f"the schedule recorded so far has {found} bytes, but the saved state needs {size}",
                 fix="Start a new run directory: this one was changed or is incomplete.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
         self._file.truncate(size)
 

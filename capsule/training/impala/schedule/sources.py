@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog
 
 Kind = Literal["lockstep", "replayed", "live"]
@@ -126,7 +126,6 @@ class Recorded:
                 "CAP-T343",
                 f"the schedule log ends after {self._log.updates} updates, the run does not",
                 fix="Take the log of the whole run.",
-                exit_code=ExitCode.TAMPERED,
             )
         actors = [actor for actor, _ in self._log.slots(update)]
         return actors if set(actors) <= set(arrived) else None

@@ -12,18 +12,18 @@ from pydantic import ValidationError
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.inference import Inference
+from capsule.training.acting.actor_worker import ActorRequest
 from capsule.training.acting.inference import counted
 from capsule.training.environments import make_environment
 from capsule.training.impala import factory
-from capsule.training.impala.actors.actor_worker import UnrollWorker
+from capsule.training.impala.actors.actor_worker import UnrollSettings, UnrollWorker
 from capsule.training.impala.actors.replicas import (
     Client,
     Server,
     _News,
     require_batch_invariance,
 )
-from capsule.training.impala.actors.unrolls import Request as UnrollRequest
-from capsule.training.impala.actors.unrolls import UnrollSettings, stream_profiles
+from capsule.training.impala.actors.unrolls import stream_profiles
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.state.streams import make_streams
 from tests.training.acting.actor_networks import BrokenProducts, LeakyProducts, SizedProducts
@@ -60,7 +60,7 @@ def settings(monkeypatch):
         spec = make_spec(IMPALA, **changes)
         example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
         network = factory.make_network(spec.trainer, example, spec.accelerator)
-        made = UnrollSettings((spec.environment,), spec.seeds, network, length=5, rows=ROWS)
+        made = UnrollSettings((spec.environment,), spec.seeds, network, steps=5, rows=ROWS)
         return replace(made, determinism=spec.determinism)
 
     return make
@@ -71,18 +71,18 @@ def serve():
     """A function that starts replicas with some versions; it returns them and their clients."""
     ends = []
 
-    def start(settings, versions, hosts, replicas=1):
+    def start(settings, versions, workers, replicas=1):
         servers, pipes = [], []
         for rank in range(replicas):
             theirs, news = Pipe(duplex=False)
-            pairs = [Pipe() for _ in range(hosts)]
+            pairs = [Pipe() for _ in range(workers)]
             server = Server(settings, rank, theirs, [end for _, end in pairs])
             thread = threading.Thread(target=server.serve)
             thread.start()
             news.send(_News(versions, frozenset(versions)))
             ends.append((thread, news, theirs, *(end for pair in pairs for end in pair)))
             servers.append(server)
-            pipes.append([host for host, _ in pairs])
+            pipes.append([worker for worker, _ in pairs])
         arrivals = None if settings.determinism.deterministic_routing else Value("Q")
         return servers, [Client(each, arrivals) for each in zip(*pipes, strict=True)]
 
@@ -114,18 +114,18 @@ class Late:
 
 
 def play(settings, versions, actors, client, found):
-    """Let a host play two unrolls of every actor, into digests and last snapshots by actor."""
-    host = UnrollWorker(settings, actors, client)
+    """Let a worker play two unrolls of every actor, into digests and last snapshots by actor."""
+    worker = UnrollWorker(settings, actors, client)
     for turn in range(2):
-        requests = [UnrollRequest(actor, (actor + turn) % VERSIONS) for actor in actors]
+        requests = [ActorRequest(actor, (actor + turn) % VERSIONS) for actor in actors]
         given = versions if client is None and turn == 0 else {}
-        for each in host.unroll(requests, given, VERSIONS):
+        for each in worker.play(requests, given, VERSIONS):
             digests, _ = found.get(each.actor, ([], None))
-            found[each.actor] = [*digests, each.unroll.digest()], each.after
+            found[each.actor] = [*digests, each.made.digest()], each.after
 
 
 def played(settings, versions, shares, clients):
-    """Let hosts play at the same time; return digests by actor."""
+    """Let workers play at the same time; return digests by actor."""
     found = {}
     threads = [
         threading.Thread(target=play, args=(settings, versions, *each, found))
@@ -150,6 +150,7 @@ def spied(server):
     return sizes
 
 
+@pytest.mark.slow
 @BOTH
 def test_unrolls_are_those_of_actors_that_answer_themselves_whoever_asks_when(
     products, settings, serve
@@ -160,11 +161,11 @@ def test_unrolls_are_those_of_actors_that_answer_themselves_whoever_asks_when(
     expected = played(made, versions, [range(ACTORS)], [None])
     assert len({digest for each in expected.values() for digest in each}) == 2 * ACTORS
     met = set()
-    for seed, (hosts, replicas) in enumerate([(1, 1), (2, 1), (4, 2), (4, 2), (2, 4)]):
-        servers, clients = serve(made, versions, hosts, replicas)
+    for seed, (workers, replicas) in enumerate([(1, 1), (2, 1), (4, 2), (4, 2), (2, 4)]):
+        servers, clients = serve(made, versions, workers, replicas)
         sizes = [spied(server) for server in servers]
-        shares = [range(first, ACTORS, hosts) for first in range(hosts)]
-        late = [Late(client, 10 * seed + host) for host, client in enumerate(clients)]
+        shares = [range(first, ACTORS, workers) for first in range(workers)]
+        late = [Late(client, 10 * seed + worker) for worker, client in enumerate(clients)]
         assert played(made, versions, shares, late) == expected
         assert all(sizes)  # every replica was asked
         met.add(tuple(map(tuple, sizes)))
@@ -174,17 +175,17 @@ def test_unrolls_are_those_of_actors_that_answer_themselves_whoever_asks_when(
 # --- one layer off, under load --------------------------------------------------------------------
 
 
-def in_turn(settings, serve, hosts, order, replicas=2):
-    """Let hosts play one after the other, the earlier ones being fast and the others slow.
+def in_turn(settings, serve, workers, order, replicas=2):
+    """Let workers play one after the other, the earlier ones being fast and the others slow.
 
     Returns:
         What each actor did and counted, by actor.
     """
     versions = versions_of(settings)
-    _, clients = serve(settings, versions, hosts, replicas)
+    _, clients = serve(settings, versions, workers, replicas)
     found = {}
-    for host in order:
-        play(settings, versions, range(host, ACTORS, hosts), clients[host], found)
+    for worker in order:
+        play(settings, versions, range(worker, ACTORS, workers), clients[worker], found)
     return found
 
 
@@ -243,7 +244,7 @@ def test_without_the_padding_who_else_asks_is_in_the_result(padded, settings, se
         found.append(played(made, versions, [range(company)], [client])[0])
     assert (found[0] == found[1]) == padded
     alone = played(made, versions, [range(1)], [None])[0]
-    assert alone == found[1]  # a host that answers itself does the same
+    assert alone == found[1]  # a worker that answers itself does the same
     counted_alone = counts(in_turn(made, serve, 1, [0]))
     assert counted_alone["own_row"] == (REQUESTS if padded else 0)
 
@@ -262,7 +263,7 @@ def test_versions_that_nobody_may_ask_for_any_more_are_forgotten(settings, serve
     theirs.close()
 
 
-def test_a_host_that_ends_is_nobody_elses_concern(settings, serve):
+def test_a_worker_that_ends_is_nobody_elses_concern(settings, serve):
     made = settings(FIXED_ORDER)
     versions = versions_of(made)
     _, clients = serve(made, versions, 2)
@@ -300,6 +301,7 @@ def evidence(trainer):
     return trainer.use().inference
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
     products, begin, monkeypatch
@@ -323,6 +325,7 @@ def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
         assert digests(begin(), UPDATES) == expected
 
 
+@pytest.mark.slow
 def test_a_run_without_the_layers_says_so(begin):
     off = {"request_seeds": False, "deterministic_routing": False}
     strict, trainer = begin(), begin(workers=2, replicas=2, determinism=off, **SERVED)
@@ -333,12 +336,13 @@ def test_a_run_without_the_layers_says_so(begin):
     assert not any(each.name.startswith("exploration/") for each in trainer.stream_profiles())
 
 
+@pytest.mark.slow
 def test_a_replicas_death_is_named_and_a_run_goes_on_from_what_was_saved(begin):
     expected = digests(begin(), UPDATES)
     trainer = begin(workers=2, replicas=2, **SERVED)
     assert digests(trainer, 2) == expected[:2]
     state = saved(trainer)
-    replicas = trainer._executor._transport._replicas
+    replicas = trainer._executor._transport._inference
     replicas._processes[1]._process.kill()
     with pytest.raises(CapsuleError) as caught:
         digests(trainer, UPDATES)
@@ -350,6 +354,7 @@ def test_a_replicas_death_is_named_and_a_run_goes_on_from_what_was_saved(begin):
     assert evidence(again).requests == UPDATES * again._trainer.interval_steps
 
 
+@pytest.mark.slow
 def test_a_replica_that_fails_at_its_start_says_why(begin, monkeypatch):
     broken = BrokenProducts()
     monkeypatch.setattr(factory, "backend_for", lambda _: broken)
@@ -359,6 +364,7 @@ def test_a_replica_that_fails_at_its_start_says_why(begin, monkeypatch):
     assert "ValueError: as asked" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_replica_that_cannot_draw_says_why(begin):
     trainer = begin(workers=2, **SERVED)
     trainer.online.flat.fill_(float("nan"))

@@ -16,17 +16,11 @@ from hypothesis import strategies as st
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SeedsSpec
+from capsule.training.acting.actor_worker import ActorRequest, actor_streams
 from capsule.training.acting.inference import sample
 from capsule.training.environments import make_environment
-from capsule.training.impala.actors.actor_worker import UnrollWorker
-from capsule.training.impala.actors.unrolls import (
-    Request,
-    Unroll,
-    UnrollSettings,
-    actor_streams,
-    stacked,
-    stream_profiles,
-)
+from capsule.training.impala.actors.actor_worker import UnrollSettings, UnrollWorker
+from capsule.training.impala.actors.unrolls import Unroll, stacked, stream_profiles
 from capsule.training.impala.learner import _document, _snapshot
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
@@ -78,14 +72,14 @@ def parameters_of(settings, seed=1):
     return parameters
 
 
-def play(host, actors, versions, settings, *, given=None, lag=99):
+def play(worker, actors, versions, settings, *, given=None, lag=99):
     """Let ``actors`` unroll with one version after the other; return ``[version][actor]``."""
     given = set() if given is None else given
     made = []
     for version in versions:
         new = {} if version in given else {version: parameters_of(settings, version).flat.numpy()}
         given.add(version)
-        made.append(host.unroll([Request(actor, version) for actor in actors], new, lag))
+        made.append(worker.play([ActorRequest(actor, version) for actor in actors], new, lag))
         assert [played.actor for played in made[-1]] == sorted(actors)
     return made
 
@@ -133,7 +127,7 @@ def textbook(settings, actor, versions):
             acted=[],
         )  # fmt: skip
 
-        for _ in range(settings.length):
+        for _ in range(settings.steps):
             see()
             made.acted.append(not now.cut_off)
             if now.cut_off:
@@ -190,6 +184,7 @@ def check(unroll, made):
     assert [unroll.actions.dtype, unroll.ages.dtype, unroll.rewards.dtype] == ["i8", "i8", "f8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("units", "truncation"), [(5, "bootstrap"), (0, "terminal")])
 @pytest.mark.parametrize(("name", "length"), [("counting", 7), ("cartpole", 9), ("sticky", 20)])
 def test_an_unroll_is_what_the_actor_alone_does_step_by_step(name, length, units, truncation):
@@ -198,7 +193,7 @@ def test_an_unroll_is_what_the_actor_alone_does_step_by_step(name, length, units
     versions = [0, 1, 1, 2, 5, 6] + ([6] * 4 if name == "sticky" else [])
     made = play(UnrollWorker(settings, actors), actors, versions, settings)
     for actor in actors:
-        unrolls = [played[actor].unroll for played in made]
+        unrolls = [played[actor].made for played in made]
         for unroll, expected in zip(unrolls, textbook(settings, actor, versions), strict=True):
             check(unroll, expected)
         assert sum(len(unroll.returns) for unroll in unrolls) > 0
@@ -257,6 +252,7 @@ def test_an_unroll_of_a_counting_environment_as_written_down(truncation):
 # --- alone, together, elsewhere -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["chained", "library"])
 @pytest.mark.parametrize("units", [5, 0])
 def test_who_unrolls_together_changes_no_bit(products, units):
@@ -269,36 +265,36 @@ def test_who_unrolls_together_changes_no_bit(products, units):
     some = play(UnrollWorker(settings, [1, 7, 16, 18]), [18, 7], versions, settings)
     for version in range(len(versions)):
         for actor, made in alone.items():
-            assert same(made[version][0].unroll, expected[version][actor].unroll)
+            assert same(made[version][0].made, expected[version][actor].made)
         for played in some[version]:
-            assert same(played.unroll, expected[version][played.actor].unroll)
+            assert same(played.made, expected[version][played.actor].made)
 
 
 def test_versions_of_one_call_are_each_their_own():
     """Actors that unroll with an older version do not reach those that have a newer one."""
     settings = settings_of("cartpole")
-    host = UnrollWorker(settings, range(4))
+    worker = UnrollWorker(settings, range(4))
     flats = {version: parameters_of(settings, version).flat.numpy() for version in (3, 4)}
-    requests = [Request(2, 4), Request(0, 3), Request(3, 3), Request(1, 4)]
-    made = {played.actor: played.unroll for played in host.unroll(requests, flats, 1)}
+    requests = [ActorRequest(2, 4), ActorRequest(0, 3), ActorRequest(3, 3), ActorRequest(1, 4)]
+    made = {played.actor: played.made for played in worker.play(requests, flats, 1)}
     for actor, version in requests:
         ((alone,),) = play(UnrollWorker(settings, [actor]), [actor], [version], settings)
-        assert same(made[actor], alone.unroll)
+        assert same(made[actor], alone.made)
 
 
 def test_parameters_are_copied_and_kept_as_long_as_the_lag_asks_for():
     settings = settings_of()
-    host = UnrollWorker(settings, [0])
+    worker = UnrollWorker(settings, [0])
     flat = parameters_of(settings, 0).flat.numpy().copy()
-    host.unroll([], {0: flat}, 2)
+    worker.play([], {0: flat}, 2)
     flat[:] = 0
-    host.unroll([], {2: flat}, 2)
-    (played,) = host.unroll([Request(0, 0)], {}, 2)
+    worker.play([], {2: flat}, 2)
+    (played,) = worker.play([ActorRequest(0, 0)], {}, 2)
     ((expected,),) = play(UnrollWorker(settings, [0]), [0], [0], settings)
-    assert same(played.unroll, expected.unroll)
-    host.unroll([], {3: flat}, 2)
+    assert same(played.made, expected.made)
+    worker.play([], {3: flat}, 2)
     with pytest.raises(KeyError):
-        host.unroll([Request(0, 0)], {}, 2)
+        worker.play([ActorRequest(0, 0)], {}, 2)
 
 
 def saved(snapshot):
@@ -306,30 +302,31 @@ def saved(snapshot):
     return _snapshot(json.loads(canonical_json(_document(snapshot))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "length"), [("counting", 3), ("cartpole", 4), ("sticky", 30)])
 def test_a_snapshot_goes_on_elsewhere_to_the_same_bits(name, length):
     settings = settings_of(name, length)
     actors = range(1 if name == "sticky" else 4)
-    host = UnrollWorker(settings, actors)
+    worker = UnrollWorker(settings, actors)
     before, given = [], set()
     for version in range(3):
-        before += play(host, actors, [version], settings, given=given)
-    expected = play(host, actors, [3, 3, 4], settings, given=given)
-    assert any(played.unroll.ages[-1] for played in before[-1])
+        before += play(worker, actors, [version], settings, given=given)
+    expected = play(worker, actors, [3, 3, 4], settings, given=given)
+    assert any(played.made.ages[-1] for played in before[-1])
     if name == "cartpole":  # a snapshot between a truncated episode and the next one
-        assert not all(played.unroll.acted[0] for played in expected[0])
+        assert not all(played.made.acted[0] for played in expected[0])
     if name == "counting":  # a zero that JSON has no sign for
-        last = [played.unroll.previous_rewards[-1] for played in before[-1]]
+        last = [played.made.previous_rewards[-1] for played in before[-1]]
         assert any(reward == 0 and np.signbit(reward) for reward in last)
     other = UnrollWorker(settings, actors)
     other.restore({played.actor: saved(played.after) for played in before[-1]})
     found = play(other, actors, [3, 3, 4], settings)
     for ours, theirs in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
-        assert same(ours.unroll, theirs.unroll)
+        assert same(ours.made, theirs.made)
         assert canonical_json(_document(ours.after)) == canonical_json(_document(theirs.after))
     alone = UnrollWorker(settings, [0])
     alone.restore({0: saved(before[1][0].after)})
-    assert same(play(alone, [0], [2], settings)[0][0].unroll, before[2][0].unroll)
+    assert same(play(alone, [0], [2], settings)[0][0].made, before[2][0].made)
 
 
 def test_a_snapshot_is_of_one_actor():
@@ -342,11 +339,11 @@ def test_a_snapshot_is_of_one_actor():
 
 def test_a_snapshot_is_not_written_to_as_its_actor_goes_on():
     settings = settings_of("cartpole")
-    host = UnrollWorker(settings, [0])
-    ((first,),) = play(host, [0], [0], settings)
-    kept = canonical_json(_document(first.after)), first.unroll.digest()
-    play(host, [0], [1], settings)
-    assert (canonical_json(_document(first.after)), first.unroll.digest()) == kept
+    worker = UnrollWorker(settings, [0])
+    ((first,),) = play(worker, [0], [0], settings)
+    kept = canonical_json(_document(first.after)), first.made.digest()
+    play(worker, [0], [1], settings)
+    assert (canonical_json(_document(first.after)), first.made.digest()) == kept
 
 
 def test_streams_belong_to_one_actor_each_and_an_action_takes_one_draw():
@@ -359,13 +356,13 @@ def test_streams_belong_to_one_actor_each_and_an_action_takes_one_draw():
     }
     assert len({profile.key for profile in profiles.values()}) == 9
     for actor in range(3):
-        unroll = made[actor].unroll
+        unroll = made[actor].made
         assert profiles[f"exploration/{actor}"].draws == unroll.acted.sum()
         assert profiles[f"environment/{actor}"].draws == (unroll.ages == 0).sum()
         assert profiles[f"no-op/{actor}"].seed == 5
     another = replace(settings, seeds=SeedsSpec(root=4))
     ((other,),) = play(UnrollWorker(another, [0]), [0], [0], another)
-    assert other.unroll.digest() != made[0].unroll.digest()
+    assert other.made.digest() != made[0].made.digest()
 
 
 def test_a_digest_is_of_every_part():

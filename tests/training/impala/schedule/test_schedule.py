@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
-from capsule.training.impala.actors.unrolls import Played, Snapshot
+from capsule.training.acting.actor_worker import Played, Snapshot
 from capsule.training.impala.schedule.executor import Executor
-from capsule.training.impala.schedule.recorder import Recorder
+from capsule.training.impala.schedule.recorder import ScheduleRecorder
 from capsule.training.impala.schedule.sources import Live, Lockstep, Recorded
 
 SPEC = "5" * 64
@@ -332,7 +332,7 @@ def recorder(tmp_path):
     opened = []
 
     def open_it():
-        opened.append(Recorder(tmp_path / "schedule", SPEC, 300, 2))
+        opened.append(ScheduleRecorder(tmp_path / "schedule", SPEC, 300, 2))
         return opened[-1]
 
     yield open_it

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 
 HEAD_SECONDS = 10.0  # that the head may take to accept a connection
 
@@ -136,7 +136,6 @@ class Cluster:
             f"no connection to a Ray cluster at {self._address}: {reason}",
             fix="Check that its head runs, with the same versions of Python and Ray, and that "
             "RAY_AUTH_TOKEN_PATH names a file with its token.",
-            exit_code=ExitCode.NO_ENGINE,
         )
 
     def _give_up(self, reason: str) -> NoReturn:
@@ -146,7 +145,6 @@ class Cluster:
             f"the Ray cluster at {self._address} has lost its head: {reason}",
             fix="Start a cluster and run again, with or without it: the run resumes from its "
             "last saved state.",
-            exit_code=ExitCode.TRAINING_FAILED,
         )
 
 
@@ -165,7 +163,6 @@ def _package() -> Any:
             "CAP-T107",
             f"package 'ray' is not in the image: {error}",
             fix="Add it to image.packages and lock again.",
-            exit_code=ExitCode.TRAINING_FAILED,
         ) from error
     return ray
 

@@ -95,7 +95,7 @@ def _compile() -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment of Ray's own processes; hosts have that of the run."""
+    """Return the environment of Ray's own processes; actor workers have that of the run."""
     kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": _COMPILED}
 

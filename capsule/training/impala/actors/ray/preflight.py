@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.probes import probe, uniforms
-from capsule.training.impala.actors.unrolls import UnrollSettings
 from capsule.training.layers import kernels
 
 _ROWS, _BATCH = 5, 16  # steps, more than one; and as many actors as the libraries are given at once

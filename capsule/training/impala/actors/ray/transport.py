@@ -1,19 +1,19 @@
 """Actors on the nodes of a Ray cluster.
 
-A *host* is one stateful Ray actor, a process that plays many logical actors, dealt out as to the
-processes of one machine. Policy versions are objects of Ray's store, put there once; what comes
+An actor worker is one stateful Ray actor, a process that plays many logical actors, dealt out as to
+the processes of one machine. Policy versions are objects of Ray's store, put there once; what comes
 back is taken in any order, as the executor decides what is learned next.
 
-*Nodes.* Variables reach a host's process before its interpreter starts, and are read back in it, as
-are the flags of torch and of the maths libraries. Then it digests a pass of the run's own network
-(:mod:`~.preflight`). A node whose bits are not those of this process plays no part.
+*Nodes.* Variables reach a worker's process before its interpreter starts, and are read back in it,
+as are the flags of torch and of the maths libraries. Then it digests a pass of the run's own
+network (:mod:`~.preflight`). A node whose bits are not those of this process plays no part.
 
-*Losses.* Every unroll brings a snapshot of its actor. When a host is lost, another begins with the
-last snapshots, and is asked again for what is outstanding. Should the lost one still live, its
-answers are equal to those, and nobody hears them. So a loss costs time and no bit. The run's own
-state is with this process: after the loss of the head it is resumed, on any transport.
+*Losses.* Every unroll brings a snapshot of its actor. When a worker is lost, another begins with
+the last snapshots, and is asked again for what is outstanding. Should the lost one still live, its
+answers are equal to those, and are ignored. So a loss costs time and no bit. The run's own state is
+with this process: after the loss of the head it is resumed, on any transport.
 
-What hosts ask the operating system for is not part of a run's random profile. Actors draw from
+What workers ask the operating system for is not part of a run's random profile. Actors draw from
 streams alone.
 """
 
@@ -26,21 +26,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec, Numerics, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
-from capsule.training.acting.worker_process import Failure, settle, which
+from capsule.training.acting.actor_worker import ActorRequest, Played, Snapshot
+from capsule.training.acting.transports import Versions
+from capsule.training.acting.worker_process import WorkerFailure, settle, which
 from capsule.training.determinism import cpu, self_test
 from capsule.training.determinism.child_processes import check_start, environment_of
-from capsule.training.impala.actors.actor_worker import UnrollWorker
+from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.impala.actors.ray.connection import Cluster, first_line
 from capsule.training.impala.actors.ray.preflight import pass_digest
-from capsule.training.impala.actors.transports import Versions
-from capsule.training.impala.actors.unrolls import Played, Request, Snapshot, UnrollSettings
+from capsule.training.impala.actors.unrolls import Unroll
 
-START_SECONDS = 180.0  # that a host may take to be there, its node's first one the longest
-LOSSES = 3  # of one host, without an answer between them, that are put down to chance
+START_SECONDS = 180.0  # that a worker may take to begin, its node's first one the longest
+LOSSES = 3  # of one worker, without an answer between them, that are put down to chance
 
 
 class Pins(NamedTuple):
@@ -59,7 +60,7 @@ class Pins(NamedTuple):
 
 
 def pins_of(spec: Spec, numerics: Numerics) -> Pins:
-    """Return the pins of a run's hosts.
+    """Return the pins of a run's workers.
 
     Raises:
         CapsuleError: CAP-N001, the maths shim is not there.
@@ -71,7 +72,7 @@ def pins_of(spec: Spec, numerics: Numerics) -> Pins:
 
 
 class RayTransport:
-    """Actors dealt out to hosts in a cluster, who play while the learner learns."""
+    """Actors dealt out to workers in a cluster, which play while the learner learns."""
 
     replicas = 0
 
@@ -81,24 +82,24 @@ class RayTransport:
         actors: int,
         *,
         cluster: str,
-        hosts: int | None,
+        workers: int | None,
         lag: int,
         pins: Pins,
     ) -> None:
-        """Connect, start the hosts, and make the actors.
+        """Connect, start the workers, and make the actors.
 
         Args:
             settings: What makes them.
             actors: How many.
             cluster: Address of its head: ``HOST:PORT``, where this machine is one of its nodes, or
                 ``ray://HOST:PORT``, from anywhere.
-            hosts: How many, at most one for each actor; None: one for each free processor.
+            workers: How many, at most one for each actor; None: one for each free processor.
             lag: Of the schedule.
-            pins: What every host's process must have.
+            pins: What every worker's process must have.
 
         Raises:
             CapsuleError: CAP-T351, a node computes other bits; CAP-T352, there is no such cluster;
-                CAP-T354, a host does not start; what a host raises as it is made.
+                CAP-T354, a worker does not start; or what a worker raises as it is made.
         """
         self._settings, self._lag, self._pins = settings, lag, pins
         self._digest = pass_digest(settings)
@@ -107,15 +108,17 @@ class RayTransport:
         self._versions: Versions = {}
         self._stored: dict[int, Any] = {}  # policy version to its object
         self._snapshots: dict[int, Snapshot] = {}
-        self._calls: dict[Any, _Host] = {}  # answers to come
-        count = min(actors, hosts or self._cluster.free_processors())
-        self._hosts = [_Host(number, range(number, actors, count)) for number in range(count)]
-        self._of = {actor: self._hosts[actor % count] for actor in range(actors)}
+        self._calls: dict[Any, _RemoteWorker] = {}  # answers to come
+        count = min(actors, workers or self._cluster.free_processors())
+        self._workers = [
+            _RemoteWorker(number, range(number, actors, count)) for number in range(count)
+        ]
+        self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         try:
             with self._cluster.reached():
-                begun = [self._begin_host(host, processors=1) for host in self._hosts]
-                for host, answer in zip(self._hosts, begun, strict=True):
-                    self._admit(host, answer)
+                begun = [self._start_worker(worker, processors=1) for worker in self._workers]
+                for worker, answer in zip(self._workers, begun, strict=True):
+                    self._admit(worker, answer)
         except BaseException:
             self.close()
             raise
@@ -125,26 +128,26 @@ class RayTransport:
         self._versions = versions
         self._stored = {v: stored for v, stored in self._stored.items() if v in versions}
 
-    def begin(self, requests: Sequence[Request]) -> None:
+    def begin(self, requests: Sequence[ActorRequest]) -> None:
         """See :class:`Transport`."""
         with self._cluster.reached():
-            for host in self._hosts:
-                theirs = [each for each in requests if self._of[each.actor] is host]
-                host.requests |= {each.actor: each for each in theirs}
-                self._call(host, theirs)
+            for worker in self._workers:
+                theirs = [each for each in requests if self._of[each.actor] is worker]
+                worker.requests |= {each.actor: each for each in theirs}
+                self._call(worker, theirs)
 
-    def finished(self) -> list[Played]:
+    def finished(self) -> list[Played[Unroll]]:
         """See :class:`Transport`.
 
         Raises:
-            CapsuleError: As for other transports; or CAP-T351 or CAP-T354, in place of a host that
-                was lost there is none to be had; CAP-T353, the head is lost.
+            CapsuleError: As for other transports; or CAP-T351 or CAP-T354, no worker can be started
+                in place of one that was lost; CAP-T353, the head is lost.
         """
         with self._cluster.reached():
             while True:
-                played: list[Played] = []
+                played: list[Played[Unroll]] = []
                 for call in self._cluster.wait(list(self._calls)):
-                    if call in self._calls:  # else its host is lost, and asked again elsewhere
+                    if call in self._calls:  # else its worker is lost, and another is asked
                         played += self._take(call)
                 if played:
                     return played
@@ -153,111 +156,111 @@ class RayTransport:
         """See :class:`Transport`."""
         self._snapshots = dict(snapshots)
         with self._cluster.reached():
-            for host in self._hosts:
-                self._restore(host)
+            for worker in self._workers:
+                self._restore(worker)
 
     def close(self) -> None:
         """See :class:`Transport`."""
         self._calls = {}
-        self._cluster.leave([host.handle for host in self._hosts if host.handle is not None])
+        self._cluster.leave(
+            [worker.handle for worker in self._workers if worker.handle is not None]
+        )
 
-    def _begin_host(self, host: _Host, *, processors: int) -> Any:
-        """Start a host; return what its answer will be in."""
+    def _start_worker(self, worker: _RemoteWorker, *, processors: int) -> Any:
+        """Start a worker; return what its answer will be in."""
         made = self._ray.remote(NodeWorker).options(
             num_cpus=processors,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": self._pins.variables},
         )
-        host.known = set()
-        host.handle = made.remote()
-        return host.handle.prepare.remote(self._settings, host.played, self._pins)
+        worker.known = set()
+        worker.handle = made.remote()
+        return worker.handle.prepare.remote(self._settings, worker.played, self._pins)
 
-    def _admit(self, host: _Host, answer: Any) -> None:
-        """Wait until a host has begun, in as many attempts as it may have, and check its bits."""
+    def _admit(self, worker: _RemoteWorker, answer: Any) -> None:
+        """Wait until a worker has begun, in as many attempts as it may have, and check its bits."""
         while True:
             try:
-                host.node, digest = self._answer(host, answer, START_SECONDS)
+                worker.node, digest = self._answer(worker, answer, START_SECONDS)
                 break
             except _WorkerLostError as loss:
-                answer = self._again(host, loss)
-        if isinstance(digest, Failure):
-            raise digest.error(self._name(host))
+                answer = self._again(worker, loss)
+        if isinstance(digest, WorkerFailure):
+            raise digest.error(self._name(worker))
         if digest != self._digest:
             raise CapsuleError(
                 "CAP-T351",
-                f"{self._name(host)} computes other bits: a pass of the run's network has the "
+                f"{self._name(worker)} computes other bits: a pass of the run's network has the "
                 f"digest {digest[:16]} there and {self._digest[:16]} here",
                 fix="Take the node out of the cluster, or use the same image on every node; nodes "
                 "with other processors need a portable profile in accelerator.numerics.",
-                exit_code=ExitCode.INCONCLUSIVE,
             )
 
-    def _again(self, host: _Host, loss: _WorkerLostError) -> Any:
-        """Start a host in place of one that was lost; it needs no free processor.
+    def _again(self, worker: _RemoteWorker, loss: _WorkerLostError) -> Any:
+        """Start a worker in place of one that was lost; it needs no free processor.
 
         Raises:
             CapsuleError: CAP-T354, that happened too often.
         """
-        host.losses += 1
-        if host.losses > LOSSES:
+        worker.losses += 1
+        if worker.losses > LOSSES:
             raise CapsuleError(
                 "CAP-T354",
-                f"{self._name(host)} was lost {host.losses} times in a row: {loss}",
+                f"{self._name(worker)} was lost {worker.losses} times in a row: {loss}",
                 fix="See Ray's logs on that node; its memory may be too small. Then run again: "
                 "the run resumes from its last saved state.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
-        self._cluster.kill(host.handle)
-        self._calls = {call: of for call, of in self._calls.items() if of is not host}
-        return self._begin_host(host, processors=0)
+        self._cluster.kill(worker.handle)
+        self._calls = {call: of for call, of in self._calls.items() if of is not worker}
+        return self._start_worker(worker, processors=0)
 
-    def _replace(self, host: _Host, loss: _WorkerLostError) -> None:
-        """Have another host go on from the last snapshots."""
-        self._admit(host, self._again(host, loss))
-        self._restore(host)
-        self._call(host, list(host.requests.values()))
+    def _replace(self, worker: _RemoteWorker, loss: _WorkerLostError) -> None:
+        """Have another worker continue from the last snapshots."""
+        self._admit(worker, self._again(worker, loss))
+        self._restore(worker)
+        self._call(worker, list(worker.requests.values()))
 
-    def _restore(self, host: _Host) -> None:
-        """Bring a host's actors back to their last snapshots."""
+    def _restore(self, worker: _RemoteWorker) -> None:
+        """Restore a worker's actors from their last snapshots."""
         while True:
-            known = {a: self._snapshots[a] for a in host.played if a in self._snapshots}
+            known = {a: self._snapshots[a] for a in worker.played if a in self._snapshots}
             try:
-                self._answer(host, host.handle.restore.remote(known))
+                self._answer(worker, worker.handle.restore.remote(known))
                 return
             except _WorkerLostError as loss:
-                self._admit(host, self._again(host, loss))
+                self._admit(worker, self._again(worker, loss))
 
-    def _call(self, host: _Host, requests: Sequence[Request]) -> None:
-        """Ask for unrolls; a host answers one call after the other."""
+    def _call(self, worker: _RemoteWorker, requests: Sequence[ActorRequest]) -> None:
+        """Ask for unrolls; a worker answers one call after the other."""
         if not requests:
             return
-        host.known &= self._versions.keys()
-        needed = sorted({request.version for request in requests} - host.known)
-        host.known |= set(needed)
+        worker.known &= self._versions.keys()
+        needed = sorted({request.version for request in requests} - worker.known)
+        worker.known |= set(needed)
         for version in needed:
             if version not in self._stored:
                 self._stored[version] = self._ray.put(self._versions[version])
         stored = [self._stored[version] for version in needed]
-        call = host.handle.unroll.remote(requests, self._lag, needed, *stored)
-        self._calls[call] = host
+        call = worker.handle.play.remote(requests, self._lag, needed, *stored)
+        self._calls[call] = worker
 
-    def _take(self, call: Any) -> list[Played]:
-        """Return what a finished call brought; nothing where its host is lost."""
-        host = self._calls.pop(call)
+    def _take(self, call: Any) -> list[Played[Unroll]]:
+        """Return what a finished call brought; nothing where its worker is lost."""
+        worker = self._calls.pop(call)
         try:
-            played: list[Played] = self._answer(host, call)
+            played: list[Played[Unroll]] = self._answer(worker, call)
         except _WorkerLostError as loss:
-            self._replace(host, loss)
+            self._replace(worker, loss)
             return []
         for each in played:
-            del host.requests[each.actor]
+            del worker.requests[each.actor]
             # A copy, or it would hold the whole answer in Ray's store.
             document, *arrays = each.after
             self._snapshots[each.actor] = Snapshot(document, *(array.copy() for array in arrays))
         return [each._replace(after=self._snapshots[each.actor]) for each in played]
 
-    def _answer(self, host: _Host, call: Any, seconds: float | None = None) -> Any:
-        """Wait for what a method of a host returned.
+    def _answer(self, worker: _RemoteWorker, call: Any, seconds: float | None = None) -> Any:
+        """Wait for what a method of a worker returned.
 
         Raises:
             _WorkerLostError: There is no answer.
@@ -267,34 +270,32 @@ class RayTransport:
         if not self._cluster.wait([call], seconds):
             raise CapsuleError(
                 "CAP-T354",
-                f"{self._name(host)} has not begun within {seconds:.0f} s",
+                f"{self._name(worker)} has not begun within {seconds:.0f} s",
                 fix="See with 'ray status' whether the cluster has a free processor for it.",
-                exit_code=ExitCode.TRAINING_FAILED,
             )
         try:
             answer = self._ray.get(call)
         except errors.RayTaskError as error:
             raise CapsuleError(
                 "CAP-T332",
-                f"{self._name(host)}: {type(error.cause).__name__}: {error.cause}",
+                f"{self._name(worker)}: {type(error.cause).__name__}: {error.cause}",
                 fix="Report it, with the run's spec.",
-                exit_code=ExitCode.TRAINING_FAILED,
             ) from error
         except errors.RayError as error:
             raise _WorkerLostError(first_line(error)) from error
-        if isinstance(answer, Failure):
-            raise answer.error(self._name(host))
-        host.losses = 0
+        if isinstance(answer, WorkerFailure):
+            raise answer.error(self._name(worker))
+        worker.losses = 0
         return answer
 
-    def _name(self, host: _Host) -> str:
-        """Name a host by its node and its actors."""
-        where = self._cluster.node_name(host.node) if host.node else "a node of the cluster"
-        return f"{where} ({which(host.played)})"
+    def _name(self, worker: _RemoteWorker) -> str:
+        """Name a worker by its node and its actors."""
+        where = self._cluster.node_name(worker.node) if worker.node else "a node of the cluster"
+        return f"{where} ({which(worker.played)})"
 
 
-class _Host:
-    """What is known here of a host.
+class _RemoteWorker:
+    """What is known here of a worker.
 
     Attributes:
         number: Its number.
@@ -311,20 +312,20 @@ class _Host:
         self.handle: Any = None
         self.node = ""
         self.known: set[int] = set()
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, ActorRequest] = {}
         self.losses = 0
 
 
 class _WorkerLostError(Exception):
-    """A host's process, its node, or its answer is gone."""
+    """A worker's process, its node, or its answer is gone."""
 
 
 class NodeWorker:
-    """The Ray actor: an :class:`UnrollWorker` in a process whose pins are read back."""
+    """The Ray actor: an actor worker in a process whose pins are read back."""
 
     def prepare(
         self, settings: UnrollSettings, played: Sequence[int], pins: Pins
-    ) -> tuple[str, str] | tuple[str, Failure]:
+    ) -> tuple[str, str] | tuple[str, WorkerFailure]:
         """Settle this process and make the actors.
 
         Returns:
@@ -339,30 +340,30 @@ class NodeWorker:
             cpu.require(pins.numerics)
             settle(pins.determinism, pins.numerics)
             self_test.start_up_test(pins.numerics)
-            self._host = UnrollWorker(settings, played)
+            self._worker = settings.make_worker(played)
             return node, pass_digest(settings)
         except CapsuleError as error:
-            return node, Failure.of(error)
+            return node, WorkerFailure.of(error)
 
-    def unroll(
+    def play(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[ActorRequest],
         lag: int,
         numbers: Sequence[int],
         *parameters: NDArray[np.float32],
-    ) -> list[Played] | Failure:
-        """See :meth:`UnrollWorker.unroll`; policy versions come as numbers, then parameters."""
+    ) -> list[Played[Unroll]] | WorkerFailure:
+        """See :meth:`ActorWorker.play`; policy versions come as numbers, then parameters."""
         try:
             # Objects of the store can only be read, which torch takes exception to.
             copies = [np.array(each) for each in parameters]
-            return self._host.unroll(requests, dict(zip(numbers, copies, strict=True)), lag)
+            return self._worker.play(requests, dict(zip(numbers, copies, strict=True)), lag)
         except CapsuleError as error:
-            return Failure.of(error)
+            return WorkerFailure.of(error)
 
-    def restore(self, snapshots: Mapping[int, Snapshot]) -> Failure | None:
-        """See :meth:`UnrollWorker.restore`."""
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> WorkerFailure | None:
+        """See :meth:`ActorWorker.restore`."""
         try:
-            self._host.restore(snapshots)
+            self._worker.restore(snapshots)
             return None
         except CapsuleError as error:
-            return Failure.of(error)
+            return WorkerFailure.of(error)

@@ -1,7 +1,8 @@
-"""Learners: the same bits for any number of them, on a real trainer; a lost one stops the run."""
+"""Sharded gradients: equal bits for any number of threads and ranks; a lost rank ends the run."""
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +13,16 @@ import torch
 from capsule.experiment import contract
 from capsule.experiment.contract import Job
 from capsule.experiment.errors import CapsuleError
-from capsule.training.impala.learner_ranks import Ranks, Threads
 from capsule.training.networks.feedforward import Parameters
+from capsule.training.sharded_gradient import (
+    LocalLearners,
+    Ranks,
+    ShardGradient,
+    Threads,
+    added,
+    flat_gradient,
+    split,
+)
 from tests.training.conftest import claimed, finish_run, make_spec, new_run, read, start_run
 from tests.training.impala.trainers import IMPALA, SHARDS, Trainers, digests, saved
 
@@ -33,6 +42,7 @@ def begin(tmp_path):
 # --- equal bits -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_two_four_and_eight_learners_make_the_same_updates(begin):
     expected = digests(begin(), UPDATES)
     assert len({update[1] for update in expected}) == UPDATES  # it learns
@@ -47,6 +57,7 @@ def test_one_two_four_and_eight_learners_make_the_same_updates(begin):
                 os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_threads_and_ranks_that_do_not_divide_the_shards_make_them_too(begin):
     expected = digests(begin(), 2)
     assert digests(begin(workers=2), 2) == expected
@@ -66,7 +77,7 @@ class Telling:
         self.parameters = parameters
 
     def __call__(self, shard):
-        return torch.tensor(float(sum(shard))), self.parameters.flat * sum(shard)
+        return ShardGradient(torch.tensor(float(sum(shard))), self.parameters.flat * sum(shard))
 
 
 @pytest.fixture
@@ -74,7 +85,7 @@ def ranks():
     """A function that starts ranks with :class:`Telling`."""
     started = []
 
-    def start(parameters, shapes, count, make=Telling, shards=(1,) * 8):
+    def start(parameters, shapes, count, make=Telling, shards=8):
         spec = make_spec(IMPALA)
         options = {"determinism": spec.determinism, "numerics": "native"}
         started.append(Ranks(parameters, make, shards, ranks=count, shapes=shapes, **options))
@@ -85,6 +96,7 @@ def ranks():
         each.close()
 
 
+@pytest.mark.slow
 def test_gradients_are_added_in_the_order_of_the_shards(ranks):
     """In float32, where eight numbers of very different sizes have as many sums as orders."""
     shapes = {"weight": (3,)}
@@ -99,11 +111,12 @@ def test_gradients_are_added_in_the_order_of_the_shards(ranks):
     for each in reversed(batch):
         backwards = backwards + np.float32(each)
     assert backwards != total[0]
-    learners = [Threads(Telling(parameters), [1] * 8, 3), ranks(parameters, shapes, 4)]
+    learners = [LocalLearners(Telling(parameters), 3), ranks(parameters, shapes, 4)]
     for each in learners:
-        losses, gradient = each.learn(batch)
-        assert losses == [float(np.float32(number)) for number in batch]
-        assert gradient.numpy().tobytes() == total.tobytes()
+        for _ in range(2):  # threads share the work from the second time on
+            parts = each.differentiate(split(batch, [1] * 8))
+            assert [float(part.loss) for part in parts] == [float(np.float32(n)) for n in batch]
+            assert added(part.gradient for part in parts).numpy().tobytes() == total.tobytes()
     learners[0].close()
 
 
@@ -113,7 +126,88 @@ def test_ranks_follow_the_parameters(ranks):
     learners = ranks(parameters, shapes, 2)
     for value in (1.0, 5.0):
         parameters.flat.fill_(value)
-        assert learners.learn([1.0] * 8).gradient.tolist() == [8 * value] * 2
+        parts = learners.differentiate([[1.0]] * 8)
+        assert added(part.gradient for part in parts).tolist() == [8 * value] * 2
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_split_in_order():
+    assert split(list("abcdef"), [1, 3, 2]) == [["a"], ["b", "c", "d"], ["e", "f"]]
+    assert [part.tolist() for part in split(np.arange(5), [2, 3])] == [[0, 1], [2, 3, 4]]
+    assert [part.tolist() for part in split(torch.arange(3), [3])] == [[0, 1, 2]]
+
+
+def test_a_flat_gradient_lies_as_the_parameters_do():
+    parameters = Parameters({"filters": (2, 3, 4, 5), "bias": (2,)}, torch.device("cpu"))
+    parameters.flat.copy_(torch.arange(122.0))
+    leaves = parameters.leaves()
+    loss = sum((leaf * leaf).sum() for leaf in leaves.values())
+    assert torch.equal(flat_gradient(loss, leaves), 2 * parameters.flat)
+
+
+@pytest.fixture
+def threads():
+    """Three threads, which have worked before."""
+    three = Threads(3)
+    three.map(lambda _: None, [0])
+    yield three
+    three.close()
+
+
+def test_threads_return_results_in_order_and_the_caller_works_beside(threads):
+    names, done = [], []
+    both = threading.Barrier(2, timeout=60)
+
+    def square(number):
+        names.append(threading.current_thread().name)
+        if number == 0:
+            both.wait()
+        return number * number
+
+    def beside():
+        both.wait()  # another thread is at work on the first item
+        done.append(threading.current_thread())
+
+    assert threads.map(square, range(20), beside=beside) == [n * n for n in range(20)]
+    assert done == [threading.current_thread()]
+    assert any(name.startswith("learner") for name in names)
+    assert threads.map(square, []) == []
+
+
+def test_the_first_work_of_threads_is_done_by_the_caller_alone():
+    first = Threads(3)
+    found = first.map(lambda _: threading.current_thread(), range(9))
+    assert set(found) == {threading.current_thread()}
+    first.close()
+
+
+@pytest.mark.parametrize("failing", [0, 7])
+def test_the_failure_of_an_item_is_raised_when_all_threads_have_stopped(threads, failing):
+    running = set()
+
+    def work(number):
+        running.add(number)
+        if number == failing:
+            running.remove(number)
+            raise ValueError(f"item {number}")
+        time.sleep(0.01)
+        running.remove(number)
+
+    with pytest.raises(ValueError, match=f"item {failing}"):
+        threads.map(work, range(8))
+    assert not running
+    assert threads.map(lambda number: number, range(3)) == [0, 1, 2]
+
+
+def test_a_failure_beside_the_items_is_raised_and_leaves_no_item_at_work(threads):
+    def beside():
+        raise KeyError("beside")
+
+    with pytest.raises(KeyError, match="beside"):
+        threads.map(time.sleep, [0.01] * 50, beside=beside)
+    assert threads.map(str, [1]) == ["1"]
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -128,14 +222,15 @@ class Failing(Telling):
 
 def test_a_rank_that_fails_says_why_and_there_are_none_without_a_shard(ranks):
     shapes = {"weight": (2,)}
-    learners = ranks(Parameters(shapes, torch.device("cpu")), shapes, 20, Failing, shards=[1, 2])
+    learners = ranks(Parameters(shapes, torch.device("cpu")), shapes, 20, Failing, shards=2)
     assert len(learners._others) == 1
     with pytest.raises(CapsuleError) as caught:
-        learners.learn([1.0] * 3)
+        learners.differentiate([[1.0], [1.0, 1.0]])
     assert caught.value.code == "CAP-T332"
     assert "ValueError: as asked" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_and_any_number_goes_on_from_what_was_saved(begin):
     expected = digests(begin(), UPDATES)
     trainer = begin(learners=3)
@@ -152,6 +247,7 @@ def test_a_rank_that_dies_is_named_and_any_number_goes_on_from_what_was_saved(be
         assert digests(again, 2) == expected[2:]
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_a_learner_is_resumed(tmp_path):
     changes = {"trainer": {"total_steps": 9_600}, "recording": {"checkpoint_interval": 1_200}}
     spec = make_spec(IMPALA, **changes, evaluation={"interval": 9_600})

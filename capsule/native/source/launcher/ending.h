@@ -1,0 +1,39 @@
+/* How the launcher ends when it fails, and what it writes about a run. */
+#ifndef CAPSULE_ENDING_H
+#define CAPSULE_ENDING_H
+
+#include <limits.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#define FAILURE_STATUS 87 /* of a launcher that could not do what it was asked */
+
+/* Files of the run's directory. */
+#define REPORT_NAME "launch-report.json"
+#define FAILURE_NAME "launch-failure.json"
+
+/* The run, as far as it has begun. */
+struct run {
+    const char *directory; /* NULL until it is known to be one that can be written */
+    pid_t root;            /* the program; 0 before it is started */
+};
+
+extern struct run run;
+
+/* Write the failure to standard error and to launch-failure.json, end every process of the program
+ * and exit with FAILURE_STATUS. `code` is one of docs/errors.md. */
+_Noreturn void fail(const char *code, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Kill all descendants, and return how many there were. */
+int kill_descendants(void);
+
+/* Open a file of the run's directory for writing; NULL when it cannot be opened. `path` receives
+ * its name, if there is a directory. */
+FILE *begin_document(const char *name, char path[PATH_MAX]);
+
+/* Write a JSON string, with its quotes. Bytes of UTF-8 stand for themselves; the reader replaces
+ * what is not UTF-8, which a file name may hold. */
+void json_string(FILE *file, const char *text);
+
+#endif

@@ -1,0 +1,286 @@
+"""Actor workers: each plays logical actors in one process (Horgan et al. 2018, arXiv 1803.00933).
+
+A logical actor is an environment, random streams and a recurrent state of its own. An actor worker
+plays any set of a run's actors and evaluates the network for many of them at once. How actors are
+spread over workers, and which of them act together, changes no bit
+(:mod:`capsule.training.acting.batching`). Each algorithm derives its worker from
+:class:`ActorWorker`: how actions are chosen, and what is sent back, is the algorithm's own.
+
+An actor is a value: what it did is sent back with a snapshot of the actor, from which any worker
+can continue. So a run is saved, resumed, or continued after the loss of a worker, without asking a
+worker for anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.spec import DeterminismSpec, EnvironmentSpec, SeedsSpec, StreamName
+from capsule.training.acting.batched_actors import ActorRows
+from capsule.training.acting.batching import ROWS, Batching
+from capsule.training.acting.inference import Service
+from capsule.training.environments import Frame, Transition, make_environment
+from capsule.training.networks.feedforward import Parameters
+from capsule.training.networks.language import NO_INSTRUCTIONS, Vocabulary
+from capsule.training.networks.recurrent import Architecture
+from capsule.training.state.streams import Account, Stream
+
+ENVIRONMENT_STREAMS: tuple[StreamName, ...] = ("environment", "no-op")
+
+
+class ActorRequest(NamedTuple):
+    """An actor's next steps, with a version of the policy."""
+
+    actor: int
+    version: int
+
+
+class Snapshot(NamedTuple):
+    """An actor between two requests.
+
+    Attributes:
+        document: JSON-safe: the environment, the streams, and the previous action and reward.
+        stack: The last frames, ``[frame_stack, *frame_shape]``.
+        state: Recurrent, float32 ``[*state_shape]``.
+    """
+
+    document: dict[str, Any]
+    stack: NDArray[Any]
+    state: NDArray[np.float32]
+
+
+Made = TypeVar("Made")
+
+
+class Played(NamedTuple, Generic[Made]):
+    """The answer to a request.
+
+    Attributes:
+        actor: Whose.
+        made: What it did.
+        after: The actor then.
+    """
+
+    actor: int
+    made: Made
+    after: Snapshot
+
+
+@dataclass(frozen=True)
+class WorkerSettings(ABC):
+    """What makes the actors of a run; all of it can be sent to another process.
+
+    Attributes:
+        tasks: The spec's ``environment`` section for each task; actor ``i`` plays task ``i`` modulo
+            their number.
+        seeds: The spec's ``seeds`` section, with the root seed that holds.
+        network: What is evaluated.
+        steps: Steps that one request asks for.
+        vocabulary: What instructions are made of.
+        rows: Of each batch that the network is evaluated in, where that matters.
+        determinism: The spec's ``determinism`` section.
+    """
+
+    tasks: tuple[EnvironmentSpec, ...]
+    seeds: SeedsSpec
+    network: Architecture
+    steps: int
+    vocabulary: Vocabulary = NO_INSTRUCTIONS
+    rows: int = ROWS
+    determinism: DeterminismSpec = field(default_factory=DeterminismSpec)
+
+    @property
+    def batching(self) -> Batching:
+        """How the network is evaluated for many actors at once."""
+        return Batching.of(self.determinism, self.network.products, self.rows)
+
+    @abstractmethod
+    def make_worker(
+        self, played: Sequence[int], service: Service | None = None
+    ) -> ActorWorker[Any, Any]:
+        """Make a worker in this process.
+
+        Args:
+            played: The actors that it plays, ascending.
+            service: Chooses their actions; None: the worker itself does.
+
+        Raises:
+            CapsuleError: CAP-T212 to CAP-T216, the environment is not available or cannot be
+                played; CAP-T242, an actor is told what the vocabulary has no numbers for.
+        """
+
+
+class Actor(ABC):
+    """One logical actor, except for what is evaluated in batches.
+
+    Attributes:
+        streams: What it draws from.
+        environment: Its environment.
+        age: Steps of the running episode of the agent.
+        episode_return: Game return of the running episode of the environment.
+    """
+
+    drawn: ClassVar[tuple[StreamName, ...]] = ENVIRONMENT_STREAMS
+
+    def __init__(self, settings: WorkerSettings, number: int) -> None:
+        """Make actor ``number``, without an episode."""
+        self.streams = actor_streams(settings.seeds, number, self.drawn)
+        task = settings.tasks[number % len(settings.tasks)]
+        self.environment = make_environment(task, self.streams, training=True)
+        self.age = 0
+        self.episode_return = 0.0
+
+    @abstractmethod
+    def document(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot."""
+
+    @abstractmethod
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Continue from a snapshot by playing the running episode again.
+
+        Raises:
+            CapsuleError: CAP-T201 or CAP-T211, as :meth:`Environment.restore` says.
+        """
+
+
+AnyActor = TypeVar("AnyActor", bound=Actor)
+
+
+class ActorWorker(ABC, Generic[AnyActor, Made]):
+    """Plays some actors in this process."""
+
+    def __init__(
+        self, settings: WorkerSettings, played: Sequence[int], actors: Sequence[AnyActor]
+    ) -> None:
+        """Begin an episode of each actor.
+
+        Args:
+            settings: What made the actors.
+            played: Their numbers, ascending.
+            actors: The actors.
+        """
+        self._shapes, self._length = settings.network.shapes, settings.steps
+        self._played, self._actors = tuple(played), actors
+        self._row_of = {actor: row for row, actor in enumerate(played)}
+        self._rows = ActorRows(
+            len(played), actors[0].environment, settings.network, settings.vocabulary
+        )
+        self._versions: dict[int, Parameters] = {}
+        for row in range(len(actors)):
+            self._begin_episode(row)
+
+    def play(
+        self,
+        requests: Iterable[ActorRequest],
+        parameters: Mapping[int, NDArray[np.float32]],
+        lag: int,
+    ) -> list[Played[Made]]:
+        """Let actors act, those with the same version of the policy together.
+
+        Args:
+            requests: At most one for each actor.
+            parameters: Versions that this worker has not been given before, each in the order of
+                :attr:`Parameters.flat`; none where a service chooses actions.
+            lag: Versions older than the newest by more than this are dropped.
+
+        Raises:
+            CapsuleError: As :meth:`Service.answer`.
+        """
+        for version, flat in parameters.items():
+            kept = Parameters(self._shapes, torch.device("cpu"))
+            kept.flat.copy_(torch.from_numpy(flat))
+            self._versions[version] = kept
+        newest = max(self._versions, default=0)
+        self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
+        done: list[Played[Made]] = []
+        ordered = sorted(requests, key=attrgetter("version", "actor"))
+        for version, group in groupby(ordered, attrgetter("version")):
+            rows = [self._row_of[request.actor] for request in group]
+            for row, made in zip(rows, self._together(rows, version), strict=True):
+                done.append(Played(self._played[row], made, self._snapshot(row)))
+        return done
+
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
+        """Restore actors from snapshots.
+
+        Raises:
+            CapsuleError: As :meth:`Actor.restore`.
+        """
+        for actor, snapshot in snapshots.items():
+            row, document = self._row_of[actor], snapshot.document
+            self._actors[row].restore(document)
+            self._rows.tell(row, self._actors[row].environment.instruction)
+            self._rows.stacks[row] = snapshot.stack
+            self._rows.states[row] = snapshot.state
+            self._rows.previous_actions[row] = document["previous_action"]
+            self._rows.previous_rewards[row] = float.fromhex(document["previous_reward"])
+
+    @abstractmethod
+    def _together(self, rows: Sequence[int], version: int) -> Iterable[Made]:
+        """Let the actors of ``rows`` act with the same version; return what each did."""
+
+    def _step(self, row: int, action: int) -> Transition:
+        """Take one step of one actor."""
+        actor = self._actors[row]
+        transition = actor.environment.step(action)
+        actor.age += 1
+        actor.episode_return += transition.game_reward
+        self._rows.advance(row, action, transition.reward, transition.frame)
+        self._rows.tell(row, actor.environment.instruction)
+        return transition
+
+    def _begin_episode(self, row: int) -> None:
+        """Begin the next episode of an actor's environment."""
+        actor = self._actors[row]
+        actor.episode_return = 0.0
+        self._begin(row, actor.environment.reset())
+        self._rows.tell(row, actor.environment.instruction)
+
+    def _begin(self, row: int, frame: Frame) -> None:
+        """Begin an episode of the agent with ``frame``."""
+        self._actors[row].age = 0
+        self._rows.begin(row, frame)
+
+    def _snapshot(self, row: int) -> Snapshot:
+        document = {
+            **self._actors[row].document(),
+            "previous_action": int(self._rows.previous_actions[row]),
+            "previous_reward": float(self._rows.previous_rewards[row]).hex(),  # -0.0, too
+        }
+        return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
+
+
+def actor_streams(
+    seeds: SeedsSpec, actor: int, names: Sequence[StreamName] = ENVIRONMENT_STREAMS
+) -> dict[StreamName, Stream]:
+    """Return streams of one actor, with the actor as index."""
+    return {name: Stream(name, seeds.streams.get(name, seeds.root), actor) for name in names}
+
+
+def profiles_of(
+    accounts: Iterable[tuple[Account, Mapping[str, Any]]], actor: int
+) -> list[StreamProfile]:
+    """Return what streams of an actor gave out up to saved states, named ``stream/actor``.
+
+    Args:
+        accounts: Each stream, or account of one, with its saved state.
+        actor: Whose.
+
+    Raises:
+        CapsuleError: CAP-T201, a state is of another stream or seed.
+    """
+    profiles = []
+    for account, state in sorted(accounts, key=lambda pair: pair[0].name):
+        account.restore(state)
+        profiles.append(account.profile().model_copy(update={"name": f"{account.name}/{actor}"}))
+    return profiles

@@ -1,0 +1,148 @@
+"""Checkpoints of a run, which are claimed, and the states from which a run is resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsule.experiment import contract
+from capsule.experiment.contract import Checkpoint, CheckpointIndex
+from capsule.experiment.spec import StreamName, TrainingSpec
+from capsule.experiment.states import ResumeState
+from capsule.training.state.checkpoint import (
+    load_resume_state,
+    save_resume_state,
+    save_tensors,
+    tensor_digests,
+)
+from capsule.training.state.run_directory import write_document
+from capsule.training.state.segment_states import keep_state
+from capsule.training.state.streams import Stream
+from capsule.training.state.trace import Trace
+from capsule.training.trainer import Trainer, state_interval
+
+
+class Checkpointer:
+    """Writes checkpoints and resume states, and restores a run from the last of these."""
+
+    def __init__(
+        self,
+        directory: Path,
+        spec: TrainingSpec,
+        learner: Trainer,
+        streams: Mapping[StreamName, Stream],
+        trace: Trace,
+        *,
+        keeps_states: bool,
+    ) -> None:
+        """Begin without a checkpoint; :meth:`restore` decides where the run continues.
+
+        Args:
+            directory: The run directory.
+            spec: The experiment.
+            learner: The trainer, newly made.
+            streams: Every stream of the run.
+            trace: The trace of the run.
+            keeps_states: Whether the states at claimed checkpoints are kept for verifiers, which
+                re-execute the run in segments.
+        """
+        self._directory, self._spec, self._keeps_states = directory, spec, keeps_states
+        self._learner, self._streams, self._trace = learner, streams, trace
+        self._checkpoints: list[Checkpoint] = []
+        self._started = time.monotonic()
+        self._seconds_before = 0.0
+
+    def seconds(self) -> float:
+        """Return how long the run has trained, all attempts together."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def restore(self) -> None:
+        """Restore the last saved state, if there is one.
+
+        Raises:
+            CapsuleError: CAP-T121, CAP-T132, CAP-T133: the state or the trace is damaged, or of
+                another spec; or what the trainer raises.
+        """
+        saved = load_resume_state(self._directory / contract.STATE, self._spec.digest())
+        if saved is None:
+            self._trace.restore(None)
+            return
+        state, tensors = saved
+        for name, stream in self._streams.items():
+            stream.restore(state.streams[name])
+        self._trace.restore(state.trace)
+        self._learner.restore(state.step, state.trainer, tensors)
+        self._checkpoints = list(state.checkpoints)
+        self._seconds_before = state.seconds
+        self._keep_state()  # unless the attempt that saved it did
+
+    def checkpoint(self, *, final: bool) -> bool:
+        """Claim a checkpoint, and save a state to resume from, where one is due.
+
+        Args:
+            final: Whether the run ends here.
+
+        Returns:
+            Whether a checkpoint was claimed.
+
+        Raises:
+            CapsuleError: CAP-T131 or CAP-T161, a file cannot be written.
+        """
+        step = self._learner.step
+        claimed = self._claims(step)
+        if claimed or final or step % state_interval(self._spec) == 0:
+            tensors = self._learner.tensors()
+            digests = tensor_digests(tensors)
+            if claimed:
+                self._claim(tensors, digests)
+            self._save(tensors, digests)
+            self._keep_state()
+        return claimed
+
+    def save_state(self) -> None:
+        """Save a state to resume from.
+
+        Raises:
+            CapsuleError: CAP-T131, a file cannot be written; the state before it is intact.
+        """
+        tensors = self._learner.tensors()
+        self._save(tensors, tensor_digests(tensors))
+
+    def _claims(self, step: int) -> bool:
+        """Tell whether the checkpoint at ``step`` is claimed."""
+        total = self._spec.trainer.total_steps
+        return step % self._spec.recording.checkpoint_interval == 0 or step == total
+
+    def _claim(self, tensors: dict[str, NDArray[np.float32]], digests: dict[str, str]) -> None:
+        step = self._learner.step
+        checkpoint = Checkpoint(step=step, tensors=digests, trace_head=self._trace.head)
+        self._checkpoints.append(checkpoint)
+        path = self._directory / contract.CHECKPOINTS / contract.checkpoint_name(step)
+        write_document(path.with_name(f"{path.name}.json"), checkpoint)
+        if step == self._spec.trainer.total_steps:
+            save_tensors(path.with_name(f"{path.name}.safetensors"), tensors)
+        index = CheckpointIndex(checkpoints=tuple(self._checkpoints))
+        write_document(self._directory / contract.CHECKPOINT_INDEX, index)
+
+    def _save(self, tensors: dict[str, NDArray[np.float32]], digests: dict[str, str]) -> None:
+        state = ResumeState(
+            spec=self._spec.digest(),
+            step=self._learner.step,
+            seconds=self.seconds(),
+            tensors=digests,
+            streams={name: stream.state() for name, stream in self._streams.items()},
+            trainer=self._learner.state(),
+            trace=self._trace.state(),
+            checkpoints=tuple(self._checkpoints),
+        )
+        save_resume_state(self._directory / contract.STATE, state, tensors)
+
+    def _keep_state(self) -> None:
+        """Keep the state that was saved last, where the next segment of the run begins with it."""
+        step = self._learner.step
+        if self._keeps_states and self._claims(step) and step < self._spec.trainer.total_steps:
+            keep_state(self._directory, step)

@@ -1,0 +1,56 @@
+"""The progress of a run: ``events.jsonl``, which the host shows while the run goes on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from capsule.experiment.contract import Event
+from capsule.training.state.run_directory import append_event, drop_partial_line
+
+if TYPE_CHECKING:
+    from capsule.training.trainer import Trainer
+
+_PROGRESS_SECONDS = 1.0
+
+
+class EventLog:
+    """Appends events to a file; progress about once a second."""
+
+    def __init__(self, path: Path, learner: Trainer, total_steps: int) -> None:
+        """Continue the file, without the line that a killed process left unfinished."""
+        self._path, self._learner, self._total = path, learner, total_steps
+        self._last = (time.monotonic(), 0)
+        drop_partial_line(path)
+
+    def progress(self) -> None:
+        """Write a progress event if the last one is a second old."""
+        now, (before, step) = time.monotonic(), self._last
+        if now - before >= _PROGRESS_SECONDS:
+            self._last = (now, self._learner.step)
+            speed = (self._learner.step - step) / (now - before) if step else None
+            self.write("progress", speed=speed)
+
+    def write(
+        self,
+        kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"],
+        *,
+        speed: float | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Append one event."""
+        learner = self._learner
+        event = Event(
+            time=time.time(),
+            kind=kind,
+            step=learner.step,
+            total_steps=self._total,
+            steps_per_second=speed,
+            episodes=learner.episodes,
+            episode_return=learner.mean_return,
+            loss=learner.loss,
+            exploration=learner.exploration(),
+            message=message,
+        )
+        append_event(self._path, event)

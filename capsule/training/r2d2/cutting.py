@@ -1,0 +1,155 @@
+"""How episodes are cut into overlapping sequences (Kapturowski et al. 2019, sections 2.3 and 3).
+
+Sequence ``k`` of an episode *learns* the ``learned`` steps from step ``k period`` on. The
+``burn_in`` steps before them are its prefix, to bring the recurrent state up to date; ``lookahead``
+states after them serve for bootstrapping. These are the *rows* of the sequence::
+
+    row   0 ........ burn_in .................. burn_in + learned ........ rows - 1
+          prefix     learned steps              states to bootstrap from
+
+Sequences never cross episodes. Where an episode begins, the missing prefix is padding in front, so
+that its first steps are learned like any others (dropping a fixed prefix would never learn them).
+Where one ends, the last sequence is shorter and padded behind; it is made only if it learns a step
+that the sequence before it did not. Padding is zero, and no step is valid in it. Reaching back
+to a full last sequence instead would learn the steps before each end more often than others.
+The paper's 80 steps "plus a prefix of 40", overlapping by 40, are ``burn_in=40, learned=80,
+period=40``; 80 steps whose first 40 are the prefix are ``burn_in=40, learned=40, period=40``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """How episodes are cut into sequences.
+
+    Attributes:
+        burn_in: Steps of the prefix.
+        learned: Steps that are learned.
+        period: Steps from the start of a sequence to the next.
+        lookahead: States after the learned steps; one suffices, ``n`` give every learned step its
+            full ``n``-step target.
+
+    Raises:
+        ValueError: A number is too small, or ``period`` would leave steps out.
+    """
+
+    burn_in: int
+    learned: int
+    period: int
+    lookahead: int = 1
+
+    def __post_init__(self) -> None:
+        if self.burn_in < 0 or not 1 <= self.period <= self.learned or self.lookahead < 1:
+            raise ValueError(f"impossible {self}")
+
+    @property
+    def rows(self) -> int:
+        """States of a sequence; it has one step less."""
+        return self.burn_in + self.learned + self.lookahead
+
+    def begins(self, step: int) -> bool:
+        """Tell whether a sequence begins at a step of an episode, counted from 0."""
+        return not step or (step + self.burn_in) % self.period == 0
+
+    @property
+    def most_open(self) -> int:
+        """An upper bound of the sequences that an actor is writing at a time."""
+        return math.ceil(self.rows / self.period) + 1
+
+
+class CutSequence(NamedTuple):
+    """A finished sequence, as the range of entries that it is.
+
+    Attributes:
+        starts: Number of its first entry.
+        before: Steps of the episode before it.
+        fronts: Rows of padding in front.
+        steps: Steps, padding not counted.
+        lengths: States, padding not counted: as many as steps, or one more.
+        states: Recurrent state before its first entry, float32 ``[*state_shape]``.
+    """
+
+    starts: int
+    before: int
+    fronts: int
+    steps: int
+    lengths: int
+    states: NDArray[np.float32]
+
+
+class EpisodeCutter:
+    """Cuts the episodes of one actor, whose entries are numbered from 0.
+
+    Attributes:
+        first: Number of the first entry of the running episode, or of the next entry if there is
+            no running episode.
+        opened: Sequences of it begun.
+        cut: Sequences of it finished.
+        states: Recurrent states at the start of those begun and not finished, oldest first.
+    """
+
+    def __init__(self, layout: SequenceLayout) -> None:
+        self._layout = layout
+        self.first = self.opened = self.cut = 0
+        self.states: deque[NDArray[np.float32]] = deque()
+
+    def begin(self, number: int, state: NDArray[np.float32] | None) -> None:
+        """Begin the sequences that begin with a step.
+
+        Args:
+            number: The step's entry, which is the next one.
+            state: Recurrent state before it; copied. It may be missing where no sequence begins.
+
+        Raises:
+            ValueError: It is missing where a sequence begins.
+        """
+        layout, step = self._layout, number - self.first
+        if layout.begins(step) and state is None:
+            raise ValueError(f"a sequence begins at step {step} and needs the recurrent state")
+        while self.opened * layout.period - layout.burn_in <= step:
+            self.states.append(np.array(state, np.float32))
+            self.opened += 1
+
+    def finish(self, count: int, *, ended: bool, closed: bool = False) -> list[CutSequence]:
+        """Return the sequences that the newest entry finished, in order.
+
+        Args:
+            count: Entries so far, the newest included.
+            ended: Whether it ends the episode.
+            closed: Whether it is no step but the last frame of a truncated episode.
+        """
+        layout, found = self._layout, []
+        states = count - self.first
+        steps = states - closed
+        while self.cut < self.opened:
+            begin = self.cut * layout.period
+            learned_before = begin - layout.period + layout.learned if self.cut else 0
+            complete = states >= begin + layout.learned + layout.lookahead
+            if not (complete or (ended and steps > learned_before)):
+                break
+            before = max(0, begin - layout.burn_in)
+            front = before - (begin - layout.burn_in)
+            found.append(
+                CutSequence(
+                    starts=self.first + before,
+                    before=before,
+                    fronts=front,
+                    steps=min(steps - before, layout.rows - 1 - front),
+                    lengths=min(states - before, layout.rows - front),
+                    states=self.states.popleft(),
+                )
+            )
+            self.cut += 1
+        if ended:
+            self.first, self.opened, self.cut = count, 0, 0
+            self.states.clear()
+        return found

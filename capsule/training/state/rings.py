@@ -1,0 +1,127 @@
+"""Rings of numbered entries, in memory-mapped files: the storage of replay memories.
+
+Each writer has a ring of its own. Its entries are numbered from 0 for ever; entry ``n`` lies in
+slot ``n mod slots`` of the ring. A ring has ``slack`` slots more than its memory needs: that many
+entries can follow a checkpoint before one that was live at that checkpoint is overwritten, so a
+killed process resumes from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from capsule.experiment.errors import CapsuleError
+from capsule.training.state.memmap import MappedArrays
+
+Field = tuple[DTypeLike, tuple[int, ...]]
+"""Element type and shape of what one entry has."""
+
+Number = TypeVar("Number", int, NDArray[np.int64])
+
+
+class Rings:
+    """A ring of entries for each writer.
+
+    Attributes:
+        fields: Name to array ``[writers * slots, *shape]``.
+        counts: Entries that each writer ever added, int64 ``[writers]``.
+        slots: Slots of each ring.
+    """
+
+    def __init__(
+        self,
+        files: MappedArrays,
+        fields: Mapping[str, Field],
+        *,
+        slots: int,
+        slack: int,
+        writers: int = 1,
+    ) -> None:
+        """Open the arrays, making their files where there are none.
+
+        Args:
+            files: Where they lie.
+            fields: What an entry has, by name.
+            slots: Slots of each ring.
+            slack: Entries that a writer may add after a checkpoint.
+            writers: Rings.
+
+        Raises:
+            CapsuleError: CAP-T221, there is no room for the files.
+        """
+        self.slots, self._slack = slots, slack
+        self.counts = np.zeros(writers, np.int64)
+        self._limits: list[int] | None = None  # of the counts, until the next checkpoint
+        self.fields = {
+            name: files.array(name, dtype, (writers * slots, *shape))
+            for name, (dtype, shape) in fields.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(array.nbytes for array in self.fields.values())
+
+    def append(self, entry: Mapping[str, Any], writer: int = 0) -> int:
+        """Add an entry.
+
+        Args:
+            entry: The value of each field.
+            writer: Whose it is.
+
+        Returns:
+            Its number.
+
+        Raises:
+            RuntimeError: More than ``slack`` were added since the last checkpoint.
+        """
+        number = int(self.counts[writer])
+        if self._limits is not None and number >= self._limits[writer]:
+            raise RuntimeError(f"more than {self._slack} entries added since the last checkpoint")
+        slot = self.at(number, writer)
+        for name, array in self.fields.items():
+            array[slot] = entry[name]
+        self.counts[writer] = number + 1
+        return number
+
+    def at(self, numbers: Number, writers: Number | int = 0) -> Number:
+        """Return where entries of writers lie in the fields, whether there are such or not."""
+        return writers * self.slots + numbers % self.slots
+
+    def parts(self, first: int, end: int, writer: int = 0) -> list[slice]:
+        """Return where the entries ``first`` to ``end`` (excluded) lie in the fields, in order."""
+        base, start, length = writer * self.slots, first % self.slots, end - first
+        wrapped = max(0, start + length - self.slots)
+        return [slice(base + start, base + start + length - wrapped), slice(base, base + wrapped)]
+
+    def keep(self) -> None:
+        """Keep what is live now until the next call: this is a checkpoint."""
+        self._limits = [count + self._slack for count in self.counts.tolist()]
+
+    def resume(self, counts: ArrayLike) -> None:
+        """Return to a checkpoint, at which each writer had added so many entries."""
+        self.counts[:] = counts
+        self.keep()
+
+
+def require_checkpoint(found: str, expected: str, what: str) -> None:
+    """Compare the digest of replay files with that of the checkpoint.
+
+    Args:
+        found: Of the files.
+        expected: Of the checkpoint.
+        what: What they should hold, for the message.
+
+    Raises:
+        CapsuleError: CAP-T223, they differ.
+    """
+    if found != expected:
+        raise CapsuleError(
+            "CAP-T223",
+            f"the replay files do not hold the {what}",
+            fix="start a new run directory: this one was changed or is incomplete",
+        )

@@ -1,0 +1,178 @@
+# ruff: noqa: INP001
+"""Make the corpus of small bundles in tests/corpus, which every later version must read.
+
+A release makes it once, and tests/corpus/test_corpus.py holds later versions to it. Until the first
+release, make it again after every change of the training code. It takes some minutes and needs
+Python 3.11 and the package indexes, but no container engine: a bundle without an image has 100 kB,
+while a bundle with one carries its base layer, which is too large for git. The bundle with an
+embedded image is made by the test that verifies it.
+
+usage: python scripts/corpus.py [NAME...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from capsule.bundle.keys import PrivateKey
+
+FOLDER = Path(__file__).parents[1] / "tests" / "corpus"
+LARGEST = 5_000_000  # bytes, of all files together
+
+CARTPOLE: dict[str, Any] = {
+    "schema": "capsule/spec/v1",
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1", "max_episode_steps": 60},
+    "evaluation": {
+        "interval": 400,
+        "starts": 2,
+        "candidates": 4,
+        "shortlist": 3,
+        "min_actions": 0,
+        "max_actions": 5,
+        "max_minutes": 0.01,
+    },
+    "recording": {"trace_interval": 40, "tensor_interval": 200, "checkpoint_interval": 200},
+    "limits": {"memory_mb": 4096, "minutes": 10},
+}
+DQN = {
+    "algorithm": "dqn",
+    "network": "mlp",
+    "hidden_units": 16,
+    "total_steps": 400,
+    "replay_capacity": 400,
+    "replay_start": 200,
+    "target_interval": 40,
+    "exploration_steps": 100,
+}
+R2D2 = {
+    "algorithm": "r2d2",
+    "network": "mlp",
+    "recurrent_units": 8,
+    "hidden_units": 8,
+    "actors": 4,
+    "update_interval": 5,
+    "actor_update_interval": 10,
+    "burn_in": 4,
+    "sequence_length": 8,
+    "sequence_stride": 4,
+    "replay_capacity": 400,
+    "replay_start": 200,
+    "batch_size": 4,
+    "micro_batches": [2, 2],
+    "target_interval": 7,
+    "total_steps": 400,
+}
+IMPALA = {
+    "algorithm": "impala",
+    "network": "mlp",
+    "recurrent_units": 8,
+    "hidden_units": 8,
+    "total_steps": 400,
+    "actors": 4,
+    "unroll_length": 10,
+    "batch_size": 4,
+    "micro_batches": [2, 2],
+}
+RECORDED = {**IMPALA, "schedule": {"mode": "recorded", "policy_lag": 3}}
+PROGRAM: dict[str, Any] = {
+    "schema": "capsule/spec/v1",
+    "code": {"path": "tree"},
+    "image": {"packages": []},
+    "trainer": {"command": ["python", "train.py"]},
+    "limits": {"memory_mb": 1024, "minutes": 5},
+}
+TREE = """\
+import json
+import random
+from pathlib import Path
+
+Path("scores.json").write_text(json.dumps([random.random() for _ in range(5)]))
+print("trained")
+"""
+SPECS: dict[str, dict[str, Any]] = {
+    "dqn": {
+        **CARTPOLE,
+        "trainer": DQN,
+        "recording": {**CARTPOLE["recording"], "segment_states": True},
+    },
+    "r2d2": {**CARTPOLE, "trainer": R2D2},
+    "impala": {**CARTPOLE, "trainer": IMPALA},
+    "impala-recorded": {**CARTPOLE, "trainer": RECORDED},
+    "program": PROGRAM,
+    "program-recorded": {**PROGRAM, "entropy": {"mode": "recorded"}},
+}
+VERIFIED = ("dqn", "program")  # with a receipt beside them
+AUTHOR, VERIFIER = "author", "verifier"
+
+
+def make_keys(folder: Path) -> None:
+    """Write the two test keys, which are the same in every corpus and protect nothing."""
+    for number, name in enumerate((AUTHOR, VERIFIER), 1):
+        key = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+        private = folder / name
+        private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        private.chmod(0o600)
+        private.with_suffix(".pub").write_text(PrivateKey(key).public.openssh())
+
+
+def make(name: str, spec: Mapping[str, Any], folder: Path, *options: str) -> Path:
+    """Run a spec and return its bundle, ``NAME.capsule.tar`` in a folder that has the keys."""
+    (folder / "tree").mkdir(exist_ok=True)
+    (folder / "tree" / "train.py").write_text(TREE)
+    (folder / f"{name}.yaml").write_text(json.dumps({**spec, "name": name}))
+    facts = json.loads(
+        _capsule(folder, "run", f"{name}.yaml", "--key", AUTHOR, "--json", "--quiet", *options)
+    )
+    return (folder / facts["bundle"]).rename(folder / f"{name}.capsule.tar")
+
+
+def vouch(bundle: Path, folder: Path) -> Path:
+    """Verify a bundle as somebody else does, and return the receipt."""
+    receipt = bundle.with_name(f"{bundle.name}.{VERIFIER}.receipt.json")
+    options = ("--engine", "process", "--sign", VERIFIER, "--receipt", receipt.name)
+    _capsule(folder, "verify", bundle.name, "--key", f"{AUTHOR}.pub", "--quiet", *options)
+    return receipt
+
+
+def _capsule(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule", *arguments],
+        cwd=folder,
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def main(names: Iterable[str]) -> None:
+    """Make bundles and receipts, and put them in place of those that are there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_keys(folder)
+        kept = [folder / f"{name}.pub" for name in (AUTHOR, VERIFIER)]
+        for name in names:
+            kept.append(make(name, SPECS[name], folder, "--engine", "process"))
+            if name in VERIFIED:
+                kept.append(vouch(kept[-1], folder))
+            sys.stdout.write(f"made {name}\n")
+        for path in kept:
+            shutil.copyfile(path, FOLDER / path.name)
+    size = sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file())
+    sys.stdout.write(f"{FOLDER}: {size} bytes, at most {LARGEST}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or SPECS)

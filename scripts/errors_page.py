@@ -1,0 +1,69 @@
+# ruff: noqa: INP001
+"""Write docs/errors.md from the codes in capsule/experiment/errors.py and capsule/host/catalogue.
+
+To be run after every change of them; a test compares.
+
+usage: python scripts/errors_page.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capsule.diagnosis import findings
+from capsule.host.catalogue.training import TEXTS
+from capsule.host.errors import ENTRIES, IMAGE_CODES
+
+PLACE = Path(__file__).parents[1] / "docs" / "errors.md"
+ROOMS = {  # by the letter of their codes
+    "S": "Spec",
+    "L": "Lock",
+    "I": "Image",
+    "E": "Engine",
+    "T": "Training",
+    "B": "Bundle",
+    "M": "Machine",
+    "N": "Native parts",
+    "R": "Random profiles",
+    "V": "Verification",
+    "D": "Diagnosis",
+    "P": "Reports",
+    "X": "Bugs",
+}
+HEAD = """# Error catalogue
+
+Every foreseen failure has a code. The message on standard error names the field, file or value and
+says what to do; this page lists the causes. The letter after `CAP-` is the room: S spec, L lock,
+I image, E engine, T training, B bundle, M machine, N native parts, R random profiles,
+V verification, D diagnosis, P reports (pages), X none of them (a bug). A command that fails with a
+code ends with the exit status beside it ([exit-codes.md](exit-codes.md) explains them); `capsule
+verify` turns most failures into verdicts. This page is written by `scripts/errors_page.py`.
+"""
+FINDINGS = """
+The codes from CAP-D101 on are findings, not failures; [diagnose.md](diagnose.md) explains them.
+"""
+COLUMNS = """
+| code | exit status | cause | fix |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the page: a table for each room."""
+    rows = {code: (str(int(entry[0])), *entry[1:]) for code, entry in ENTRIES.items()}
+    rows |= {code: (str(int(status)), *TEXTS[code]) for code, status in IMAGE_CODES.items()}
+    for code, finding in findings.CATALOGUE.items():
+        rows[code] = ("", finding.title, "see [diagnose.md](diagnose.md)")
+    parts = [HEAD]
+    for letter, title in ROOMS.items():
+        parts += [f"\n## {title}\n", FINDINGS if letter == "D" else "", COLUMNS]
+        parts += [
+            f"| {' | '.join((code, *rows[code]))} |\n"
+            for code in sorted(rows)
+            if code.startswith(f"CAP-{letter}")
+        ]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PLACE.write_text(page())

@@ -1,0 +1,61 @@
+# ruff: noqa: INP001
+"""Add what this version ships to images/releases.json, so that later versions know it.
+
+Nothing that is listed there is ever removed or changed. ``scripts/release.sh`` runs this.
+
+usage: python scripts/record_release.py [--check]
+
+With --check nothing is written, and the status is 1 if this version is not listed as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+from capsule import __version__
+from capsule.experiment.lock import LockedImage
+from capsule.image.assembly.base import shipped_layer
+from capsule.image.assembly.making import ASSEMBLER_VERSION
+from capsule.image.code import training_code_digest
+from capsule.image.recipe import load_recipe
+from capsule.image.releases import Releases, base_inputs, releases
+from capsule.image.resolution.debian import shipped_base
+
+PLACE = Path(__file__).parents[1] / "images" / "releases.json"
+
+
+def with_this_version(listed: Releases) -> Releases:
+    """Return the releases with this version among them.
+
+    Raises:
+        SystemExit: This version was released with other training code.
+    """
+    code = training_code_digest()
+    if __version__ in listed.code.values() and listed.code.get(code) != __version__:
+        raise SystemExit(f"Capsule {__version__} was released with other training code")
+    recipes, bases = dict(listed.recipes), dict(listed.bases)
+    packages = {package.name: package for package in shipped_base()}
+    for name in get_args(LockedImage.model_fields["recipe"].annotation):
+        recipe = load_recipe(name)
+        debian = tuple(packages[each] for each in recipe.debian)
+        layer = shipped_layer(debian, recipe)
+        if layer is None:
+            raise SystemExit(f"recipe {name}: images/debian-12.lock.json has no base layer")
+        recipes[recipe.digest()] = recipe
+        bases[base_inputs(ASSEMBLER_VERSION, recipe.digest(), debian)] = layer
+    return Releases(code={**listed.code, code: __version__}, recipes=recipes, bases=bases)
+
+
+def main(*, check: bool) -> None:
+    """Write the file, or compare it."""
+    found = with_this_version(releases())
+    if check:
+        raise SystemExit(int(found != releases()))
+    PLACE.write_bytes(found.document())
+    sys.stdout.write(f"{PLACE}: {__version__}, training code {training_code_digest()}\n")
+
+
+if __name__ == "__main__":
+    main(check="--check" in sys.argv[1:])

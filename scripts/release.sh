@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Release the version that capsule/__init__.py states.
+#
+#   bash scripts/release.sh build OUT            build wheel and sdist twice, in two folders, and compare
+#   bash scripts/release.sh prepare KEY.pub      list this version in images/releases.json and the
+#                                                key in KEYS; commit both
+#   bash scripts/release.sh release OUT KEY      check everything, test, build, sign with KEY, and tag
+#
+# KEY is the project's private SSH key (ssh-keygen -t ed25519). It never lies in the repository: its
+# public half does, in KEYS, in the form of allowed_signers (ssh-keygen(1)) with the principal
+# release@capsule-rl.dev. Nothing is uploaded and nothing is pushed; the last lines say what to do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+principal=release@capsule-rl.dev
+namespace=capsule-release@capsule-rl.dev
+
+fail() { echo "release: $*" >&2; exit 1; }
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' capsule/__init__.py)
+
+# build_once COMMIT FOLDER TARGET: build the files of COMMIT in FOLDER, with empty caches
+build_once() {
+  local epoch
+  epoch=$(git log -1 --format=%ct "$1")
+  mkdir -p "$2" "$3"
+  git archive "$1" | tar -x -C "$2"
+  # One umask and one time zone; the files' own times are replaced by the epoch.
+  (cd "$2" && umask 022 && TZ=UTC LC_ALL=C.UTF-8 SOURCE_DATE_EPOCH=$epoch \
+    "$tool" -m hatchling build -d "$3") >/dev/null
+}
+
+# build OUT: two builds in folders of different names and depths, which must be equal
+build() {
+  local out=$1 commit scratch
+  commit=$(git rev-parse HEAD)
+  mkdir -p "$out"
+  out=$(cd "$out" && pwd)
+  tool=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' RETURN
+  build_once "$commit" "$scratch/one" "$scratch/first"
+  build_once "$commit" "$scratch/another/place" "$scratch/second"
+  (cd "$scratch/first" && sha256sum -- *) > "$scratch/SHA256SUMS"
+  (cd "$scratch/second" && sha256sum --strict --quiet -c "$scratch/SHA256SUMS") ||
+    fail "two builds of one commit differ"
+  cp "$scratch"/first/* "$scratch/SHA256SUMS" "$out"
+  echo "built twice, with equal bytes:"
+  cat "$out/SHA256SUMS"
+}
+
+prepare() {
+  "$python" hatch_build.py
+  "$python" scripts/record_release.py
+  local line
+  line="$principal namespaces=\"$namespace,git\" $(cut -d ' ' -f 1,2 "$1")"
+  grep -qxF "$line" KEYS 2>/dev/null || echo "$line" >> KEYS
+}
+
+check() {
+  [ -z "$(git status --porcelain)" ] || fail "the tree has changes; commit or remove them"
+  grep -q "^## $version - [0-9]\{4\}-[0-9][0-9]-[0-9][0-9]$" CHANGELOG.md ||
+    fail "CHANGELOG.md has no section '## $version - YYYY-MM-DD'"
+  grep -q "^version: $version$" CITATION.cff || fail "CITATION.cff states another version"
+  git rev-parse -q --verify "refs/tags/v$version" >/dev/null && fail "the tag v$version exists"
+  "$python" scripts/record_release.py --check ||
+    fail "images/releases.json does not list $version as it is: bash scripts/release.sh prepare"
+  grep -q "^$principal " KEYS 2>/dev/null || fail "KEYS has no line for $principal"
+}
+
+release() {
+  local out=$1 key=$2 scratch
+  check
+  bash tests/run.sh
+  build "$out"
+  # The listed training code has the native parts of this folder; those of the wheel must be equal.
+  scratch=$(mktemp -d)
+  "$python" -m zipfile -e "$out/capsule_rl-$version"-*.whl "$scratch"
+  diff -r capsule/native/lib "$scratch/capsule/native/lib" || fail "the wheel has other native parts"
+  rm -rf "$scratch"
+  # What signs is what KEYS says: the signature is checked with it at once.
+  rm -f "$out/SHA256SUMS.sig"
+  ssh-keygen -q -Y sign -f "$key" -n "$namespace" "$out/SHA256SUMS"
+  ssh-keygen -Y verify -f KEYS -I "$principal" -n "$namespace" -s "$out/SHA256SUMS.sig" \
+    < "$out/SHA256SUMS" || fail "the key is not the one in KEYS"
+  git -c gpg.format=ssh -c user.signingKey="$key" tag -s "v$version" -m "Capsule $version"
+  echo "Now: git push origin v$version; publish the files in $out; set the next version, as in"
+  echo "0.2.0.dev0, in capsule/__init__.py, and begin '## Unreleased' in CHANGELOG.md."
+}
+
+case ${1:-} in
+  build) [ $# -eq 2 ] || fail "usage: release.sh build OUT"; build "$2" ;;
+  prepare) [ $# -eq 2 ] || fail "usage: release.sh prepare KEY.pub"; prepare "$2" ;;
+  release) [ $# -eq 3 ] || fail "usage: release.sh release OUT KEY"; release "$2" "$3" ;;
+  *) fail "usage: release.sh build OUT | prepare KEY.pub | release OUT KEY" ;;
+esac

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Runs the tests of the native parts against builds with sanitizers, in a copy of this checkout.
+#
+#   launcher with supervisor, enclose   AddressSanitizer, UndefinedBehaviorSanitizer
+#   kernels                             both; the tests' Python preloads the former's library
+#   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves, and
+#                                       AddressSanitizer would have to come before them
+#
+# Leaks are not reported: a launcher ends with its run, and frees nothing for that. A finding ends the
+# process that it is in, and so its test. As root, missing Debian packages are installed.
+#
+# usage: sanitize.sh [pytest arguments]      without any, all tests below
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+mkdir -p .cache
+copy=$PWD/.cache/sanitized python=$PWD/.venv/bin/python
+version=19 # of clang; the kernels need 17 or newer
+
+if ! command -v "clang-$version" >/dev/null; then
+  # shellcheck source=scripts/packages.sh
+  source scripts/packages.sh
+  install_debian_packages "clang-$version" "libclang-rt-$version-dev"
+fi
+
+rm -rf "$copy"
+mkdir "$copy"
+cp -r capsule tests images specs examples docs pyproject.toml hatch_build.py "$copy"
+mkdir "$copy/.cache"
+ln -s "$PWD/.cache/zig" "$copy/.cache/zig" # what compiling the tests' programs needs
+
+sources() {
+  PYTHONPATH=. "$python" -c 'import sys, hatch_build; print(*hatch_build.PARTS[sys.argv[1]][0])' "$1"
+}
+# The kernel's headers of the release: Debian's are older.
+headers=$("$python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent)')
+headers=$headers/lib/libc/include
+# build PART FLAGS...: from the sources of the release, with the flags that change results.
+build() {
+  local part=$1 files
+  shift
+  read -ra files < <(sources "$part")
+  (cd capsule/native/source &&
+    "clang-$version" -O1 -g -std=c17 -D_GNU_SOURCE= -fno-omit-frame-pointer -ffp-contract=off \
+      -fno-math-errno -fno-sanitize-recover=all -isystem "$headers/x86-linux-any" \
+      -isystem "$headers/any-linux-any" "$@" "${files[@]}" -o "$copy/capsule/native/lib/$part")
+}
+both=-fsanitize=address,undefined
+library=(-shared -fPIC -fvisibility=hidden)
+undefined=(-fsanitize=undefined -fsanitize-minimal-runtime -ftls-model=initial-exec)
+build capsule-launch "$both"
+build capsule-enclose "$both"
+build libcapsule-kernels.so "$both" -shared-libasan "${library[@]}"
+build libcapsule-entropy.so "${undefined[@]}" "${library[@]}" -ldl -lpthread
+build libcapsule-math.so "${undefined[@]}" "${library[@]}" -lm
+
+export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+runtime=$("clang-$version" -print-file-name=libclang_rt.asan-x86_64.so)
+cd "$copy"
+export PYTHONPATH=$copy # before the checkout that is installed in .venv
+found=$("$python" -c 'from capsule.native import FOLDER; print(FOLDER)')
+[ "$found" = "$copy/capsule/native/lib" ] || { echo "sanitize: $found would be tested" >&2; exit 1; }
+tests=("$python" -m pytest -q -m "not gpu and not emulated and not soak")
+if [ $# -gt 0 ]; then
+  "${tests[@]}" "$@"
+  exit
+fi
+# Not tests/engine/test_seccomp.py: its container has no C library, which these builds need.
+"${tests[@]}" tests/entropy tests/engine/test_supervise.py tests/engine/test_enclose.py
+LD_PRELOAD=$runtime "${tests[@]}" tests/training/layers tests/training/optimizers

@@ -1,0 +1,108 @@
+# ruff: noqa: INP001
+"""Write schemas/: a JSON Schema for each document of the format, from the models that read it.
+
+To be run after every change of such a model. A test compares the files with what this would write.
+
+usage: python scripts/schemas.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from capsule.bundle import claims, envelope, manifest, receipts, tally
+from capsule.cli.error_document import ErrorDocument
+from capsule.diagnosis.diagnose import Diagnosis
+from capsule.entropy.ledger import Ledger
+from capsule.entropy.report import EntropyReport
+from capsule.experiment import arrival_log, contract, dense, evaluation, mechanisms, states
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock
+from capsule.experiment.schedule_log import Header
+from capsule.experiment.spec import Spec
+from capsule.machine.fingerprint import Fingerprint
+from capsule.verification import verdict
+
+FOLDER = Path(__file__).parents[1] / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+IDENTIFIERS = "https://capsule-rl.dev/schemas"  # identifiers; nothing is fetched from there
+
+# Every document by the name of its file. Most state this name as "schema": "capsule/NAME/v1".
+MODELS: dict[str, type[Model]] = {
+    "spec": Spec,
+    "lock": Lock,
+    # In a bundle.
+    "claims": claims.TrainingClaims,
+    "program-claims": claims.ProgramClaims,
+    "observations": claims.Observations,
+    "fingerprint": Fingerprint,
+    "bundle": manifest.Manifest,
+    "statement": envelope.RunStatement,
+    "envelope": envelope.SigstoreBundle,
+    "job": contract.Job,
+    "runtime": contract.Runtime,
+    "mechanisms": mechanisms.Mechanisms,
+    "event": contract.Event,
+    "streams": contract.StreamProfiles,
+    "checkpoints": contract.CheckpointIndex,
+    "evaluation": contract.Evaluation,
+    "population": contract.Ancestry,
+    "result": contract.Result,
+    "outputs": contract.Outputs,
+    "program-result": contract.ProgramResult,
+    "entropy": EntropyReport,
+    "ledger": Ledger,
+    "arrivals": arrival_log.ArrivalLog,
+    "schedule": Header,
+    "state": states.StateIndex,
+    "resume": states.ResumeState,
+    # Beside a bundle, or what a command prints.
+    "receipt": receipts.ReceiptStatement,
+    "receipts": tally.Receipts,
+    "verify-report": verdict.Report,
+    "divergence": verdict.Divergence,
+    "diagnosis": Diagnosis,
+    "starts": evaluation.StartSet,
+    "dense": dense.DenseHeader,
+    "error": ErrorDocument,
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a document.
+
+    A spec and an event may leave out whatever has a default. Every other document spells its fields
+    out, but for those that were added after version 1, which it leaves out where they have the
+    value ``absent``.
+    """
+    schema = MODELS[name].model_json_schema(by_alias=True)
+    if name not in ("spec", "event"):
+        for definition in (schema, *schema.get("$defs", {}).values()):
+            _spell_out(definition)
+    return {"$schema": DIALECT, "$id": f"{IDENTIFIERS}/{name}-v1.json"} | schema
+
+
+def _spell_out(definition: dict[str, Any]) -> None:
+    if properties := definition.get("properties"):
+        definition["required"] = [key for key, field in properties.items() if "absent" not in field]
+
+
+def text_of(name: str) -> str:
+    """Return the file of a document's JSON Schema."""
+    return json.dumps(schema_of(name), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write every file, and remove those of other names."""
+    for path in FOLDER.glob("*.json"):
+        path.unlink()
+    for name in MODELS:
+        (FOLDER / f"{name}-v1.json").write_text(text_of(name), encoding="utf-8")
+    sys.stdout.write(f"wrote {len(MODELS)} schemas into {FOLDER}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Help: examples that are right, options in groups, plain text that fits a terminal."""
+
+import pytest
+import typer
+
+from capsule.cli import main
+from tests.command_lines import APP, parse
+
+COMMANDS = sorted(command.name for command in main.app.registered_commands)
+
+
+def shown(command):
+    parent = typer.Context(APP, info_name="capsule", terminal_width=78)
+    return typer.Context(APP.commands[command], info_name=command, parent=parent).get_help() + "\n"
+
+
+def examples(text):
+    section = text.partition("\nExamples:\n")[2].partition("\n\nArguments:\n")[0]
+    section = section.partition("\n\nOptions:\n")[0]
+    return [line.strip() for line in section.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_come_before_the_options_and_are_accepted(command):
+    lines = examples(shown(command))
+    calls = [line for line in lines if not line.startswith("# ")]
+    assert 1 <= len(calls) <= 3
+    for comment, call in zip(lines[::2], lines[1::2], strict=True):
+        assert comment.startswith("# ")
+        assert call.startswith(f"capsule {command}")
+        parse(call)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "capsule verify",
+        "capsule verify run.tar --unknown",
+        "capsule verify run.tar --threshold 0",
+        "capsule nonsense",
+    ],
+)
+def test_the_check_of_examples_rejects_what_the_application_rejects(line):
+    with pytest.raises(typer.TyperException):
+        parse(line)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_plain_text_of_at_most_80_columns(command):
+    text = shown(command)
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_description_and_no_group_is_long(command):
+    context = typer.Context(APP.commands[command], info_name=command)
+    groups = {}
+    for parameter in APP.commands[command].get_params(context):
+        name, description = parameter.get_help_record(context)
+        assert description, name
+        groups.setdefault(getattr(parameter, "rich_help_panel", None), []).append(name)
+    assert max(map(len, groups.values())) <= 10
+
+
+def test_verify_groups_its_options():
+    text = shown("verify")
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [
+        "Examples:",
+        "Arguments:",
+        "What to check:",
+        "Whom to trust:",
+        "Which bundle to accept:",
+        "Where and what to execute:",
+        "Receipt:",
+        "Options:",
+        "Output:",
+    ]
+
+
+def test_the_usage_line_reads_like_a_manual_page():
+    assert shown("verify").startswith("Usage: capsule verify [OPTIONS] BUNDLE\n")
+    assert " run [OPTIONS] [SPEC]\n" in shown("run")
+    assert " scores [OPTIONS] BUNDLE...\n" in shown("scores")
+    assert " receipts [OPTIONS] BUNDLE [RECEIPT]...\n" in shown("receipts")

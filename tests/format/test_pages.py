@@ -1,0 +1,90 @@
+"""The pages of the format: examples computed without Capsule, and a reader written by them."""
+
+import hashlib
+import json
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import rfc8785
+from cryptography.exceptions import InvalidSignature
+
+from tests.format import reader
+from tests.hostile.genuine import SIGNER, STRANGER, outside, packed, program, training
+
+ROOT = Path(__file__).parents[2]
+PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "format").glob("*.md"))
+BLOCKS = dict(re.findall(r"^```([a-z-]+)\n(.+?)\n```$", PAGES, re.MULTILINE | re.DOTALL))
+RUNS = [training, program, lambda: outside("training"), lambda: outside("program")]
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_claim_id_of_the_example():
+    claims = BLOCKS["claims"].encode()
+    assert rfc8785.dumps(json.loads(claims)) == claims
+    assert sha256(claims) == BLOCKS["claim-id"]
+
+
+def test_capsule_reads_the_example_as_claims():
+    from capsule.bundle.claims import ProgramClaims
+
+    assert ProgramClaims.parse(BLOCKS["claims"].encode()).claim_id() == BLOCKS["claim-id"]
+
+
+def test_the_tensor_trace_checkpoint_and_stream_of_the_examples():
+    tensor = reader.tensor_digest("F32", [2], struct.pack("<2f", 1, 2))
+    assert tensor == BLOCKS["tensor"]
+    trace = reader.trace_head(BLOCKS["trace"].encode() + b"\n")
+    assert trace == {"records": 2, "head": BLOCKS["trace-head"]}
+    checkpoint = {"step": 8, "tensors": {"weight": tensor}, "trace_head": trace["head"]}
+    assert sha256(rfc8785.dumps(checkpoint)) == BLOCKS["checkpoint"]
+    key = sha256(rfc8785.dumps(["capsule/stream/v1", 7, "exploration", 3]))[:32]
+    assert key == BLOCKS["stream-key"]
+
+
+def test_the_reader_imports_nothing_of_capsule():
+    assert "capsule" not in re.findall(
+        r"^(?:from|import) (\w+)", Path(reader.__file__).read_text(), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_reader_accepts_genuine_bundles(run, tmp_path):
+    path = packed(run(), tmp_path / "b")
+    claim_id, files = reader.read(path, SIGNER.public.openssh())
+    assert claim_id == sha256(run().files["claims.json"])
+    assert {name: files[name] for name in run().files} == run().files
+
+
+@pytest.mark.parametrize(
+    ("at", "what"), [(148, "header"), (257, "header"), (-400, "end of the archive")]
+)
+def test_the_reader_refuses_another_byte(at, what, tmp_path):
+    path = packed(training(), tmp_path / "b")
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(reader.RefusedError, match=what):
+        reader.read(path, SIGNER.public.openssh())
+
+
+def test_the_reader_refuses_other_keys_and_contradictions(tmp_path):
+    path = packed(training(), tmp_path / "b")
+    with pytest.raises(reader.RefusedError, match="another key"):
+        reader.read(path, STRANGER.public.openssh())
+    data = path.read_bytes()
+    signature = data.index(b'"sig":"') + 8
+    path.write_bytes(data[:signature] + bytes([data[signature] ^ 1]) + data[signature + 1 :])
+    with pytest.raises((InvalidSignature, reader.RefusedError, ValueError)):
+        reader.read(path, SIGNER.public.openssh())
+
+    def shorter(files):
+        lines = files["run/trace.jsonl"].splitlines(keepends=True)
+        files["run/trace.jsonl"] = lines[0]
+
+    with pytest.raises(reader.RefusedError, match="the trace"):
+        reader.read(packed(training(), tmp_path / "c", shorter), SIGNER.public.openssh())

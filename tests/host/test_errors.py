@@ -1,0 +1,97 @@
+"""One table of error codes: every code that is raised is in it, and the other way about."""
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import capsule
+from capsule.diagnosis import findings
+from capsule.experiment.errors import register
+from capsule.host.catalogue.training import TEXTS
+from capsule.host.errors import ENTRIES, IMAGE_CODES, CapsuleError, ExitCode, refusal_of
+
+PACKAGE = Path(capsule.__file__).parent
+ROOT = PACKAGE.parent
+TABLES = {PACKAGE / "experiment/errors.py", *(PACKAGE / "host/catalogue").glob("*.py")}
+INSIDE = ("experiment", "training", "native")  # rooms that go into images
+CODE = re.compile(r"CAP-[A-Z][0-9]{3}")
+
+
+def codes_by_module():
+    """Return the codes that each module names in a string of its own, tables left out."""
+    found = {}
+    for path in sorted(set(PACKAGE.rglob("*.py")) - TABLES):
+        strings = {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        whole = {string.partition(":")[0] for string in strings}
+        if codes := {code for code in whole if CODE.fullmatch(code)}:
+            found[path.relative_to(PACKAGE)] = codes
+    return found
+
+
+def imported_from(path):
+    """Return the modules from which a module imports names."""
+    tree = ast.parse((PACKAGE / path).read_text())
+    return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+MODULES = codes_by_module()
+TITLES = set(findings.CATALOGUE)
+
+
+def test_modules_name_codes():
+    assert len(MODULES) > 90
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_raises_codes_of_the_table_that_it_imports(path):
+    codes = MODULES[path] - TITLES
+    if path.parts[0] in INSIDE:
+        assert codes <= set(IMAGE_CODES)
+    else:
+        assert codes <= {*IMAGE_CODES, *ENTRIES}
+        assert "capsule.experiment.errors" not in imported_from(path) or path.stem == "errors"
+
+
+def test_each_code_is_raised():
+    inside = {path for path in MODULES if path.parts[0] in INSIDE}
+    assert set().union(*(MODULES[path] for path in inside)) == set(IMAGE_CODES)
+    assert set().union(*(MODULES[path] for path in MODULES if path not in inside)) >= set(ENTRIES)
+    assert set(TEXTS) == set(IMAGE_CODES)
+
+
+def test_the_host_side_imports_the_error_type_from_its_own_table():
+    for path in PACKAGE.rglob("*.py"):
+        inside = path.relative_to(PACKAGE).parts[0] in INSIDE
+        if not inside and "catalogue" not in path.parts and path != PACKAGE / "host/errors.py":
+            assert "capsule.experiment.errors" not in imported_from(path), path
+
+
+def test_the_page_is_what_the_script_writes():
+    page = runpy.run_path(str(ROOT / "scripts/errors_page.py"))["page"]
+    assert (ROOT / "docs/errors.md").read_text() == page()
+
+
+def test_a_code_gives_the_exit_status():
+    error = CapsuleError("CAP-V005", "another image", fix="Compare.")
+    assert (error.exit_code, str(error)) == (ExitCode.INCONCLUSIVE, "CAP-V005 another image")
+
+
+def test_an_unknown_code_cannot_be_raised_and_none_is_registered_twice():
+    with pytest.raises(KeyError, match="CAP-V999"):
+        CapsuleError("CAP-V999", "message", fix="fix")
+    for code in ("CAP-V005", "CAP-T101"):
+        with pytest.raises(ValueError, match=f"registered twice: {code}"):
+            register({code: ExitCode.OK})
+
+
+def test_a_refusal_of_the_operating_system_is_coded():
+    refusal = refusal_of(OSError(28, "No space left on device", "/somewhere"))
+    assert (refusal.code, refusal.exit_code) == ("CAP-X003", ExitCode.INCONCLUSIVE)
+    assert refusal_of(OSError(2, "No such file or directory")) is None

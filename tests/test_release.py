@@ -1,0 +1,84 @@
+"""``scripts/release.sh`` refuses what is no release, before it builds anything."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsule.image.code import training_code_digest
+from capsule.image.releases import Releases, base_inputs
+from scripts import record_release
+
+ROOT = Path(__file__).parents[1]
+NOTHING = Releases(code={}, recipes={}, bases={})
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A clone of the committed files, and of what belongs to the release script."""
+    folder = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{ROOT}", folder], check=True)
+    return folder
+
+
+def release(folder, *arguments):
+    done = subprocess.run(
+        ["bash", "scripts/release.sh", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+def commit(folder):
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    subprocess.run(["git", "add", "-A"], cwd=folder, check=True)
+    subprocess.run(["git", *who, "commit", "-qm", "changed"], cwd=folder, check=True)
+
+
+def test_a_tree_with_changes_is_not_released(checkout):
+    (checkout / "more").write_text("")
+    status, errors = release(checkout, "release", "out", "key")
+    assert (status, "the tree has changes" in errors) == (1, True)
+
+
+def test_a_version_without_a_section_is_not_released(checkout):
+    (checkout / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
+    commit(checkout)
+    status, errors = release(checkout, "release", "out", "key")
+    assert (status, "has no section" in errors) == (1, True)
+
+
+def test_what_is_missing_is_said(checkout):
+    assert "usage" in release(checkout)[1]
+    assert "usage" in release(checkout, "release", "out")[1]
+    assert not (checkout / "out").exists()
+
+
+def test_a_release_lists_its_code_recipes_and_base_layers():
+    from capsule import __version__
+    from capsule.image.assembly.making import ASSEMBLER_VERSION
+    from capsule.image.recipe import load_recipe
+    from capsule.image.resolution.debian import shipped_base, shipped_layers
+
+    found = record_release.with_this_version(NOTHING)
+    assert found.code == {training_code_digest(): __version__}
+    cpu = load_recipe("cpu")
+    assert found.recipes[cpu.digest()] == cpu
+    packages = [package for package in shipped_base() if package.name in cpu.debian]
+    inputs = base_inputs(ASSEMBLER_VERSION, cpu.digest(), packages)
+    assert found.bases[inputs] == shipped_layers()["cpu"]
+    assert record_release.with_this_version(found) == found
+
+
+def test_a_version_is_released_once():
+    from capsule import __version__
+
+    with pytest.raises(SystemExit, match="other training code"):
+        record_release.with_this_version(
+            NOTHING.model_copy(update={"code": {"0" * 64: __version__}})
+        )

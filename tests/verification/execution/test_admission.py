@@ -1,0 +1,59 @@
+"""Images that a verifier refuses to execute."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from capsule.engine.containers import ContainerEngine
+from capsule.engine.process import ProcessEngine
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import CudaAccelerator
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.verification.execution.admission import check_embedded, check_gpu_host
+from capsule.verification.integrity.layers import embedded_image
+
+
+class Reported(ContainerEngine):
+    """An engine that reports these versions."""
+
+    def __init__(self, **versions):
+        self._versions = {name.replace("_", "-"): number for name, number in versions.items()}
+
+    def components(self):
+        return self._versions
+
+
+@pytest.fixture
+def on_gpu():
+    accelerator = CudaAccelerator.model_construct(kind="cuda")
+    spec = type("Spec", (), {"accelerator": accelerator})
+    return Lock.model_construct(spec=spec)
+
+
+def test_an_embedded_image_needs_a_container():
+    with pytest.raises(CapsuleError) as caught:
+        check_embedded("embedded", ProcessEngine())
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V050", ExitCode.USAGE)
+    check_embedded("rebuilt", ProcessEngine())
+
+
+def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
+    notes = []
+    outdated = Reported(runc="1.1.5+ds1", nvidia_container_toolkit="1.17.7")
+    with pytest.raises(CapsuleError) as caught:
+        check_gpu_host(on_gpu, outdated, strange=True, note=notes.append)
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V055", ExitCode.INCONCLUSIVE)
+    assert "1.17.7" in caught.value.message
+    assert notes == []
+    check_gpu_host(on_gpu, outdated, strange=False, note=notes.append)
+    assert len(notes) == 2
+    repaired = Reported(runc="1.3.3", nvidia_container_toolkit="1.17.8")
+    check_gpu_host(on_gpu, repaired, strange=True, note=notes.append)
+    assert len(notes) == 2
+
+
+def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
+    bundle = SimpleNamespace(files={})
+    with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu, {}):
+        pass
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)

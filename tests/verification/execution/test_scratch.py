@@ -1,0 +1,47 @@
+"""The temporary run directory of a re-execution, and what it may not decide."""
+
+import stat
+
+import pytest
+
+from capsule.experiment.trace import read_trace
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.verification.execution.scratch import reexecution_folder
+
+
+def test_a_reexecution_has_a_folder_that_only_the_verifier_may_enter(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    notes = []
+    with reexecution_folder(notes.append) as folder:
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "file").touch()
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as refusing, reexecution_folder(notes.append) as folder:
+        folder.mkdir()
+        refusing.setattr("os.rmdir", refuse)
+        refusing.setattr("pathlib.Path.rmdir", refuse)
+    assert ["cannot be removed" in note for note in notes] == [True]
+
+
+def refuse(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_what_a_reexecution_left_convicts_no_bundle(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}")
+    with pytest.raises(CapsuleError) as direct:
+        list(read_trace(trace))
+    assert direct.value.exit_code == ExitCode.TAMPERED
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        list(read_trace(trace))
+    assert (caught.value.code, caught.value.exit_code) == ("CAP-V049", ExitCode.INCONCLUSIVE)
+    assert caught.value.message.startswith("of the re-execution: CAP-T141 ")
+    refused = pytest.raises(CapsuleError, match="CAP-V049 of the re-execution: CAP-T344 another")
+    with refused, reexecution_folder(print):
+        raise CapsuleError("CAP-T344", "another run's log", fix="")
+    with pytest.raises(CapsuleError) as caught, reexecution_folder(print):
+        raise CapsuleError("CAP-B108", "of the bundle", fix="")
+    assert caught.value.exit_code == ExitCode.TAMPERED
