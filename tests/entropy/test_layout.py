@@ -1,7 +1,9 @@
 """Where things lie in memory: the same in a recorded run, its replay and a derived run.
 
 Address randomisation is off under the launcher, so whatever a program allocates is where it was in
-the last run, unless something of Capsule's own lies in between.
+the last run, unless something of Capsule's own lies in between. The interpreter runs isolated and
+without site packages: both are folders that other tests write to, and what Python allocates to list
+them would differ between one run and the next.
 """
 
 import sys
@@ -22,7 +24,8 @@ ORDER = (
     "Node = type('Node', (), {})\n"
     "nodes = {Node() for _ in range(5000)}\n"
     "for number, node in enumerate(nodes): node.number = number\n"
-    "print([node.number for node in sorted(nodes, key=id)], id(nodes), os.environ.__sizeof__())\n"
+    "order = tuple(node.number for node in sorted(nodes, key=id))\n"
+    "print(hash(order), id(nodes), os.environ.__sizeof__())\n"
 )
 
 
@@ -38,7 +41,7 @@ def launch(interposed):
         library = native_part("libcapsule-entropy.so")
         words = [native_part("capsule-launch"), "--entropy", mode, "--key", "00" * 32]
         words += ["--directory", folder, "--preload", library, "--sort-listings", "--cores", "4"]
-        words += ["--clock", "virtual", "--", sys.executable, "-c", code]
+        words += ["--clock", "virtual", "--", sys.executable, "-ISc", code]
         return interposed(*words, mode=None)
 
     return run
