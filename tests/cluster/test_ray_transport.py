@@ -81,6 +81,9 @@ def token(tmp_path_factory):
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        # What serves a client imports Ray first, which takes longer than Ray's 30 seconds on a busy
+        # machine.
+        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "600")
         yield path
 
 

@@ -54,7 +54,7 @@ class Cluster:
                     _name_clients_apart()
                 self.ray.init(address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # noqa: BLE001 - Ray raises anything here
-            self._refuse(first_line(error))
+            self._refuse(brief(error))
 
     def free_processors(self) -> int:
         """Return how many processors nobody has claimed, 1 at least."""
@@ -100,7 +100,7 @@ class Cluster:
         try:
             yield
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
-            self._give_up(first_line(error))
+            self._give_up(brief(error))
 
     def leave(self, handles: Sequence[Any]) -> None:
         """End actors and disconnect; once is enough."""
@@ -128,7 +128,7 @@ class Cluster:
         try:
             socket.create_connection(self._head, HEAD_SECONDS).close()
         except OSError as error:
-            self._give_up(first_line(error))
+            self._give_up(brief(error))
 
     def _refuse(self, reason: str) -> NoReturn:
         raise CapsuleError(
@@ -148,10 +148,14 @@ class Cluster:
         )
 
 
-def first_line(error: Exception) -> str:
-    """Return what kind of error it is and the first line of its message."""
+def brief(error: Exception) -> str:
+    """Return the type of an error and its message in one line.
+
+    Of a longer message these are the first and the last line: Ray appends the traceback of its
+    server, and the reason is at the end of that.
+    """
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return " ".join([f"{type(error).__name__}:", *lines[:1], *lines[1:][-1:]]).removesuffix(":")
 
 
 def _package() -> Any:

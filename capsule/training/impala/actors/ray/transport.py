@@ -36,7 +36,7 @@ from capsule.training.acting.worker_process import WorkerFailure, settle, which
 from capsule.training.determinism import cpu, self_test
 from capsule.training.determinism.child_processes import check_start, environment_of
 from capsule.training.impala.actors.actor_worker import UnrollSettings
-from capsule.training.impala.actors.ray.connection import Cluster, first_line
+from capsule.training.impala.actors.ray.connection import Cluster, brief
 from capsule.training.impala.actors.ray.preflight import pass_digest
 from capsule.training.impala.actors.unrolls import Unroll
 
@@ -282,7 +282,7 @@ class RayTransport:
                 fix="Report it, with the run's spec.",
             ) from error
         except errors.RayError as error:
-            raise _WorkerLostError(first_line(error)) from error
+            raise _WorkerLostError(brief(error)) from error
         if isinstance(answer, WorkerFailure):
             raise answer.error(self._name(worker))
         worker.losses = 0
