@@ -45,21 +45,9 @@ def part_file(name: str) -> Path:
 
 def source_options(sources: MachineSources) -> list[str]:
     """Return pip's package sources as options of uv, which does not read them itself."""
-    # pip ranks all indexes alike.
-    options = ["--no-config", "--index-strategy", "unsafe-best-match"]
-    for option, values in (
-        ("--default-index", (sources.index,) if sources.index else ()),
-        ("--index", sources.extra_indexes),
-        ("--find-links", sources.find_links),
-        ("--allow-insecure-host", sources.trusted_hosts),
-    ):
-        for value in values:
-            options += [option, value]
-    if sources.no_index:
-        options.append("--no-index")
-    if not sources.configured:
-        options += ["--torch-backend", "cpu"]  # the default index has torch for GPUs only
-    return options
+    # The default index has torch for GPUs only.
+    backend = [] if sources.configured else ["--torch-backend", "cpu"]
+    return [*sources.uv_arguments(), *backend]
 
 
 if __name__ == "__main__":

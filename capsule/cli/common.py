@@ -83,7 +83,6 @@ def locked(
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
     from capsule.image.lockfile import lock_path, obtain_lock, read_lock
-    from capsule.image.resolution.sources import sources_beside
 
     if path.name.endswith(".lock.json"):
         if overrides or refresh or refresh_base:
@@ -94,9 +93,6 @@ def locked(
             )
         return read_lock(path), SourcesSpec()
     spec = load_spec(path, overrides or [])
-    sources = sources_beside(spec.image.sources, path.parent)
-    image = spec.image.model_copy(update={"sources": sources})
-    spec = spec.model_copy(update={"image": image})
     lock = obtain_lock(
         spec,
         lock_path(path),
@@ -105,4 +101,4 @@ def locked(
         refresh_base=refresh_base,
         progress=progress,
     )
-    return lock, sources
+    return lock, spec.image.sources

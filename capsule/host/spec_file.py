@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -65,6 +66,9 @@ def parse_spec(
         name: What error messages call it.
         overrides: As of :func:`load_spec`.
         folder: Folder to which paths in the spec are relative; None: the spec may not name files.
+
+    Returns:
+        The spec; with a folder, the paths of ``image.sources.find_links`` are absolute.
     """
     tree, marks = _Reader(name).read(data)
     for override in overrides:
@@ -72,10 +76,11 @@ def parse_spec(
     if folder is not None:
         _read_start_set(tree, folder)
     try:
-        return Spec.model_validate_json(json.dumps(tree))
+        spec = Spec.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         message, fix = _explain(error, tree, marks, name)
         raise CapsuleError("CAP-S003", message, fix=fix) from error
+    return spec if folder is None else _with_absolute_links(spec, folder)
 
 
 def schema_document() -> dict[str, Any]:
@@ -237,6 +242,16 @@ def _read_start_set(tree: Any, folder: Path) -> None:
             "CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix=fix
         ) from error
     evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
+
+
+def _with_absolute_links(spec: Spec, folder: Path) -> Spec:
+    links = tuple(
+        link if urlsplit(link).scheme else str((folder / Path(link).expanduser()).absolute())
+        for link in spec.image.sources.find_links
+    )
+    sources = spec.image.sources.model_copy(update={"find_links": links})
+    image = spec.image.model_copy(update={"sources": sources})
+    return spec.model_copy(update={"image": image})
 
 
 def _explain(

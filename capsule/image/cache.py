@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned, temporary_folder
 
@@ -64,6 +65,38 @@ class Cache:
     def has(self, sha256: str) -> bool:
         """Tell whether the content is here. It was checked when it came in."""
         return self.path(sha256).is_file()
+
+    def package(self, package: LockedDebianPackage | LockedWheel) -> Path:
+        """Return a fetched package, whose bytes are the locked ones.
+
+        Raises:
+            CapsuleError: CAP-I103, it is not here or damaged.
+        """
+        path = self.path(package.sha256)
+        self.size(package)
+        if (found := sha256_file(path)) != package.sha256:
+            raise CapsuleError(
+                "CAP-I103",
+                f"{package.name} {package.version} in the cache has SHA-256 {found}, not "
+                f"{package.sha256}",
+                fix=f"Delete {path} and build again.",
+            )
+        return path
+
+    def size(self, package: LockedDebianPackage | LockedWheel) -> int:
+        """Return the size of a fetched package in bytes.
+
+        Raises:
+            CapsuleError: CAP-I103, it is not here.
+        """
+        try:
+            return self.path(package.sha256).stat().st_size
+        except FileNotFoundError as error:
+            raise CapsuleError(
+                "CAP-I103",
+                f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
+                fix="Run 'capsule build' first, which fetches the packages of the lock.",
+            ) from error
 
     def add(self, source: Path, sha256: str) -> Path:
         """Copy ``source`` in and return its place, checking its SHA-256 on the way.

@@ -29,7 +29,6 @@ from capsule.image.archives.wheel import (
     wheel_paths,
     wheel_requirements,
 )
-from capsule.image.assembly.making import fetched
 from capsule.image.cache import Cache
 from capsule.image.recipe import Recipe
 from capsule.image.releases import recipe_of
@@ -110,7 +109,7 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
     recipe, wheels = recipe_of(lock.image), {wheel.name: wheel for wheel in lock.image.wheels}
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
-        with open_wheel(fetched(cache, wheel), wheel) as archive:
+        with open_wheel(cache.package(wheel), wheel) as archive:
             requires[wheel.name] = wheel_requirements(archive, wheel)
             paths = wheel_paths(archive, wheel)
             plugins = sorted(_PLUGINS & wheel_entry_points(archive, wheel))
@@ -238,7 +237,7 @@ def _check_debian(lock: Lock, recipe: Recipe, cache: Cache) -> None:
     provides: dict[str, set[str]] = {}
     depends: dict[str, set[str]] = {}
     for package in lock.image.debian:
-        control = deb_control(fetched(cache, package), package)
+        control = deb_control(cache.package(package), package)
         depends[package.name] = _names(control, "Depends") | _names(control, "Pre-Depends")
         for name in {package.name} | _names(control, "Provides"):
             provides.setdefault(name, set()).add(package.name)

@@ -94,10 +94,14 @@ def obtain_lock(
     """
     project = _captured(spec, path, cache, progress)
     previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
-    if previous is not None and _pins_fit(previous, spec):
-        lock = _with_current(previous, spec, project, cache, progress)
-    else:
-        lock = resolve(spec, cache, project=project, refresh_base=refresh_base, progress=progress)
+    lock = resolve(
+        spec,
+        cache,
+        project=project,
+        previous=previous,
+        refresh_base=refresh_base,
+        progress=progress,
+    )
     if lock != previous:
         write_lock(path, lock)
         progress(f"wrote {path}")
@@ -109,6 +113,7 @@ def resolve(
     cache: Cache,
     *,
     project: LockedProject | None = None,
+    previous: Lock | None = None,
     refresh_base: bool = False,
     progress: Callable[[str], None],
 ) -> Lock:
@@ -121,6 +126,7 @@ def resolve(
         cache: Keeps the package indexes between calls, and the Debian packages of a base layer
             whose digest Capsule does not ship.
         project: The captured source tree, if the spec has one.
+        previous: A lock whose packages are kept if the spec still asks for the same.
         refresh_base: Take the base's Debian packages from the machine's apt instead of the list
             that Capsule ships.
         progress: Told about each stage.
@@ -129,36 +135,36 @@ def resolve(
         CapsuleError: CAP-L101 to CAP-L109 Python packages, CAP-L121 to CAP-L125 Debian packages,
             CAP-I… the base layer cannot be made of them.
     """
-    recipe = load_recipe(spec.accelerator.kind)
-    sources = spec.image.sources
-    wheels = resolve_wheels(spec, recipe.packages, cache, progress)
-    debian = resolve_debian(
-        recipe.debian,
-        spec.image.debian,
-        sources,
-        cache,
-        refresh_base=refresh_base,
-        progress=progress,
-    )
+    recipe, sources = load_recipe(spec.accelerator.kind), spec.image.sources
+    pinned, recipe_sha256 = without_sources(spec), recipe.digest()
+    base = None
+    if previous is not None and (
+        previous.spec.image == pinned.image
+        and previous.spec.accelerator == pinned.accelerator
+        and previous.image.recipe_sha256 == recipe_sha256
+    ):
+        wheels, debian = previous.image.wheels, previous.image.debian
+        base = previous.image.base if previous.image.assembler == ASSEMBLER_VERSION else None
+    else:
+        wheels = resolve_wheels(spec, recipe.packages, cache, progress)
+        debian = resolve_debian(
+            recipe.debian,
+            spec.image.debian,
+            sources,
+            cache,
+            refresh_base=refresh_base,
+            progress=progress,
+        )
     image = LockedImage(
         assembler=ASSEMBLER_VERSION,
         recipe=recipe.name,
-        recipe_sha256=recipe.digest(),
+        recipe_sha256=recipe_sha256,
         debian=debian,
-        base=locked_base(debian, recipe, cache, sources, progress),
+        base=base or locked_base(debian, recipe, cache, sources, progress),
         wheels=wheels,
         code=LockedCode(version=__version__, sha256=training_code_digest()),
     )
-    return Lock(spec=without_sources(spec), image=image, project=project)
-
-
-def _pins_fit(lock: Lock, spec: Spec) -> bool:
-    wanted = without_sources(spec)
-    return (
-        lock.spec.image == wanted.image
-        and lock.spec.accelerator == wanted.accelerator
-        and lock.image.recipe_sha256 == load_recipe(lock.image.recipe).digest()
-    )
+    return Lock(spec=pinned, image=image, project=project)
 
 
 def _captured(
@@ -180,25 +186,6 @@ def _captured(
         more = f" and {rest:,} more" if rest > 0 else ""
         progress(f"the source tree includes files that git does not track: {shown}{more}")
     return project
-
-
-def _with_current(
-    lock: Lock,
-    spec: Spec,
-    project: LockedProject | None,
-    cache: Cache,
-    progress: Callable[[str], None],
-) -> Lock:
-    """Keep the packages of ``lock``; take all else as it is now."""
-    changes: dict[str, object] = {
-        "assembler": ASSEMBLER_VERSION,
-        "code": LockedCode(version=__version__, sha256=training_code_digest()),
-    }
-    if lock.image.assembler != ASSEMBLER_VERSION:
-        recipe, sources = load_recipe(lock.image.recipe), spec.image.sources
-        changes["base"] = locked_base(lock.image.debian, recipe, cache, sources, progress)
-    image = lock.image.model_copy(update=changes)
-    return Lock(spec=without_sources(spec), image=image, project=project)
 
 
 def _unreadable(code: str, path: Path, reason: str) -> CapsuleError:

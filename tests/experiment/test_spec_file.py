@@ -252,3 +252,22 @@ def test_a_trainer_that_is_no_mapping_is_refused_by_its_field(value):
     with pytest.raises(CapsuleError) as caught:
         parse_spec(text.encode(), "spec.yaml")
     assert "trainer" in caught.value.message
+
+
+def test_only_relative_folders_of_wheels_are_taken_from_the_specs_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    links = ("wheels", "../up", "/absolute", "~/own", "https://pages.example/w", "file:///w")
+    (tmp_path / "spec.yaml").write_text(SMALL)
+    found = load_spec(
+        tmp_path / "spec.yaml",
+        [f"image.sources.find_links={json.dumps(links)}", "image.sources.index=https://i.example"],
+    ).image.sources
+    assert found.find_links == (
+        f"{tmp_path}/wheels",
+        f"{tmp_path}/../up",
+        "/absolute",
+        "/home/alice/own",
+        "https://pages.example/w",
+        "file:///w",
+    )
+    assert found.index == "https://i.example"

@@ -40,10 +40,8 @@ from capsule.image.assembly.making import (
     Made,
     Plan,
     Progress,
-    fetched,
     layer_key,
     make_layers,
-    size_in,
 )
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
@@ -217,7 +215,7 @@ def _matching_recipe(lock: Lock) -> Recipe:
 def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
     """Yield a plan per large wheel, by name, and one for all others."""
     wheels = sorted(lock.image.wheels, key=lambda wheel: wheel.name)
-    large = [w for w in wheels if size_in(cache, w) >= OWN_LAYER_BYTES]
+    large = [w for w in wheels if cache.size(w) >= OWN_LAYER_BYTES]
     for wheel in large:
         yield _plan_wheel_layer(wheel.name, [wheel], recipe, cache)
     if small := [wheel for wheel in wheels if wheel not in large]:
@@ -227,7 +225,7 @@ def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
 def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> Plan:
     def entries(stack: ExitStack) -> Iterator[TarEntry]:
         for wheel in wheels:
-            archive = stack.enter_context(open_wheel(fetched(cache, wheel), wheel))
+            archive = stack.enter_context(open_wheel(cache.package(wheel), wheel))
             yield from wheel_entries(archive, wheel, recipe.prune_patterns(wheel.name))
 
     inputs = [

@@ -27,7 +27,6 @@ from capsule.image.assembly.making import (
     Made,
     Plan,
     Progress,
-    fetched,
     layer_key,
     make_layers,
 )
@@ -135,7 +134,7 @@ def plan_base(packages: Packages, recipe: Recipe, cache: Cache) -> Plan:
         folder = stack.enter_context(cache.scratch())
         scratch = stack.enter_context((folder / "unpacked").open("w+b"))
         for package in packages:
-            yield from deb_entries(fetched(cache, package), package, scratch)
+            yield from deb_entries(cache.package(package), package, scratch)
         for path, text in recipe.files.items():
             yield file_entry(path.removeprefix("/"), "recipe", text.encode())
         for path, target in _LINKS.items():

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
-from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.image.archives.layers import TarEntry, refused, write_tar
 from capsule.image.cache import Cache, file_state
 
@@ -143,37 +142,3 @@ def _record(record: Path, layer: Layer, facts: dict[str, str]) -> None:
 def _places(plan: Plan, cache: Cache) -> tuple[Path, Path]:
     """Return where a layer's archive and its record live."""
     return cache.derived(f"{plan.key}.layer.tar"), cache.derived(f"{plan.key}.layer.json")
-
-
-def fetched(cache: Cache, package: LockedDebianPackage | LockedWheel) -> Path:
-    """Return a fetched package, whose bytes are the locked ones.
-
-    Raises:
-        CapsuleError: CAP-I103, it is not in the cache or damaged.
-    """
-    path = cache.path(package.sha256)
-    size_in(cache, package)
-    if (found := sha256_file(path)) != package.sha256:
-        raise refused(
-            "CAP-I103",
-            f"{package.name} {package.version} in the cache has SHA-256 {found}, not "
-            f"{package.sha256}",
-            f"Delete {path} and build again.",
-        )
-    return path
-
-
-def size_in(cache: Cache, package: LockedDebianPackage | LockedWheel) -> int:
-    """Return the size of a fetched package in bytes.
-
-    Raises:
-        CapsuleError: CAP-I103, it is not in the cache.
-    """
-    try:
-        return cache.path(package.sha256).stat().st_size
-    except FileNotFoundError as error:
-        raise refused(
-            "CAP-I103",
-            f"{package.name} {package.version} (SHA-256 {package.sha256}) is not in the cache",
-            "Run 'capsule build' first, which fetches the packages of the lock.",
-        ) from error

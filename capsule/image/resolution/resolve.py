@@ -217,6 +217,9 @@ def compile_wheels(
         CapsuleError: CAP-L103 no solution, CAP-L104 no wheel, CAP-L105 no network, CAP-L106 no
             SHA-256 or no matching wheel in the answer.
     """
+    from uv import find_uv_bin
+
+    environment = sources.uv_environment()
     with cache.scratch() as folder:
         index = folder / "index"
         index.mkdir()
@@ -224,16 +227,16 @@ def compile_wheels(
         (folder / "requirements.in").write_text("".join(f"{line}\n" for line in requirements))
         answer = folder / "pylock.toml"
         command = [
-            *_uv(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
+            find_uv_bin(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
             "--python", sys.executable, "--python-version", PYTHON, "--python-platform", PLATFORM,
             "--only-binary", ":all:", "--format", "pylock.toml", "--no-header", "--no-annotate",
             "--output-file", str(answer), *sources.uv_arguments(index), *options,
             str(folder / "requirements.in"),
         ]  # fmt: skip
-        messages = _run_uv(command, sources)
+        messages = _run_uv(command, environment)
         if messages and "error sending request" in messages:
             progress("a package index cannot be reached; using the indexes of the last resolution")
-            if _run_uv([*command, "--offline"], sources):
+            if _run_uv([*command, "--offline"], environment):
                 raise _unreachable(messages)
         elif messages:
             raise _no_solution(messages)
@@ -319,17 +322,9 @@ def _compile_for(
     return found
 
 
-def _uv() -> list[str]:
-    from uv import find_uv_bin
-
-    return [find_uv_bin()]
-
-
-def _run_uv(command: Sequence[str], sources: MachineSources) -> str | None:
+def _run_uv(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Run uv; return its messages if it failed."""
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=sources.uv_environment()
-    )
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return process.stderr.strip() or "uv failed silently" if process.returncode else None
 
 

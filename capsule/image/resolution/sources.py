@@ -53,23 +53,25 @@ class MachineSources:
         """Return the local folders among ``find_links``."""
         return [path for link in self.find_links if (path := _local(link)) and path.is_dir()]
 
-    def uv_arguments(self, folder_index: Path) -> list[str]:
+    def uv_arguments(self, folder_index: Path | None = None) -> list[str]:
         """Return the options that make uv see the same sources as pip.
 
         Args:
-            folder_index: Folder that holds what :func:`write_index` made of :meth:`folders`.
+            folder_index: The index that :func:`write_index` made of :meth:`folders`; uv reads it
+                instead of the folders themselves.
         """
         arguments = ["--no-config", "--index-strategy", "unsafe-best-match"]  # as pip ranks them
         if self.no_index:
             arguments.append("--no-index")
-        else:
+            folder_index = None
+        if folder_index is not None:
             arguments += ["--index", folder_index.as_uri()]
         if self.index:
             arguments += ["--default-index", self.index]
         for index in self.extra_indexes:
             arguments += ["--index", index]
         for link in self.find_links:
-            if self.no_index or _local(link) is None:
+            if folder_index is None or _local(link) is None:
                 arguments += ["--find-links", link]
         for host in self.trusted_hosts:
             arguments += ["--allow-insecure-host", host]
@@ -122,17 +124,6 @@ def machine_sources(spec: SourcesSpec) -> MachineSources:
             fix="Make 'python -m pip config list' work with Capsule's own Python.",
         )
     return merge_sources(parse_pip_configuration(process.stdout), spec)
-
-
-def sources_beside(sources: SourcesSpec, folder: Path) -> SourcesSpec:
-    """Return a spec's sources with its own folders named by absolute paths.
-
-    Args:
-        sources: The spec's section.
-        folder: The spec file's folder, which a path in ``find_links`` is relative to.
-    """
-    links = (_absolute(link, folder) for link in sources.find_links)
-    return sources.model_copy(update={"find_links": tuple(links)})
 
 
 def parse_pip_configuration(listing: str) -> dict[str, str]:
@@ -208,12 +199,6 @@ def _local(link: str) -> Path | None:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return None if parts.scheme else Path(link).expanduser()
-
-
-def _absolute(link: str, folder: Path) -> str:
-    """Return a find-links entry as it stands if it is a URL, else as an absolute path."""
-    path = None if urlsplit(link).scheme else _local(link)
-    return link if path is None else str((folder / path).absolute())
 
 
 def _one_word(link: str) -> str:

@@ -13,7 +13,6 @@ from capsule.image.resolution.sources import (
     machine_sources,
     merge_sources,
     parse_pip_configuration,
-    sources_beside,
     write_index,
 )
 from tests.image.conftest import forget_pip_variables
@@ -95,21 +94,6 @@ def test_spec_adds_to_the_machine_and_its_index_wins():
     assert merged.index == "https://s.example/simple"
     assert merged.extra_indexes == ("https://x.example/simple", "https://y.example/simple")
     assert merged.find_links == ("/a", "/b", "/c")
-
-
-def test_only_relative_paths_are_taken_from_the_specs_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/alice")
-    links = ("wheels", "../up", "/absolute", "~/own", "https://pages.example/w", "file:///w")
-    found = sources_beside(SourcesSpec(index="https://i.example", find_links=links), tmp_path)
-    assert found.find_links == (
-        f"{tmp_path}/wheels",
-        f"{tmp_path}/../up",
-        "/absolute",
-        "/home/alice/own",
-        "https://pages.example/w",
-        "file:///w",
-    )
-    assert found.index == "https://i.example"
 
 
 def test_uv_sees_what_pip_sees(tmp_path):
