@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Write docs/errors.md from the codes in capsule/experiment/errors.py and capsule/host/catalogue.
+"""Write docs/errors.md from the codes in capsule/host/errors.txt.
 
 To be run after every change of them; a test compares.
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from capsule.diagnosis import findings
-from capsule.host.catalogue.training import TEXTS
-from capsule.host.errors import ENTRIES, IMAGE_CODES
+from capsule.host.errors import ENTRIES
 
 PLACE = Path(__file__).parents[1] / "docs" / "errors.md"
 ROOMS = {  # by the letter of their codes
@@ -51,7 +50,6 @@ COLUMNS = """
 def page() -> str:
     """Return the page: a table for each room."""
     rows = {code: (str(int(entry[0])), *entry[1:]) for code, entry in ENTRIES.items()}
-    rows |= {code: (str(int(status)), *TEXTS[code]) for code, status in IMAGE_CODES.items()}
     for code, finding in findings.CATALOGUE.items():
         rows[code] = ("", finding.title, "see [diagnose.md](diagnose.md)")
     parts = [HEAD]

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 
 # The codes that are raised inside images, with the status of a command that fails with one. Causes
-# and fixes, and all other codes, stand in capsule/host/catalogue.
+# and fixes, and all other codes, are in capsule/host/errors.txt.
 IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-N001": ExitCode.INTERNAL,
     "CAP-S007": ExitCode.USAGE,

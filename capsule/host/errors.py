@@ -1,32 +1,39 @@
 """The error type with the codes of the host side, whose modules import it from here.
 
-An import of this module makes the codes known. Their entries do not stand beside the type because
-that goes into images: an edit here changes no lock.
+An import of this module makes the codes known. ``errors.txt`` lists them, and does not stand beside
+the type because that goes into images: an edit here changes no lock.
 """
 
 from __future__ import annotations
 
 import errno
+from pathlib import Path
+from typing import NamedTuple
 
 from capsule.experiment.errors import IMAGE_CODES, CapsuleError, ExitCode, register
-from capsule.host.catalogue import (
-    bundle,
-    engine,
-    entropy,
-    image,
-    others,
-    spec,
-    verification,
-)
-from capsule.host.catalogue.entry import ErrorEntry
 
-__all__ = ["ENTRIES", "IMAGE_CODES", "CapsuleError", "ExitCode", "refusal_of"]
+__all__ = ["ENTRIES", "IMAGE_CODES", "CapsuleError", "ErrorEntry", "ExitCode", "refusal_of"]
 
-_ROOMS = (spec, image, engine, bundle, entropy, verification, others)
-ENTRIES: dict[str, ErrorEntry] = {
-    code: entry for room in _ROOMS for code, entry in room.ENTRIES.items()
-}
-register({code: entry.exit_code for code, entry in ENTRIES.items()})
+
+class ErrorEntry(NamedTuple):
+    """The exit status of a command that fails with a code; its cause and fix, in Markdown."""
+
+    exit_code: ExitCode
+    cause: str
+    fix: str
+
+
+def _entry(code: str, status: str, cause: str, fix: str) -> ErrorEntry:
+    return ErrorEntry(IMAGE_CODES[code] if status == "-" else ExitCode[status], cause, fix)
+
+
+_ROWS = [
+    line.split(" | ")
+    for line in Path(__file__).with_name("errors.txt").read_text(encoding="utf-8").splitlines()
+    if line.startswith("CAP-")
+]
+ENTRIES = {row[0]: _entry(*row) for row in _ROWS}
+register({code: entry.exit_code for code, entry in ENTRIES.items() if code not in IMAGE_CODES})
 
 
 # What the operating system refuses because of the machine's state or its owner's settings.
