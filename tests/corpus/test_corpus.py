@@ -115,14 +115,24 @@ def test_it_is_executed_again_bit_for_bit(name, tmp_path):
     """A bundle without an image carries no training code; only an installed one repeats it."""
     code = json.loads(files_of(name)["spec/lock.json"])["image"]["code"]["sha256"]
     if code == training_code_digest():
-        report = verify(name, tmp_path, "--engine", "process")
-        assert report["verdict"] == "reproduced-bitwise", report
+        report = verify(name, tmp_path, "--engine", "process", status=(0, 1))
+        assert is_repeated(report), report
         return
     # Environments are kept by digest: that of the code which made the bundle may be there still.
-    report = verify(name, tmp_path, "--engine", "process", "--code", "supplied", status=(0, 4))
+    options = ("--engine", "process", "--code", "supplied")
+    report = verify(name, tmp_path, *options, status=(0, 1, 4))
     refusal = (report["error"] or {}).get("code")
-    found = report["verdict"], refusal
-    assert found in {("reproduced-bitwise", None), ("inconclusive", "CAP-E014")}, report
+    assert is_repeated(report) or (report["verdict"], refusal) == ("inconclusive", "CAP-E014"), (
+        report
+    )
+
+
+def is_repeated(report):
+    """Whether everything is equal, except a patch release of Python where there is another here."""
+    pins = [each["component"] for each in report["differences"]]
+    if pins == ["libraries.python"]:
+        return report["summary"].startswith("the outputs are equal, but libraries.python differs")
+    return report["verdict"] == "reproduced-bitwise"
 
 
 @pytest.mark.engine
