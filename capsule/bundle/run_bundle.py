@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Self
 
 from capsule.bundle.archive import MAX_NAME, NAME_PATTERN
+from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
     Claims,
     ImageClaim,
+    Observations,
     ProgramClaims,
     TrainingClaims,
+    claims_model,
     has_population,
+    records_schedule,
 )
 from capsule.bundle.crate import CRATE
 from capsule.bundle.manifest import MediaType, Role
@@ -65,6 +71,51 @@ _LINES = "application/jsonl"
 _TEXT = "text/plain"
 _ZSTD = "application/zstd"
 _CYCLONEDX = "application/vnd.cyclonedx+json"
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The run of an open bundle.
+
+    Attributes:
+        bundle: The bundle.
+        lock: What was run.
+        claims: What the run claims.
+    """
+
+    bundle: OpenedBundle
+    lock: Lock
+    claims: TrainingClaims | ProgramClaims
+
+    @classmethod
+    def read(cls, bundle: OpenedBundle) -> Self:
+        """Read the lock and the claims of a bundle.
+
+        Raises:
+            CapsuleError: CAP-B144, CAP-B145, CAP-B160 of :meth:`OpenedBundle.read`.
+        """
+        lock = bundle.read(LOCK, Lock)
+        return cls(bundle, lock, bundle.read(CLAIMS, claims_model(lock)))
+
+    def observations(self) -> Observations:
+        """Return what the run observed."""
+        return self.bundle.read(OBSERVATIONS, Observations)
+
+    def checkpoints(self) -> tuple[contract.Checkpoint, ...]:
+        """Return the checkpoints of a training, with the digests of their tensors."""
+        return self.bundle.read(
+            RUN + contract.CHECKPOINT_INDEX, contract.CheckpointIndex
+        ).checkpoints
+
+    @property
+    def trace(self) -> Path:
+        """The trace of a training."""
+        return self.bundle.member(RUN + contract.TRACE)
+
+    @property
+    def schedule(self) -> Path | None:
+        """The schedule log of a training; None unless one was recorded."""
+        return self.bundle.member(SCHEDULE) if records_schedule(self.lock) else None
 
 
 def members_of(lock: Lock, claims: Claims, *, embedded: bool) -> dict[str, Kind]:

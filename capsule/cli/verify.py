@@ -73,11 +73,15 @@ def command(
     from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
-    from capsule.verification.execution.limits import parse_limits
-    from capsule.verification.expectation import Expectation, parse_claim, parse_lock
-    from capsule.verification.mode import Mode
     from capsule.verification.receipt import require_execution, sign_report
-    from capsule.verification.request import VerifyRequest
+    from capsule.verification.request import (
+        Expectation,
+        Mode,
+        VerifyRequest,
+        parse_claim,
+        parse_limits,
+        parse_lock,
+    )
     from capsule.verification.verify import verify
 
     policy = load_policy(

@@ -16,12 +16,12 @@ from capsule.bundle.claims import (
     Observations,
     ProgramClaims,
     TrainingClaims,
-    claims_model,
     has_population,
 )
 from capsule.bundle.crate import CRATE, run_crate
 from capsule.bundle.keys import PublicKey
 from capsule.bundle.manifest import BundleFile
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.tally import Original, Receipts, read_receipts
 from capsule.entropy.ledger import Ledger
 from capsule.experiment import contract
@@ -29,7 +29,6 @@ from capsule.experiment.canonical import canonical_json, open_regular, parse_can
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency
-from capsule.verification.integrity.contents import Contents
 from capsule.verification.verdict import Report
 
 # Files that capsule.training.own_program.recorder writes.
@@ -129,9 +128,9 @@ def read_subject(
             or malformed; CAP-P101: a file is not a report; CAP-P102: a report is about other
             claims; CAP-P103: a claimed return is not a number.
     """
-    lock = bundle.read(run_bundle.LOCK, Lock)
-    claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
-    check_consistency(Contents(bundle, lock, claims))
+    run = RecordedRun.read(bundle)
+    lock, claims = run.lock, run.claims
+    check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]

@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from capsule import execution
-from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import TrainingClaims, claims_model
 from capsule.bundle.keys import PublicKey
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.experiment import contract
@@ -34,11 +31,11 @@ from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, open_side
 from capsule.verification.execution.admission import check_unconfined
-from capsule.verification.execution.challenge import RecordedRun, begin_before
-from capsule.verification.integrity.image_documents import layer_identities
+from capsule.verification.execution.challenge import begin_before
 from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
 
+NO_LAYERS: AbstractContextManager[tuple[dict[Name, Path], Path | None]] = nullcontext(({}, None))
 _NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
 
 
@@ -116,10 +113,11 @@ def _execute(
     """
     lock = _trusted_lock(side, request)
     try:
-        image = side.bundle is None or run_bundle.IMAGE_CONFIG in side.bundle.files
+        recorded = side.recorded
+        image = recorded is None or recorded.claims.image is not None
         check_unconfined(request.engine, image=image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
-        with _supplied(side.bundle, lock) as (supplied, project):
+        with supplied_layers(recorded) if recorded else NO_LAYERS as (supplied, project):
             execution.prepare(
                 lock,
                 engine,
@@ -157,35 +155,25 @@ def _execute(
 def _go_back(side: ComparedRun, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
     """Begin at the last checkpoint before a window, if the bundle kept that state."""
     states = lock.spec.recording.segment_states and lock.spec.entropy.mode != "recorded"
-    if side.bundle is None or side.training is None or not states:
+    if side.recorded is None or side.training is None or not states:
         return BEGINNING
-    claims = side.bundle.read(run_bundle.CLAIMS, TrainingClaims)
-    return begin_before(RecordedRun(side.bundle, lock, claims), window.first, directory)
-
-
-def _supplied(
-    bundle: OpenedBundle | None, lock: Lock
-) -> AbstractContextManager[tuple[dict[Name, Path], Path | None]]:
-    """Unpack the layers that a bundle carries; a folder of ``capsule run`` has none."""
-    if bundle is None:
-        return nullcontext(({}, None))
-    claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
-    return supplied_layers(bundle, layer_identities(bundle, lock, claims))
+    return begin_before(side.recorded, window.first, directory)
 
 
 def _trusted_lock(side: ComparedRun, request: DiffRequest) -> Lock:
-    """Return what to execute; strangers' programs only if somebody said so."""
+    """Return what to execute: an untrusted program only if the user allowed it."""
     if side.lock is None:
         raise CapsuleError(
             "CAP-V079",
             f"{side.name} cannot be executed: it is a bare run directory, without its lock",
             fix="Name the folder that 'capsule run' made, or its bundle.",
         )
-    if side.bundle is not None and not (side.bundle.authentic or request.allow_untrusted):
+    bundle = None if side.recorded is None else side.recorded.bundle
+    if bundle is not None and not (bundle.authentic or request.allow_untrusted):
         raise CapsuleError(
             "CAP-V078",
             f"{side.name} would be executed, but no key was given to check its signer "
-            f"{side.bundle.fingerprint} with",
+            f"{bundle.fingerprint} with",
             fix="Pass --key with a key you trust, or --allow-untrusted.",
         )
     return side.lock

@@ -1,18 +1,22 @@
 """What each stage of a verification finds, and the report that is built from the findings.
 
 A stage returns its finding, which is frozen. A stage that fails leaves those before it as they are,
-so that the report of a failed verification has everything that was found until then.
+so that the report of a failed verification has everything that was found until then. A field of a
+finding that the report has, too, has the same name in both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from capsule.bundle.claims import ImageClaim, ProgramClaims, TrainingClaims
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerDifference
 from capsule.host.errors import CapsuleError
 from capsule.image.closure import Packages
 from capsule.machine.compare import ExpectedGrade, FactComparison
+from capsule.machine.fingerprint import Fingerprint
 from capsule.machine.kind import MachineKind
 from capsule.verification.content.times import Span
 from capsule.verification.equivalence.returns import ReturnStatistics
@@ -24,7 +28,6 @@ from capsule.verification.verdict import (
     ImageSource,
     Judgement,
     OutputComparison,
-    OutputDifference,
     ReplicaResults,
     Report,
     RequiredGrade,
@@ -41,7 +44,7 @@ class IntegrityFinding:
         manifest: Digest of its manifest.
         unchecked: Members that this verification does not look into.
         relaxations: Guarantees that the recorded run gave up.
-        ledger: Sources of nondeterminism in the recorded run.
+        recorded_ledger: Sources of nondeterminism in the recorded run.
         claimed: What a program's run claims, in words; None for a trainer's.
     """
 
@@ -49,7 +52,7 @@ class IntegrityFinding:
     manifest: str
     unchecked: tuple[str, ...]
     relaxations: tuple[str, ...]
-    ledger: Ledger
+    recorded_ledger: Ledger
     claimed: str | None
 
 
@@ -73,21 +76,18 @@ class EnvironmentFinding:
     """The recorded machine and this one.
 
     Attributes:
-        rows: The comparison.
-        grade: What a re-execution can be expected to give.
-        reason: Why.
+        environment: The comparison.
+        expected_grade: What a re-execution can be expected to give.
+        expected: The same, with the reason.
         machine: The kind of this machine.
+        here: The fingerprint of this machine.
     """
 
-    rows: tuple[FactComparison, ...]
-    grade: ExpectedGrade
-    reason: str
+    environment: tuple[FactComparison, ...]
+    expected_grade: ExpectedGrade
+    expected: str
     machine: MachineKind
-
-    @property
-    def expected(self) -> str:
-        """The expected grade with its reason."""
-        return f"{self.grade}: {self.reason}"
+    here: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,15 @@ class ImageFinding:
     """The image that is ready to be executed.
 
     Attributes:
-        source: Where it is from; None if the engine uses no image.
-        rebuilt: Whether the claimed identity was obtained by rebuilding the image from the lock.
+        image_source: Where it is from; None if the engine uses no image.
+        image_rebuilt: Whether the claimed identity was obtained by rebuilding the image from the
+            lock.
+        claim: Its identity.
     """
 
-    source: ImageSource | None
-    rebuilt: bool
+    image_source: ImageSource | None
+    image_rebuilt: bool
+    claim: ImageClaim | None
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,14 @@ class ExecutionFinding:
 
     Attributes:
         span: When it took place.
-        steps: Agent steps that were executed; None for a program.
+        reexecuted_steps: Agent steps that were executed; None for a program.
         ledger: Its sources of nondeterminism.
         ledger_differences: Sources that the recorded run treated differently.
         relaxations: Guarantees that were given up by the recorded run or by this one.
     """
 
     span: Span
-    steps: int | None
+    reexecuted_steps: int | None
     ledger: Ledger
     ledger_differences: tuple[LedgerDifference, ...]
     relaxations: tuple[str, ...]
@@ -129,10 +132,12 @@ class ComparisonFinding:
     Attributes:
         differences: The facts that differ, causes before effects.
         outputs: The outputs of a program that differ, by content; None if none does.
+        claims: What a whole re-execution claims; None for a prefix.
     """
 
     differences: tuple[ComponentDifference, ...]
     outputs: OutputComparison | None = None
+    claims: TrainingClaims | ProgramClaims | None = None
 
 
 @dataclass(frozen=True)
@@ -144,12 +149,14 @@ class AnalysisFinding:
         divergence: The analysis; None if the runs are equal.
         replica: What a whole run of a trainer gave, to be shown beside the recorded one.
         compared_steps: Step of the last trace record that both runs have; None for a program.
+        statistics: Comparison of returns, where the bits of a whole run differ.
     """
 
     first_difference: TraceDifference | None
     divergence: Divergence | None
     replica: ReplicaResults | None
     compared_steps: int | None
+    statistics: ReturnStatistics | None
 
 
 @dataclass
@@ -163,7 +170,6 @@ class VerificationFindings:
         own_code: Whether the image's training code is this Capsule's own.
         fresh_seed: Answer of a challenge to a seed that was drawn for it.
         challenge: Segments of the recorded run that were executed again.
-        statistics: Comparison of returns, where the bits of a whole run differ.
     """
 
     bundle: str
@@ -180,7 +186,6 @@ class VerificationFindings:
     execution: ExecutionFinding | None = None
     comparison: ComparisonFinding | None = None
     analysis: AnalysisFinding | None = None
-    statistics: ReturnStatistics | None = None
 
     def report(self, judgement: Judgement, error: CapsuleError | None, seconds: float) -> Report:
         """Build the report.
@@ -190,69 +195,35 @@ class VerificationFindings:
             error: What ended the verification early.
             seconds: How long it took.
         """
-        integrity, trust, environment = self.integrity, self.trust, self.environment
-        image, packages, execution = self.image, self.packages, self.execution
-        latest = execution or integrity
+        stages = (
+            *(self.integrity, self.trust, self.environment, self.image, self.packages),
+            *(self.execution, self.comparison, self.analysis),
+        )
+        facts: dict[str, Any] = {}
+        for stage in filter(None, stages):
+            facts |= {key: each for key, each in vars(stage).items() if key in Report.model_fields}
+        if self.comparison is not None and self.comparison.outputs is not None:
+            facts["first_difference"] = self.comparison.outputs.files[0]
+        if self.challenge is not None:
+            segments, unequal = self.challenge.segments, self.challenge.first_unequal
+            facts["reexecuted_steps"] = sum(each.ends - each.begins for each in segments)
+            if unequal is not None:
+                facts["first_difference"] = unequal.first_difference
+                facts["differences"] = unequal.differences
         return Report(
             bundle=self.bundle,
             mode=self.mode,
             verdict=judgement.verdict,
             summary=judgement.summary,
-            claim_id=integrity.claim_id if integrity else None,
-            signer=trust.signer if trust else None,
-            signers=trust.signers if trust else (),
             # What is found later may still show that an unchanged bundle was forged.
-            integrity=False if judgement.verdict == "tampered" else True if trust else None,
-            authentic=trust.authentic if trust else None,
+            integrity=False if judgement.verdict == "tampered" else True if self.trust else None,
             required=self.required,
-            expected=environment.expected if environment else None,
-            expected_grade=environment.grade if environment else None,
-            machine=environment.machine if environment else None,
-            manifest=integrity.manifest if integrity else None,
-            environment=environment.rows if environment else (),
-            image_rebuilt=image.rebuilt if image else None,
-            image_source=image.source if image else None,
-            besides=packages.besides if packages else None,
-            startup=packages.startup if packages else None,
             own_code=self.own_code,
-            claimed=integrity.claimed if integrity else None,
-            first_difference=self._first_difference(),
-            outputs=self.comparison.outputs if self.comparison else None,
-            differences=self._differences(),
-            statistics=self.statistics,
-            divergence=self.analysis.divergence if self.analysis else None,
-            replica=self.analysis.replica if self.analysis else None,
             challenge=self.challenge,
             fresh_seed=self.fresh_seed,
-            unchecked=integrity.unchecked if integrity else (),
-            relaxations=latest.relaxations if latest else (),
-            recorded_ledger=integrity.ledger if integrity else None,
-            ledger=execution.ledger if execution else None,
-            ledger_differences=execution.ledger_differences if execution else (),
-            reexecuted_steps=self._reexecuted_steps(),
             seconds=round(seconds, 3),
             error={"code": error.code, "message": error.message, "fix": error.fix}
             if error
             else None,
+            **facts,
         )
-
-    def _first_difference(self) -> TraceDifference | OutputDifference | None:
-        """Return the first record or output that differs, of the run or of a segment."""
-        if self.comparison is not None and self.comparison.outputs is not None:
-            return self.comparison.outputs.files[0]
-        if self.analysis is not None:
-            return self.analysis.first_difference
-        segment = self.challenge and self.challenge.first_unequal
-        return segment.first_difference if segment else None
-
-    def _differences(self) -> tuple[ComponentDifference, ...]:
-        """Return the claims that differ, of the run or of a segment."""
-        if self.comparison is not None:
-            return self.comparison.differences
-        segment = self.challenge and self.challenge.first_unequal
-        return segment.differences if segment else ()
-
-    def _reexecuted_steps(self) -> int | None:
-        if self.challenge is not None:
-            return sum(segment.ends - segment.begins for segment in self.challenge.segments)
-        return self.execution.steps if self.execution else None

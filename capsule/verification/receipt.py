@@ -17,7 +17,7 @@ from capsule.bundle.receipts import (
     write_receipt,
 )
 from capsule.host.errors import CapsuleError
-from capsule.verification.mode import Mode
+from capsule.verification.request import Mode
 from capsule.verification.verdict import Report
 
 

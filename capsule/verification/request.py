@@ -1,18 +1,165 @@
-"""What a verifier asks of ``capsule verify``."""
+"""What a verifier asks of ``capsule verify``: how far, by whose signatures, of which experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from capsule.bundle.claims import Claims
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
-from capsule.experiment.spec import SourcesSpec
-from capsule.verification.expectation import Expectation
-from capsule.verification.mode import Mode
+from capsule.experiment.lock import Lock, without_sources
+from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.image.lockfile import read_lock
 from capsule.verification.verdict import RequiredGrade
+
+OTHER_SPEC, OTHER_CLAIM, OTHER_LOCK = "CAP-V041", "CAP-V042", "CAP-V057"
+_DIGEST = re.compile("[0-9a-f]{64}")
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How far a verification goes.
+
+    Attributes:
+        name: What is done.
+        steps: Agent steps of a prefix.
+        segments: How many segments to choose; None: all.
+    """
+
+    name: Literal["integrity", "environment", "prefix", "full", "segments", "fresh-seed"]
+    steps: int | None = None
+    segments: int | None = None
+
+    @property
+    def challenges(self) -> bool:
+        """Whether it asks for what the signer could not know."""
+        return self.name in ("segments", "fresh-seed")
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """Parse a mode as ``--mode`` takes it; each is a name of the class, two with a number.
+
+        Raises:
+            CapsuleError: CAP-V001, anything else; CAP-V060, segments of no number.
+        """
+        if text.startswith("segments:"):
+            number = text.removeprefix("segments:")
+            if number == "all":
+                return cls("segments")
+            if re.fullmatch(r"[1-9][0-9]{0,5}", number):
+                return cls("segments", segments=int(number))
+            raise CapsuleError(
+                "CAP-V060",
+                f"{number!r} is not a number of segments",
+                fix="Give --challenge, or --mode segments:, a number from 1 on or 'all'.",
+            )
+        if match := re.fullmatch(r"prefix:([1-9][0-9]{0,14})", text):
+            return cls("prefix", int(match[1]))
+        if text in ("integrity", "environment", "fresh-seed", "full"):
+            return cls(text)  # type: ignore[arg-type]
+        raise CapsuleError(
+            "CAP-V001",
+            f"--mode {text!r} is not known",
+            fix="Use integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed or "
+            "full.",
+        )
+
+    def __str__(self) -> str:
+        if self.name == "segments":
+            return f"{self.name}:{self.segments or 'all'}"
+        return self.name if self.steps is None else f"{self.name}:{self.steps}"
+
+    def check(self, lock: Lock) -> None:
+        """Reject a mode that the run of a lock cannot be verified in, before anything runs.
+
+        Raises:
+            CapsuleError: CAP-V003, a prefix does not end on a trace record; CAP-V008, a prefix of
+                a program; CAP-V062, the run cannot be challenged; CAP-V063, it has fewer segments.
+        """
+        if self.challenges:
+            _check_challengeable(lock, self)
+        if self.steps is None:
+            return
+        if isinstance(lock.spec.trainer, CommandTrainer):
+            raise CapsuleError(
+                "CAP-V008",
+                f"--mode {self}: only Capsule's own trainers count steps; this bundle runs a "
+                "program",
+                fix="Use --mode full.",
+            )
+        interval = lock.spec.recording.trace_interval
+        total = lock.spec.trainer.total_steps
+        if self.steps % interval or self.steps > total:
+            raise CapsuleError(
+                "CAP-V003",
+                f"--mode {self}: the run has {total} steps with a trace record each {interval}",
+                fix=f"Give a multiple of {interval} up to {total}.",
+            )
+
+
+def _check_challengeable(lock: Lock, mode: Mode) -> None:
+    reason = None
+    if isinstance(lock.spec.trainer, CommandTrainer):
+        reason = "it runs a program of its own, whose states and seeds are unknown"
+    elif mode.name == "fresh-seed":
+        return
+    elif not lock.spec.recording.segment_states:
+        reason = "its spec does not set recording.segment_states, so it kept no states"
+    elif lock.spec.entropy.mode == "recorded":
+        reason = (
+            "it recorded the system's randomness, and how much of it was used before a segment "
+            "begins is not known"
+        )
+    if reason is not None:
+        raise CapsuleError(
+            "CAP-V062",
+            f"the run cannot be challenged: {reason}",
+            fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
+        )
+    training = lock.spec.training()
+    total = -(-training.trainer.total_steps // training.recording.checkpoint_interval)
+    if mode.segments is not None and mode.segments > total:
+        raise CapsuleError(
+            "CAP-V063",
+            f"--challenge {mode.segments}: the run has {total} segments between its checkpoints",
+            fix=f"Give a number up to {total}, or 'all'.",
+        )
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the reader knows from elsewhere, such as a paper: another experiment must not pass.
+
+    Attributes:
+        spec: The experiment, as its authors published it.
+        claim: The claim id.
+        lock: Digest of the lock, which pins every package and, unlike a spec, the source tree.
+    """
+
+    spec: Spec | None = None
+    claim: str | None = None
+    lock: str | None = None
+
+    def check(self, lock: Lock, claims: Claims) -> None:
+        """Reject the bundle of another experiment, or of other results.
+
+        Raises:
+            CapsuleError: CAP-V041 another spec, CAP-V042 another claim id, CAP-V057 another lock.
+        """
+        if self.claim is not None and (found := claims.claim_id()) != self.claim:
+            raise _unexpected(OTHER_CLAIM, f"its claim id is {found}, not {self.claim}")
+        if self.lock is not None and (digest := lock.digest()) != self.lock:
+            raise _unexpected(OTHER_LOCK, f"its lock is {digest}, not {self.lock}")
+        if self.spec is not None and (wanted := without_sources(self.spec)) != lock.spec:
+            left, right = (spec.model_dump(mode="json") for spec in (wanted, lock.spec))
+            raise _unexpected(OTHER_SPEC, f"in its spec, {next(_differences(left, right, ()))}")
 
 
 @dataclass(frozen=True)
@@ -46,3 +193,79 @@ class VerifyRequest:
     required: RequiredGrade = "bitwise"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
+
+
+def parse_claim(text: str) -> str:
+    """Return a claim id as it was given.
+
+    Raises:
+        CapsuleError: CAP-V043, it is not one.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise CapsuleError(
+            "CAP-V043",
+            f"--expect-claim {text!r} is not a claim id",
+            fix="Give all 64 hexadecimal digits: fewer could be forged.",
+        )
+    return text
+
+
+def parse_lock(text: str) -> str:
+    """Return the digest of a lock that was given as a file or as its digest.
+
+    Raises:
+        CapsuleError: CAP-V058 it is neither; CAP-L001, CAP-L002 the file is not a lock.
+    """
+    if _DIGEST.fullmatch(text):
+        return text
+    if not Path(text).is_file():
+        raise CapsuleError(
+            "CAP-V058",
+            f"--expect-lock {text!r} is neither a file nor the digest of a lock",
+            fix="Name a lock file, or give all 64 hexadecimal digits that 'capsule lock' prints.",
+        )
+    return read_lock(Path(text)).digest()
+
+
+def parse_limits(texts: Sequence[str]) -> dict[str, int]:
+    """Parse ``FIELD=NUMBER`` with the fields of the spec's section ``limits``.
+
+    Raises:
+        CapsuleError: CAP-V056, anything else.
+    """
+    limits = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in LimitsSpec.model_fields or not re.fullmatch("[1-9][0-9]{0,8}", number):
+            raise CapsuleError(
+                "CAP-V056",
+                f"--limit {text!r} is not FIELD=NUMBER",
+                fix=f"FIELD is one of {', '.join(LimitsSpec.model_fields)}; NUMBER a whole one "
+                "above zero.",
+            )
+        limits[name] = int(number)
+    return limits
+
+
+def lowered(limits: LimitsSpec, wanted: Mapping[str, int]) -> LimitsSpec:
+    """Return the bundle's limits, none above what the verifier wants."""
+    return limits.model_copy(
+        update={name: min(value, getattr(limits, name)) for name, value in wanted.items()}
+    )
+
+
+def _differences(wanted: Any, found: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name in sorted({*wanted, *found}):
+            yield from _differences(wanted.get(name), found.get(name), (*path, name))
+    elif wanted != found:
+        shown = [str(value)[:_SHOWN_CHARACTERS] for value in (found, wanted)]
+        yield f"{'.'.join(path)} is {shown[0]}, not {shown[1]}"
+
+
+def _unexpected(code: str, what: str) -> CapsuleError:
+    return CapsuleError(
+        code,
+        f"the bundle is intact, but not the one you expect: {what}",
+        fix="Ask for the bundle of the experiment that you mean.",
+    )

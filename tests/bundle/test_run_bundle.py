@@ -18,8 +18,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.hostile import genuine
 

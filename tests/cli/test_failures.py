@@ -12,8 +12,7 @@ from capsule.host.errors import ExitCode, refusal_of
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from tests.hostile import genuine
 
 

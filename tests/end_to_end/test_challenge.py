@@ -11,8 +11,7 @@ from capsule.experiment import contract
 from capsule.experiment.contract import Result
 from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.end_to_end.conftest import MICRO, run
 

@@ -27,9 +27,9 @@ from capsule.experiment.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.report.progress import PlainReporter, SilentReporter
 from capsule.report.terminal import show_report
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
-from capsule.verification.verify import SIGNERS, verify
+from capsule.verification.execution.admission import SIGNERS
+from capsule.verification.request import Mode, VerifyRequest
+from capsule.verification.verify import verify
 from tests.end_to_end.conftest import edit_json, forge, run
 from tests.end_to_end.hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
 

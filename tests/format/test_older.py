@@ -11,8 +11,7 @@ from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
 from capsule.verification.execution import admission
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.hostile.genuine import SIGNER, edit_json, packed, relock, training
 from tests.verification.runs import Machine

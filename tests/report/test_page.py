@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.keys import generate, load_private, load_public
@@ -20,9 +22,9 @@ from capsule.experiment.evaluation import StartSet
 from capsule.machine.kind import MachineKind
 from capsule.report.charts import Band, Curve, divergence_chart, line_chart, thinned
 from capsule.report.facts import starts
-from capsule.report.markup import Markup, element, table, text
-from capsule.report.page import MAX_ROWS, _spread, report_page
+from capsule.report.page import _spread, report_page
 from capsule.report.story import tell
+from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import MAX_CHARACTERS
 from capsule.verification.verdict import DivergenceMap
 from tests.report import runs
@@ -55,6 +57,12 @@ class Reader(HTMLParser):
     @property
     def words(self):
         return " ".join(" ".join(self.text).split())
+
+
+def drawn(macro, *arguments):
+    """Return what a macro of the page makes of these arguments."""
+    source = f'{{% from "parts.html.jinja" import {macro} %}}{{{{ {macro}(*arguments) }}}}'
+    return TEMPLATES.from_string(source).render(arguments=arguments)
 
 
 def page_of(bundle, *reports, trusted=True):
@@ -218,16 +226,17 @@ def test_a_difference_is_mapped_named_and_drawn_beside_the_recorded_curve(bundle
 
 def test_components_stand_in_data_flow_order_and_unknown_ones_last():
     components = {"zeta": (), "parameters": ((1, 2),), "streams": (), "loss": ()}
-    chart = divergence_chart("m", "map", DivergenceMap(steps=9, components=components))
+    laid_out = divergence_chart("m", "map", DivergenceMap(steps=9, components=components))
+    chart = drawn("divergence_chart", laid_out)
     names = re.findall(r'text-anchor="end">([a-z]+)<', chart)
     assert names == ["streams", "loss", "parameters", "zeta"]
 
 
 def test_countless_intervals_are_merged_until_they_can_be_drawn():
     intervals = tuple((step, step) for step in range(0, 100_000, 10))
-    chart = divergence_chart(
-        "m", "map", DivergenceMap(steps=100_000, components={"loss": intervals})
-    )
+    components = {"loss": intervals}
+    laid_out = divergence_chart("m", "map", DivergenceMap(steps=100_000, components=components))
+    chart = drawn("divergence_chart", laid_out)
     assert 0 < chart.count('class="differs"') <= 400
 
 
@@ -448,7 +457,8 @@ SAFE = st.text(max_size=40)
 
 @given(SAFE, SAFE)
 def test_any_text_is_read_back_as_text(content, attribute):
-    reader = Reader(element("p", content, title=attribute))
+    paragraph = TEMPLATES.from_string('<p title="{{ attribute }}">{{ content }}</p>')
+    reader = Reader(paragraph.render(content=content, attribute=attribute))
     assert reader.tags == ["p"]
     assert "".join(reader.text) == _seen(content)
     assert reader.attributes == [("title", _seen(attribute))]
@@ -462,19 +472,25 @@ def _seen(value):
 
 @given(st.lists(st.tuples(SAFE, SAFE), max_size=4))
 def test_a_table_has_the_cells_it_was_given(rows):
-    reader = Reader(table("caption", ("a", "b"), rows))
+    reader = Reader(drawn("table", "caption", ("a", "b"), rows))
     assert reader.tags.count("td") == len(rows)
     assert reader.attributes.count(("scope", "row")) == len(rows)
     assert reader.open == []
 
 
 def test_only_markup_passes_unescaped():
-    assert element("p", Markup("<b>x</b>"), "<b>") == "<p><b>x</b>&lt;b&gt;</p>"
-    assert text("<") == "&lt;"
+    both = TEMPLATES.from_string("{{ one }}{{ other }}")
+    assert both.render(one=Markup("<b>x</b>"), other="<b>") == "<b>x</b>&lt;b&gt;"
+    assert code("<b>\x1b") == "<code>&lt;b&gt;\N{REPLACEMENT CHARACTER}</code>"
+
+
+def test_a_template_does_not_leave_out_what_is_missing():
+    with pytest.raises(UndefinedError):
+        TEMPLATES.from_string("{{ missing }}").render()
 
 
 def test_a_long_table_says_what_it_leaves_out(tmp_path):
-    outputs = {f"f{number:04}": "x" for number in range(MAX_ROWS + 7)}
+    outputs = {f"f{number:04}": "x" for number in range(200 + 7)}
     _, reader = page_of(runs.pack(tmp_path, runs.PROGRAM, outputs=outputs))
     assert "7 more rows are not shown." in reader.words
 
@@ -510,7 +526,8 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e90, max_
 def test_any_curve_lies_within_its_chart(points):
     points = tuple((float(x), y) for x, y in sorted(points))
     xs, ys = zip(*points, strict=True)
-    chart = line_chart("c", "t", "x", "y", [Curve("l", points, (Band(xs, ys, ys),))])
+    laid_out = line_chart("c", "t", "x", "y", [Curve("l", points, (Band(xs, ys, ys),))])
+    chart = drawn("line_chart", laid_out)
     places = re.findall(r"(-?[0-9.e+]+),(-?[0-9.e+]+)", chart)
     assert all(0 <= float(x) <= 400 and 0 <= float(y) <= 250 for x, y in places)
     assert "nan" not in chart

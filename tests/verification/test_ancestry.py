@@ -14,7 +14,7 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.contract import Ancestry, Generation
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
-from capsule.verification.integrity.consistency import _population
+from capsule.verification.integrity.consistency import _check_population
 
 RATE = {"learning_rate": (0.1).hex()}
 
@@ -51,7 +51,7 @@ def check(tmp_path):
         trainer = ImpalaTrainer(algorithm="impala", population=population)
         lock = SimpleNamespace(spec=SimpleNamespace(trainer=trainer))
         with open_bundle(path, []) as bundle:
-            _population(SimpleNamespace(lock=lock, bundle=bundle), None)
+            _check_population(SimpleNamespace(lock=lock, bundle=bundle))
 
     return check
 

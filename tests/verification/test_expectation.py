@@ -4,7 +4,7 @@ import pytest
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.lockfile import write_lock
-from capsule.verification.expectation import Expectation, parse_lock
+from capsule.verification.request import Expectation, parse_lock
 from tests.bundle.locks import make_lock
 
 

@@ -12,8 +12,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verdict import Report
 from tests.verification.runs import Machine
 
@@ -28,8 +27,8 @@ STAGES = {
     "check_code": {"own_code"},
     "prepare_image": {"image_rebuilt"},
     "check_packages": {"besides", "startup"},
-    "reexecute": {"ledger", "reexecuted_steps"},
-    "collect_training_claims": set(),
+    "Executor.whole": {"ledger", "reexecuted_steps"},
+    "compare_results": set(),
     "analyse": {"replica"},
 }
 """Where a stage finds nothing that a report has, because the runs are equal, its set is empty."""
@@ -73,7 +72,7 @@ def test_a_stage_that_fails_leaves_the_findings_before_it(verified, monkeypatch,
     def fail(*_, **__):
         raise CapsuleError("CAP-X003", "full", fix="Free it.")
 
-    monkeypatch.setattr(verification, stage, fail)
+    monkeypatch.setattr(f"capsule.verification.verify.{stage}", fail)
     report = verified()
     before = list(STAGES)[: list(STAGES).index(stage)]
     assert found(report) == ALWAYS.union(*(STAGES[each] for each in before))

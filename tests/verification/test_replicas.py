@@ -23,9 +23,8 @@ from capsule.image.code import training_code_digest
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
 from capsule.verification import verify as verification
-from capsule.verification.mode import Mode
 from capsule.verification.receipt import require_execution, sign_report
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from tests.hostile.genuine import edit_json, rederive
 from tests.verification.stand_ins import StandIn
 

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from capsule.bundle.bundle import OpenedBundle
-from capsule.engine.interface import Engine
+from capsule.bundle.claims import (
+    ImageClaim,
+    ProgramClaims,
+    TrainingClaims,
+    collect_claims,
+)
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.machine.fingerprint import take_fingerprint
+from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.analysis.causes import Facts, explain
-from capsule.verification.analysis.comparison import compare_documents, trace_difference
+from capsule.verification.analysis.comparison import (
+    compare_checkpoints,
+    compare_claims,
+    compare_documents,
+    trace_difference,
+)
+from capsule.verification.analysis.outputs import compare_outputs, recorded_outputs
 from capsule.verification.analysis.pin_differences import changes, ranked
-from capsule.verification.analysis.runs import ComparedRun, Training, bundle_side, directory_side
+from capsule.verification.analysis.runs import (
+    ComparedRun,
+    Training,
+    bundle_side,
+    directory_side,
+    read_checkpoint_index,
+)
 from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
+from capsule.verification.content.times import Span, Times, stated_span
 from capsule.verification.content.ulp import Width, distance
+from capsule.verification.equivalence.returns import compare_returns
 from capsule.verification.findings import AnalysisFinding, ComparisonFinding
 from capsule.verification.verdict import (
     Bisection,
@@ -141,30 +160,67 @@ def compare_sides(
     return RunComparison(a.name, b.name, facts, measured)
 
 
+def compare_results(
+    run: RecordedRun,
+    image: ImageClaim | None,
+    engine: str,
+    directory: Path,
+    steps: int | None,
+    span: Span,
+) -> ComparisonFinding:
+    """Compare what a re-execution left with the claims of the recorded run.
+
+    Args:
+        run: The recorded run.
+        image: The identity of the image that was executed, if the engine used one.
+        engine: The name of the engine.
+        directory: The run directory of the re-execution.
+        steps: The length of a prefix, of which only checkpoints are compared; None: a whole run.
+        span: The time of the re-execution.
+
+    Raises:
+        CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
+    """
+    claims, outputs = run.claims, None
+    if steps is not None and isinstance(claims, TrainingClaims):
+        index = read_checkpoint_index(directory)
+        return ComparisonFinding(compare_checkpoints(claims.checkpoints, index, steps))
+    found = collect_claims(run.lock, image, engine, directory)
+    if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
+        observed = run.observations()
+        recorded = stated_span(observed.started, observed.finished, time.time())
+        copies = recorded_outputs(run.bundle, claims)
+        outputs = compare_outputs(claims, found, copies, directory, Times(recorded, span))
+    return ComparisonFinding(compare_claims(claims, found), outputs, found)
+
+
 def analyse(
-    bundle: OpenedBundle, lock: Lock, engine: Engine, directory: Path, compared: ComparisonFinding
+    run: RecordedRun, here: Fingerprint, directory: Path, compared: ComparisonFinding
 ) -> AnalysisFinding:
     """Analyse where a bundle (a) and its re-execution here (b) diverge.
 
     Args:
-        bundle: The bundle, which agrees with itself.
-        lock: Its lock.
-        engine: Where it was executed again.
-        directory: Run directory of that.
+        run: The recorded run, of a bundle that agrees with itself.
+        here: The fingerprint of this machine.
+        directory: The run directory of the re-execution.
         compared: What differs in the claims, and in the outputs of a program.
     """
-    machine = take_fingerprint(engine.describe())
-    a = bundle_side(bundle, "the bundle", checked=True)
-    b = directory_side(directory, "the re-execution", lock, machine, checked=True)
+    a = bundle_side(run, "the bundle")
+    b = directory_side(directory, "the re-execution", run.lock, here)
     report = compare_sides(a, b, compared.differences, compared.outputs).report()
     replica = None
     if b.training is not None and b.training.evaluation is not None:
         replica = ReplicaResults(evaluation=b.training.evaluation, divergence=report.map)
+    claims, found, statistics = run.claims, compared.claims if compared.differences else None, None
+    if isinstance(claims, TrainingClaims) and isinstance(found, TrainingClaims):
+        spec, claim_id = run.lock.spec, claims.claim_id()
+        statistics = compare_returns(spec, claim_id, claims.evaluation, found.evaluation)
     return AnalysisFinding(
         first_difference=report.first,
         divergence=None if report.equal else report,
         replica=replica,
         compared_steps=None if report.map is None else report.map.steps,
+        statistics=statistics,
     )
 
 

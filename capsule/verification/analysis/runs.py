@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle, open_bundle
-from capsule.bundle.claims import Observations, claims_model, read_document
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import read_document
 from capsule.bundle.keys import PublicKey
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
@@ -20,7 +21,6 @@ from capsule.host.errors import CapsuleError, ExitCode
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.integrity.consistency import check_consistency
-from capsule.verification.integrity.contents import Contents
 
 LOCK, WORK = "lock.json", "work"  # in the folder that 'capsule run' makes
 
@@ -32,7 +32,7 @@ class Training:
     Attributes:
         trace: The trace.
         streams: What each random stream gave out.
-        index: Every checkpoint, by digests.
+        checkpoints: Every checkpoint, by digests.
         tensors: The tensors of checkpoints by their steps, as far as they were kept.
         evaluation: None of a prefix.
         schedule: The schedule log, where one was recorded.
@@ -41,7 +41,7 @@ class Training:
 
     trace: Path
     streams: contract.StreamProfiles
-    index: contract.CheckpointIndex
+    checkpoints: tuple[contract.Checkpoint, ...]
     tensors: Mapping[int, Path]
     evaluation: contract.Evaluation | None
     schedule: Path | None
@@ -49,9 +49,7 @@ class Training:
 
     def results(self) -> dict[str, Any]:
         """Return what a comparison of results is about, but for the trace."""
-        checkpoints = [
-            {"step": each.step, "digest": each.digest()} for each in self.index.checkpoints
-        ]
+        checkpoints = [{"step": each.step, "digest": each.digest()} for each in self.checkpoints]
         evaluation = None if self.evaluation is None else self.evaluation.model_dump(mode="json")
         streams = {each.name: each.model_dump(mode="json") for each in self.streams.streams}
         return {"streams": streams, "checkpoints": checkpoints, "evaluation": evaluation}
@@ -71,7 +69,7 @@ class ComparedRun:
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
         contradictions: What it says of itself that cannot be.
-        bundle: The bundle it is from.
+        recorded: Where it is from, if that is a bundle.
     """
 
     name: str
@@ -83,7 +81,7 @@ class ComparedRun:
     outputs: contract.Outputs | None = None
     entropy: Path | None = None
     contradictions: tuple[str, ...] = ()
-    bundle: OpenedBundle | None = None
+    recorded: RecordedRun | None = None
 
     def results(self) -> dict[str, Any]:
         """Return what a comparison of results is about, but for the trace."""
@@ -96,57 +94,43 @@ class ComparedRun:
 def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
     """Open a bundle, a folder that ``capsule run`` made, or a run directory.
 
+    Whether it agrees with itself is looked into, and what contradicts is noted.
+
     Raises:
         CapsuleError: CAP-V071, it is none of them; or the bundle is not intact (CAP-B…).
     """
     if path.is_dir():
-        yield directory_side(path, path.name)
+        side = directory_side(path, path.name)
+        yield replace(side, contradictions=_broken_chain(side.training))
         return
     if not path.is_file():
         raise _no_run(f"{path} is neither a file nor a folder")
     with open_bundle(path, keys) as bundle:
-        yield bundle_side(bundle, path.name)
+        run = RecordedRun.read(bundle)
+        found = _inconsistency(run)
+        side = bundle_side(run, path.name)
+        yield replace(side, contradictions=(*found, *_broken_chain(side.training)))
 
 
-def bundle_side(bundle: OpenedBundle, name: str, *, checked: bool = False) -> ComparedRun:
-    """Return what a bundle says.
-
-    Args:
-        bundle: The bundle, intact.
-        name: What reports call it.
-        checked: Whether it is known to agree with itself; else that is looked into, and what
-            contradicts is noted.
-    """
-    lock = bundle.read(run_bundle.LOCK, Lock)
-    claims = bundle.read(run_bundle.CLAIMS, claims_model(lock))
-    training, outputs = None, None
-    contradictions = [] if checked else _inconsistency(Contents(bundle, lock, claims))
-    if run_bundle.RUN + contract.OUTPUTS in bundle.files:
-        outputs = bundle.read(run_bundle.RUN + contract.OUTPUTS, contract.Outputs)
-    else:
-        training = _bundled_training(bundle)
-        contradictions += [] if checked else _broken_chain(training)
+def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
+    """Return what an intact bundle says; ``name`` is what reports call it."""
+    bundle, outputs = run.bundle, run_bundle.RUN + contract.OUTPUTS
+    program = outputs in bundle.files
     return ComparedRun(
         name=name,
-        spec=lock.spec,
+        spec=run.lock.spec,
         runtime=bundle.read(run_bundle.RUN + contract.RUNTIME, contract.Runtime),
-        lock=lock,
-        fingerprint=bundle.read(run_bundle.OBSERVATIONS, Observations).fingerprint,
-        training=training,
-        outputs=outputs,
+        lock=run.lock,
+        fingerprint=run.observations().fingerprint,
+        training=None if program else _bundled_training(run),
+        outputs=bundle.read(outputs, contract.Outputs) if program else None,
         entropy=bundle.files.get(run_bundle.ENTROPY_PROFILE),
-        contradictions=tuple(contradictions),
-        bundle=bundle,
+        recorded=run,
     )
 
 
 def directory_side(
-    path: Path,
-    name: str,
-    lock: Lock | None = None,
-    fingerprint: Fingerprint | None = None,
-    *,
-    checked: bool = False,
+    path: Path, name: str, lock: Lock | None = None, fingerprint: Fingerprint | None = None
 ) -> ComparedRun:
     """Return what a run directory says.
 
@@ -155,7 +139,6 @@ def directory_side(
         name: What reports call it.
         lock: Its lock, if the caller has it.
         fingerprint: The machine it ran on, if the caller knows.
-        checked: As of :func:`bundle_side`.
 
     Raises:
         CapsuleError: CAP-V071, no run was finished there; CAP-B090, a document is malformed.
@@ -165,28 +148,26 @@ def directory_side(
     if not (path / contract.RESULT).exists():
         raise _no_run(f"{path} has no {contract.RESULT}")
     program = (path / contract.OUTPUTS).exists()
-    training = None if program else _training_in(path)
     return ComparedRun(
         name=name,
         spec=read_document(path / contract.JOB, contract.Job).spec,
         runtime=read_document(path / contract.RUNTIME, contract.Runtime),
         lock=lock,
         fingerprint=fingerprint,
-        training=training,
+        training=None if program else _training_in(path),
         outputs=read_document(path / contract.OUTPUTS, contract.Outputs) if program else None,
         entropy=_present(path / contract.ENTROPY_PROFILE),
-        contradictions=() if checked or training is None else tuple(_broken_chain(training)),
     )
 
 
-def _bundled_training(bundle: OpenedBundle) -> Training:
-    index = bundle.read(run_bundle.RUN + contract.CHECKPOINT_INDEX, contract.CheckpointIndex)
-    members = {each.step: run_bundle.CHECKPOINT + _file(each.step) for each in index.checkpoints}
+def _bundled_training(run: RecordedRun) -> Training:
+    bundle, checkpoints = run.bundle, run.checkpoints()
+    members = {each.step: run_bundle.checkpoint_member(each.step) for each in checkpoints}
     result = bundle.read(run_bundle.RUN + contract.RESULT, contract.Result)
     return Training(
-        trace=bundle.member(run_bundle.RUN + contract.TRACE),
+        trace=run.trace,
         streams=bundle.read(run_bundle.STREAMS, contract.StreamProfiles),
-        index=index,
+        checkpoints=checkpoints,
         tensors={at: bundle.member(name) for at, name in members.items() if name in bundle.files},
         evaluation=bundle.read(run_bundle.RUN + contract.EVALUATION, contract.Evaluation),
         schedule=bundle.files.get(run_bundle.SCHEDULE),
@@ -195,15 +176,17 @@ def _bundled_training(bundle: OpenedBundle) -> Training:
 
 
 def _training_in(path: Path) -> Training:
-    index = read_checkpoint_index(path)
+    checkpoints = read_checkpoint_index(path).checkpoints
     evaluation = path / contract.EVALUATION
+    folder = path / contract.CHECKPOINTS
     files = {
-        each.step: path / contract.CHECKPOINTS / _file(each.step) for each in index.checkpoints
+        each.step: folder / f"{contract.checkpoint_name(each.step)}.safetensors"
+        for each in checkpoints
     }
     return Training(
         trace=path / contract.TRACE,
         streams=read_document(path / contract.STREAMS, contract.StreamProfiles),
-        index=index,
+        checkpoints=checkpoints,
         tensors={step: file for step, file in files.items() if file.exists()},
         evaluation=read_document(evaluation, contract.Evaluation) if evaluation.exists() else None,
         schedule=_present(path / contract.SCHEDULE),
@@ -222,24 +205,22 @@ def _present(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def _file(step: int) -> str:
-    return f"{contract.checkpoint_name(step)}.safetensors"
-
-
-def _inconsistency(contents: Contents) -> list[str]:
+def _inconsistency(run: RecordedRun) -> tuple[str, ...]:
     """Return the first contradiction inside of a bundle, if there is one."""
     try:
-        check_consistency(contents)
+        check_consistency(run)
     except CapsuleError as error:
         if error.exit_code != ExitCode.TAMPERED:
             raise
-        return [error.message]
-    return []
+        return (error.message,)
+    return ()
 
 
-def _broken_chain(training: Training) -> list[str]:
+def _broken_chain(training: Training | None) -> tuple[str, ...]:
     """Return where checkpoints and the result name other heads than the trace's records give."""
-    checkpoints = list(training.index.checkpoints)
+    if training is None:
+        return ()
+    checkpoints = list(training.checkpoints)
     found: list[str] = []
     head = GENESIS.hex()
     for record in read_trace(training.trace):
@@ -248,7 +229,7 @@ def _broken_chain(training: Training) -> list[str]:
         head = record.head
     for each in checkpoints:
         found += _head(f"checkpoint {each.step}", each.trace_head, head)
-    return found + _head("the result", training.head, head)
+    return (*found, *_head("the result", training.head, head))
 
 
 def _head(who: str, stated: str, head: str) -> list[str]:

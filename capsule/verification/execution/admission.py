@@ -1,19 +1,33 @@
-"""What a verifier refuses to execute, whatever the bundle says."""
+"""What a verifier executes: the claimed image, and what is rejected whatever the bundle says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from capsule import __version__
+from capsule import __version__, execution
+from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.base import is_genuine
+from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
+from capsule.verification.findings import ImageFinding
+from capsule.verification.integrity.layers import Name, embedded_image, supplied_layers
+from capsule.verification.request import VerifyRequest
+from capsule.verification.verdict import ImageSource
+
+NO_DEBIAN = ("CAP-I303", "CAP-I304")
+SIGNERS: dict[ImageSource | None, str] = {
+    "embedded": "; the image was the signer's own and was not rebuilt from the lock",
+    "supplied-base": "; the base layer was the signer's own and was not built from the packages",
+}
 
 
 def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
@@ -36,6 +50,20 @@ def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
         fix="If you trust the code in the bundle with all permissions of your account, pass "
         "--engine process.",
     )
+
+
+def check_embedded(choice: EngineChoice, image: Literal["rebuilt", "embedded"]) -> None:
+    """Refuse an image where none is used.
+
+    Raises:
+        CapsuleError: CAP-V050, the plain-process engine runs no image.
+    """
+    if image == "embedded" and choice == "process":
+        raise CapsuleError(
+            "CAP-V050",
+            "--image embedded: the plain-process engine runs no image",
+            fix="Use a container engine, which also confines what the image does.",
+        )
 
 
 def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
@@ -64,30 +92,6 @@ def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
     return own
 
 
-def other_code(lock: Lock) -> str:
-    """Return what a verdict adds about training code that is not that of this version."""
-    code = lock.image.code.sha256
-    if code == training_code_digest():
-        return ""
-    if (version := release_of(code)) is not None:
-        return f"; the training code was that of Capsule {version}"
-    return "; the training code was the signer's own and not this Capsule's"
-
-
-def check_embedded(image: Literal["rebuilt", "embedded"], engine: Engine) -> None:
-    """Refuse an image where none is used.
-
-    Raises:
-        CapsuleError: CAP-V050, the plain-process engine runs no image.
-    """
-    if image == "embedded" and engine.name == "process":
-        raise CapsuleError(
-            "CAP-V050",
-            "--image embedded: the plain-process engine runs no image",
-            fix="Use a container engine, which also confines what the image does.",
-        )
-
-
 def check_gpu_host(
     lock: Lock, engine: Engine, *, strange: bool, note: Callable[[str], None]
 ) -> None:
@@ -113,3 +117,95 @@ def check_gpu_host(
         )
     for finding in findings:
         note(f"warning: {finding}")
+
+
+def prepare_image(
+    request: VerifyRequest,
+    run: RecordedRun,
+    engine: Engine,
+    cache: Cache,
+    reporter: execution.Reporter,
+) -> Image | None:
+    """Make the engine ready: with the image rebuilt from the lock, or with the signer's own.
+
+    Raises:
+        CapsuleError: CAP-V013, the base layer cannot be built from the locked packages; what
+            :func:`capsule.execution.prepare` raises.
+    """
+    lock = run.lock
+    if request.image == "embedded":
+        with embedded_image(run) as image:
+            engine.prepare(lock, image, cache, progress=reporter.note)
+            return image
+    with supplied_layers(run, _taken(request, lock)) as (supplied, project):
+        try:
+            return execution.prepare(
+                lock,
+                engine,
+                cache,
+                sources=request.sources,
+                supplied=supplied,
+                project=project,
+                reporter=reporter,
+            )
+        except CapsuleError as error:
+            if error.code not in NO_DEBIAN:
+                raise
+            raise CapsuleError(
+                "CAP-V013",
+                f"the base layer cannot be built from the locked packages: {error.message}",
+                fix="Name a mirror that has the packages in apt's configuration; or pass --base "
+                "supplied to execute the base layer that the signer put into the bundle.",
+            ) from error
+
+
+def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
+    """Choose what to take from the bundle, instead of building it here.
+
+    That is what the user accepts, and a base layer whose digest Capsule itself ships.
+    """
+    base = request.base == "supplied" or is_genuine(lock.image)
+    code = lock.image.code.sha256 != training_code_digest()
+    names: dict[Name, bool] = {"base": base, "code": code}
+    return [name for name, taken in names.items() if taken]
+
+
+def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None) -> ImageFinding:
+    """Return where the prepared image is from, and whether rebuilding it gave the claimed one."""
+    claim = image_claim(image)
+    if claim is None:
+        return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
+    genuine = request.base == "packages" or is_genuine(run.lock.image)
+    source: ImageSource = "rebuilt" if genuine else "supplied-base"
+    if request.image == "embedded":
+        source = "embedded"
+    rebuilt = claim == run.claims.image and source == "rebuilt"
+    return ImageFinding(image_source=source, image_rebuilt=rebuilt, claim=claim)
+
+
+def require_claimed_image(request: VerifyRequest, run: RecordedRun, image: ImageFinding) -> None:
+    """Reject an image that is not the claimed one, layer by layer.
+
+    Raises:
+        CapsuleError: CAP-V005.
+    """
+    found, claimed = image.claim, run.claims.image
+    if found is None or found == claimed:
+        return
+    raise CapsuleError(
+        "CAP-V005",
+        f"the {request.image} image is {found.config}, the claimed one is "
+        f"{claimed.config if claimed else 'none'}",
+        fix="The lock does not produce the claimed image; compare image/config.json of the bundle.",
+    )
+
+
+def reservations(lock: Lock, image: ImageFinding) -> str:
+    """Return what a verdict adds about an image or code that is not what the lock produces here."""
+    said = SIGNERS.get(image.image_source, "")
+    code = lock.image.code.sha256
+    if code == training_code_digest():
+        return said
+    if (version := release_of(code)) is not None:
+        return f"{said}; the training code was that of Capsule {version}"
+    return f"{said}; the training code was the signer's own and not this Capsule's"

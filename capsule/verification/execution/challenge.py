@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, get_args
 
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
-    TrainingClaims,
+    CheckpointClaim,
     open_run_file,
     read_beneath,
     read_document,
     read_schedule,
     records_schedule,
 )
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.contract import Checkpoint, CheckpointIndex, StreamProfile, StreamProfiles
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SeedsSpec, Spec, StreamName
 from capsule.experiment.states import RESUME, ResumeState
 from capsule.experiment.trace import BEGINNING, Mark, first_difference, read_trace
-from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.verification.analysis.comparison import (
@@ -37,7 +35,7 @@ from capsule.verification.analysis.comparison import (
     compare_segment,
     compare_states,
 )
-from capsule.verification.execution.scratch import reexecution_folder
+from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.execution.segment_states import (
     bad_state,
     check_state,
@@ -64,66 +62,11 @@ class Execute(Protocol):
         """Raise :class:`CapsuleError` if it does not get there."""
 
 
-@dataclass(frozen=True)
-class RecordedRun:
-    """What is challenged: a bundle that was checked."""
-
-    bundle: OpenedBundle
-    lock: Lock
-    claims: TrainingClaims
-
-    @property
-    def trace(self) -> Path:
-        """Its trace."""
-        return self.bundle.member(run_bundle.RUN + contract.TRACE)
-
-    @property
-    def schedule(self) -> Path | None:
-        """The schedule to follow, where it was recorded."""
-        return self.bundle.member(run_bundle.SCHEDULE) if self.claims.schedule else None
-
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return the claimed ones, with their tensors."""
-        name = run_bundle.RUN + contract.CHECKPOINT_INDEX
-        return self.bundle.read(name, CheckpointIndex).checkpoints
-
-
-def check_challengeable(lock: Lock, *, segments: bool, number: int | None = None) -> None:
-    """Refuse a challenge that could decide nothing, before anything runs.
-
-    Args:
-        lock: The bundle's lock.
-        segments: Whether segments are asked for, or a fresh seed only.
-        number: How many segments; None: all.
-
-    Raises:
-        CapsuleError: CAP-V062, the run cannot be challenged; CAP-V063, it has fewer segments.
-    """
-    if isinstance(lock.spec.trainer, CommandTrainer):
-        raise _unchallengeable("it runs a program of its own, whose states and seeds are unknown")
-    if not segments:
-        return
-    if not lock.spec.recording.segment_states:
-        raise _unchallengeable("its spec has no recording.segment_states, so it kept no states")
-    if lock.spec.entropy.mode == "recorded":
-        raise _unchallengeable(
-            "it recorded the system's randomness, of which nothing says how much a segment's "
-            "beginning had used"
-        )
-    total = -(-lock.spec.trainer.total_steps // lock.spec.recording.checkpoint_interval)
-    if number is not None and number > total:
-        raise CapsuleError(
-            "CAP-V063",
-            f"--challenge {number}: the run has {total} segments between its checkpoints",
-            fix=f"Give a number up to {total}, or 'all'.",
-        )
-
-
 def challenge(recorded: RecordedRun, number: int | None, execute: Execute, note: Note) -> Challenge:
     """Choose segments, execute each from the state it begins with, and compare.
 
     Args:
-        recorded: What :func:`check_challengeable` has let pass.
+        recorded: A run that :meth:`capsule.verification.request.Mode.check` has accepted.
         number: How many; None: all of them.
         execute: Runs the training side.
         note: Told what else there is to say.
@@ -185,12 +128,12 @@ def _segment(
         raise
     first = compare_segment(recorded.trace, _trace_of(directory), mark, end.step)
     found = read_document(directory / contract.CHECKPOINT_INDEX, CheckpointIndex)
-    claimed = tuple(item for item in recorded.claims.checkpoints if item.step == end.step)
-    differences = compare_checkpoints(claimed, found, end.step)
+    claimed = CheckpointClaim(step=end.step, digest=end.digest())
+    differences = compare_checkpoints((claimed,), found, end.step)
     if index + 1 < len(checkpoints):
         steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
         with temporary_folder("capsule-state-") as folder:
-            lay_out(recorded.bundle, recorded.lock, steps, folder, only={RESUME})
+            lay_out(recorded, steps, folder, only={RESUME})
             kept = read_resume(folder, run_bundle.state_members(end.step)[0])
         reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
         differences += compare_states(kept, reached)
@@ -210,8 +153,8 @@ def _go_back(
     state = directory / contract.STATE
     state.mkdir(parents=True)
     steps = [checkpoint.step for checkpoint in checkpoints]
-    lay_out(recorded.bundle, recorded.lock, steps, state)
-    check_state(recorded.lock, recorded.claims, checkpoints, mark, state)
+    lay_out(recorded, steps, state)
+    check_state(recorded, checkpoints, mark, state)
     with (directory / contract.TRACE).open("wb") as trace:
         trace.truncate(mark.offset)  # a hole: the records before are not looked at
 
@@ -376,12 +319,4 @@ def _difference(different: Sequence[ReexecutedSegment], among: str) -> str:
     return (
         f"{len(different)} of the executed segments ({among}) differ: the one from step "
         f"{segment.begins} to {segment.ends} {what}"
-    )
-
-
-def _unchallengeable(reason: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V062",
-        f"the run cannot be challenged: {reason}",
-        fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capsule.bundle.claims import NO_NAMESPACES, ProgramClaims, TrainingClaims
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment.evaluation import ToleranceSpec
 from capsule.host.errors import CapsuleError
 from capsule.machine.compare import ExpectedGrade
@@ -12,7 +13,7 @@ from capsule.verification.analysis.outputs import COMPONENTS
 from capsule.verification.content.parts import HARMLESS
 from capsule.verification.equivalence.returns import ReturnStatistics, outcome_of
 from capsule.verification.findings import AnalysisFinding, ComparisonFinding, ExecutionFinding
-from capsule.verification.mode import Mode
+from capsule.verification.request import Mode
 from capsule.verification.verdict import Divergence, Grade, Judgement, OutputComparison
 
 _BITWISE = Judgement("reproduced-bitwise", "every claim was obtained again, bit for bit")
@@ -43,6 +44,43 @@ PROCESSOR_FLAGS = frozenset(
         "torch.cpu_capability",
     }
 )
+
+
+def judge(
+    run: RecordedRun,
+    mode: Mode,
+    expected: ExpectedGrade,
+    executed: ExecutionFinding,
+    compared: ComparisonFinding,
+    analysed: AnalysisFinding,
+) -> Judgement:
+    """Judge the re-execution of a run, or of a prefix of it.
+
+    Args:
+        run: The recorded run.
+        mode: How far it was executed.
+        expected: What the two machines let one expect.
+        executed: The re-execution.
+        compared: What differs in its claims.
+        analysed: Where the two runs diverge.
+
+    Raises:
+        CapsuleError: CAP-V048 of :func:`judge_program`.
+    """
+    claims, found = run.claims, compared.claims
+    if isinstance(claims, ProgramClaims):
+        return judge_program(claims, compared)
+    judgement = judge_training(mode, executed, compared, analysed)
+    if not compared.differences or not isinstance(found, TrainingClaims):
+        return judgement
+    return grade_replica(
+        judgement.summary,
+        expected,
+        run.lock.spec.evaluation.tolerance,
+        inconsistent(analysed.first_difference, analysed.divergence)
+        or beyond_arithmetic(claims, found),
+        analysed.statistics,
+    )
 
 
 def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
@@ -98,7 +136,7 @@ def judge_training(
     if mode.steps is None:
         return _BITWISE
     # How far it went is what the run itself wrote down, and may be less than it was asked for.
-    ends = {executed.steps, analysed.compared_steps}
+    ends = {executed.reexecuted_steps, analysed.compared_steps}
     if ends != {mode.steps}:
         early = f"the re-execution ended before step {mode.steps:,}, which it was to reach"
         return Judgement("not-reproduced", early)

@@ -6,61 +6,85 @@ Everything goes through :func:`capsule.execution.execute`, as ``capsule run`` do
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from capsule import execution
 from capsule.bundle import run_bundle
 from capsule.bundle.claims import (
-    ImageClaim,
     ProgramClaims,
     TrainingClaims,
     image_relaxations,
     read_document,
 )
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger, compare_ledgers
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
-from capsule.image.assembly.assemble import Image
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.owner import temporary_folder
 from capsule.verification.content.times import Span
 from capsule.verification.findings import ExecutionFinding
-from capsule.verification.integrity.contents import Contents
-from capsule.verification.mode import Mode
+
+_OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
+_BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
 
 
 @dataclass(frozen=True)
-class ReexecutionPlan:
-    """What is to be executed, and where.
+class Executor:
+    """An engine that was prepared for a lock, and what an execution may use."""
 
-    Attributes:
-        mode: How far.
-        contents: The bundle, which was checked.
-        image: The prepared image; None with the plain-process engine.
-        engine: Where; it was prepared.
-        limits: What it may use.
-        reporter: Told about each event.
-    """
-
-    mode: Mode
-    contents: Contents
-    image: Image | None
     engine: Engine
     limits: LimitsSpec
     reporter: execution.Reporter
 
-    @property
-    def image_claim(self) -> ImageClaim | None:
-        """The identity of the prepared image, as claims have it."""
-        return run_bundle.image_claim(self.image)
+    def whole(self, run: RecordedRun, steps: int | None, directory: Path) -> ExecutionFinding:
+        """Execute a recorded run again, or a prefix of it.
 
-    def execute_segment(
+        Args:
+            run: The recorded run.
+            steps: The length of the prefix; None: the whole run.
+            directory: Becomes the run directory.
+
+        Raises:
+            CapsuleError: What :func:`capsule.execution.execute` raises.
+        """
+        bundle, lock, claims = run.bundle, run.lock, run.claims
+        follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
+        repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
+        started = time.time()
+        result = execution.execute(
+            lock,
+            self.engine,
+            directory,
+            stop_after=steps,
+            replay=bundle.member(run_bundle.ENTROPY_PROFILE) if claims.entropy_profile else None,
+            schedule=bundle.member(run_bundle.SCHEDULE) if follows else None,
+            arrivals=bundle.member(run_bundle.ARRIVALS) if repeats else None,
+            limits=self.limits,
+            reporter=self.reporter,
+        )
+        ledger = read_document(directory / contract.LEDGER, Ledger)
+        report = read_document(directory / contract.ENTROPY_REPORT, EntropyReport)
+        here = image_relaxations(lock, self.engine.name, report)
+        return ExecutionFinding(
+            span=Span(started, time.time()),
+            reexecuted_steps=result.steps if isinstance(result, contract.Result) else None,
+            ledger=ledger,
+            ledger_differences=compare_ledgers(bundle.read(run_bundle.LEDGER, Ledger), ledger),
+            relaxations=tuple(sorted({*claims.relaxations, *here})),
+        )
+
+    def segment(
         self, lock: Lock, directory: Path, *, stop_after: int, schedule: Path | None
-    ) -> object:
+    ) -> None:
         """Execute a lock like the bundle's up to a step, and evaluate nothing."""
-        return execution.execute(
+        execution.execute(
             lock,
             self.engine,
             directory,
@@ -72,39 +96,27 @@ class ReexecutionPlan:
         )
 
 
-def reexecute(plan: ReexecutionPlan, directory: Path, recorded: Ledger) -> ExecutionFinding:
-    """Execute the bundle's run again, or a prefix of it.
+@contextmanager
+def reexecution_folder(note: Callable[[str], None]) -> Iterator[Path]:
+    """Give a place for the run directory of a re-execution; it is removed at the end.
+
+    What a re-execution leaves may be malformed in ways that would convict a bundle, or be reported
+    as a wrong use of Capsule. This is another program's doing, on this machine: it decides nothing.
 
     Args:
-        plan: What to execute, and where.
-        directory: Becomes its run directory.
-        recorded: Ledger of the recorded run.
+        note: Called with a message if it cannot be removed.
 
     Raises:
-        CapsuleError: What :func:`capsule.execution.execute` raises.
+        CapsuleError: CAP-V049 in the place of such an error.
     """
-    bundle, lock, claims = plan.contents.bundle, plan.contents.lock, plan.contents.claims
-    follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
-    repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
-    started = time.time()
-    result = execution.execute(
-        lock,
-        plan.engine,
-        directory,
-        stop_after=plan.mode.steps,
-        replay=bundle.member(run_bundle.ENTROPY_PROFILE) if claims.entropy_profile else None,
-        schedule=bundle.member(run_bundle.SCHEDULE) if follows else None,
-        arrivals=bundle.member(run_bundle.ARRIVALS) if repeats else None,
-        limits=plan.limits,
-        reporter=plan.reporter,
-    )
-    ledger = read_document(directory / contract.LEDGER, Ledger)
-    report = read_document(directory / contract.ENTROPY_REPORT, EntropyReport)
-    here = image_relaxations(lock, plan.engine.name, report)
-    return ExecutionFinding(
-        span=Span(started, time.time()),
-        steps=result.steps if isinstance(result, contract.Result) else None,
-        ledger=ledger,
-        ledger_differences=compare_ledgers(recorded, ledger),
-        relaxations=tuple(sorted({*claims.relaxations, *here})),
-    )
+    # A task may open its folder to all on this machine, and leave a setuid program in it for them;
+    # the folder around it is closed.
+    try:
+        with temporary_folder("capsule-verify-", note=note) as closed:
+            yield closed / "run"
+    except CapsuleError as error:
+        if error.exit_code in _BLAMING and error.code.startswith(_OF_A_RUN):
+            raise CapsuleError(
+                "CAP-V049", f"of the re-execution: {error}", fix=error.fix
+            ) from error
+        raise

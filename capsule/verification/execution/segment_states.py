@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from capsule.bundle.archive import create_file
-from capsule.bundle.bundle import OpenedBundle
-from capsule.bundle.claims import MAX_DOCUMENT_BYTES, TrainingClaims
+from capsule.bundle.claims import MAX_DOCUMENT_BYTES
 from capsule.bundle.manifest import parse_document
-from capsule.bundle.run_bundle import state_members
+from capsule.bundle.run_bundle import STREAMS, RecordedRun, state_members
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.contract import Checkpoint
-from capsule.experiment.lock import Lock
+from capsule.experiment.contract import Checkpoint, StreamProfiles
 from capsule.experiment.states import BLOCK_BYTES, RESUME, ResumeState, StateFile, StateIndex
 from capsule.experiment.trace import Mark
 from capsule.host.errors import CapsuleError
@@ -31,8 +29,7 @@ Places = dict[str, list[tuple[str, int]]]  # digest of a block to path and offse
 
 
 def lay_out(
-    bundle: OpenedBundle,
-    lock: Lock,
+    run: RecordedRun,
     steps: Sequence[int],
     directory: Path,
     *,
@@ -41,8 +38,7 @@ def lay_out(
     """Write the files of a state into a folder.
 
     Args:
-        bundle: The bundle.
-        lock: Its lock, whose disk limit bounds what is written.
+        run: The recorded run. The disk limit of its lock bounds what is written.
         steps: Of all states from the first to this one, in order.
         directory: An existing, empty, private folder.
         only: The files to write; None: all of them.
@@ -52,18 +48,18 @@ def lay_out(
             missing or no canonical document of its kind.
     """
     members = [state_members(step) for step in steps]
-    indexes = [bundle.read(index, StateIndex) for index, _ in members]
+    indexes = [run.bundle.read(index, StateIndex) for index, _ in members]
     name, index = members[-1][0], indexes[-1]
     if [each.step for each in indexes] != list(steps):
         raise bad_state(name, "or one before it is of another step")
-    if index.size > lock.spec.limits.disk_mb << 20:
+    if index.size > run.lock.spec.limits.disk_mb << 20:
         raise bad_state(name, f"has {index.size} bytes, more than limits.disk_mb")
     files = {path: file for path, file in index.files.items() if only is None or path in only}
     _make_files(files, name, directory)
     places = _places(files)
     for (_, pack), each in zip(members, indexes, strict=True):
         if places.keys() & {*each.packed}:
-            _unpack(bundle.member(pack), pack, each, places, directory)
+            _unpack(run.bundle.member(pack), pack, each, places, directory)
     if places:
         raise bad_state(name, f"lacks block {min(places)}")
 
@@ -81,8 +77,7 @@ def read_resume(directory: Path, name: str) -> ResumeState:
 
 
 def check_state(
-    lock: Lock,
-    claims: TrainingClaims,
+    run: RecordedRun,
     checkpoints: tuple[Checkpoint, ...],
     mark: Mark,
     directory: Path,
@@ -90,8 +85,7 @@ def check_state(
     """Check that a state that was laid out is of the last of ``checkpoints``.
 
     Args:
-        lock: The bundle's lock.
-        claims: Its claims.
+        run: The recorded run.
         checkpoints: The claimed ones, in order, up to the state's.
         mark: Where the recorded trace stands there.
         directory: The state.
@@ -107,9 +101,10 @@ def check_state(
     if not tensors.is_file():
         raise bad_state(name, f"has no {tensors.name}")
     place = {"head": mark.head, "offset": mark.offset, "records": mark.records}
-    keys = {profile.name: profile.key for profile in claims.streams}
+    profiles = run.bundle.read(STREAMS, StreamProfiles).streams
+    keys = {profile.name: profile.key for profile in profiles}
     facts: dict[str, tuple[Any, Any]] = {
-        "spec": (lock.spec.digest(), resume.spec),
+        "spec": (run.lock.spec.digest(), resume.spec),
         "step": (checkpoint.step, resume.step),
         "checkpoints": (checkpoints, resume.checkpoints),
         "trace head": (checkpoint.trace_head, mark.head),

@@ -1,11 +1,17 @@
-"""Does a bundle agree with itself? Every claim that can be checked without running anything."""
+"""Does a bundle agree with itself? Every claim that can be checked without running anything.
+
+What is neither checked nor made again here is listed as unchecked, and the verdict names it.
+``docs/bundle-format.md`` says of each member how it is checked.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from capsule.bundle import run_bundle
-from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.claims import (
     CheckpointClaim,
     Observations,
@@ -17,275 +23,384 @@ from capsule.bundle.claims import (
     read_schedule,
     records_schedule,
 )
+from capsule.bundle.derived import derived_members
+from capsule.bundle.events import MAX_EVENTS, event_lines, parse_event
+from capsule.bundle.run_bundle import RUN, Kind, RecordedRun, members_of
 from capsule.bundle.sbom_checks import MAX_BYTES, sbom_matches_lock, validate_sbom
+from capsule.entropy.evidence import Evidence
+from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.profile import MAX_PROFILE_BYTES, parse
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.arrival_log import MAX_LOG_BYTES, parse_arrivals
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.trace import read_trace, trace_head
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
+from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.base import is_genuine
 from capsule.image.closure import check_pins
 from capsule.image.resolution.project import read_project
-from capsule.verification.integrity.contents import Contents, equal, inconsistent
-from capsule.verification.integrity.image_documents import PROJECT, layer_identities
-from capsule.verification.integrity.layers import bad_layer, check_layer, unpacked_layer
-from capsule.verification.integrity.members import (
-    check_derived,
-    check_events,
-    check_layout,
-    check_observations,
+from capsule.verification.integrity.layers import (
+    PROJECT,
+    bad_layer,
+    check_layer,
+    layer_identities,
+    unpacked_layer,
 )
 from capsule.verification.integrity.tensors import digests_of
 
+_SHOWN_CHARACTERS = 100
 
-def check_consistency(parts: Contents) -> tuple[str, ...]:
-    """Check that documents, digests and tensors inside the bundle say the same.
+
+def check_consistency(run: RecordedRun) -> tuple[str, ...]:
+    """Check that the documents, digests and tensors inside a bundle say the same.
 
     Returns:
-        Members that could not be checked: those that another Capsule derived.
+        Members that this Capsule cannot judge: those that another one derived, or that a bundle
+        of this one would not have.
 
     Raises:
         CapsuleError: CAP-V010 naming the first contradiction (exit status 3): the signer signed
-            files that contradict each other; CAP-V045, CAP-V046, CAP-V047 of
-            :mod:`capsule.verification.integrity.members`; CAP-I305, CAP-I306, CAP-I113 the lock
-            contradicts itself.
+            files that contradict each other; CAP-V044 to CAP-V047 of the functions below; CAP-V004
+            and CAP-V040 of :mod:`capsule.verification.integrity.layers`; CAP-V011, a tensor file
+            is malformed; CAP-I305, CAP-I306, CAP-I113, the lock contradicts itself.
     """
-    observed = parts.bundle.read(run_bundle.OBSERVATIONS, Observations)
-    _output_names(parts)
-    check_layout(parts, observed)
-    _lock(parts)
-    _requirements(parts)
-    check_pins(parts.lock)
-    _relaxations(parts, observed)
-    for check in (_runtime, _image, _sbom, _entropy, check_events):
-        check(parts)
-    if isinstance(parts.claims, ProgramClaims):
-        _outputs(parts.bundle, parts.claims)
-        _arrivals(parts.bundle, parts.claims)
-    elif isinstance(parts.claims, TrainingClaims):
-        _training(parts, parts.claims)
-    check_observations(parts, observed)
-    return check_derived(parts, observed)
+    observed = run.observations()
+    same_capsule = observed.capsule_sha256 == package_digest()
+    embedded = run_bundle.IMAGE_ARCHIVE in run.bundle.files
+    kinds = members_of(run.lock, run.claims, embedded=embedded)
+    _check_output_names(run)
+    if same_capsule:
+        _check_members(run, kinds)
+    _check_lock(run)
+    _check_run(run, observed)
+    _check_image(run)
+    _check_sboms(run)
+    _check_entropy(run)
+    _check_events(run)
+    if isinstance(run.claims, TrainingClaims):
+        seconds = _check_training(run, run.claims)
+    else:
+        seconds = _check_program(run, run.claims)
+    _check_observations(run, observed, seconds)
+    derived = derived_members(run.lock, run.claims, observed, kinds)
+    if not same_capsule:
+        own = kinds.keys() - {*derived, run_bundle.LEDGER}
+        return tuple(sorted(path for path in run.bundle.files if path not in own))
+    _check_derived(run, observed, derived)
+    return ()
 
 
-def _training(parts: Contents, claims: TrainingClaims) -> None:
-    """Check what a trainer of Capsule's own claims."""
-    for check in (*(_result, _schedule, _trace, _population, _streams, _evaluation, _checkpoints),):
-        check(parts, claims)
-    _final_tensors(parts)
-
-
-def _lock(parts: Contents) -> None:
-    equal("spec/lock.json", "its digest", parts.claims.lock, parts.lock.digest())
-    equal("manifest.json", "its claim id", parts.claims.claim_id(), parts.bundle.manifest.claim_id)
-
-
-def _requirements(parts: Contents) -> None:
-    """Check that the packages that the spec asks for are requirements by the grammar of PEP 508."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    for text in parts.lock.spec.image.packages:
-        try:
-            Requirement(text)
-        except InvalidRequirement as error:
-            raise inconsistent(
-                "CAP-V010",
-                f"image.packages of {run_bundle.LOCK} holds {text[:100]!a}, no requirement",
-            ) from error
-
-
-def _relaxations(parts: Contents, observed: Observations) -> None:
-    """Check that no guarantee was given up silently."""
-    report = parts.bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)
-    found = image_relaxations(parts.lock, observed.engine.get("name", ""), report)
-    equal(run_bundle.LOCK, "the relaxations", parts.claims.relaxations, found)
-    equal(
-        run_bundle.OBSERVATIONS,
-        "whether there was an image",
-        parts.claims.image is not None,
-        observed.engine.get("name") != "process",
-    )
-
-
-def _runtime(parts: Contents) -> None:
-    name = run_bundle.RUN + contract.RUNTIME
-    runtime = parts.bundle.read(name, contract.Runtime)
-    equal(name, "the flags that were read back", parts.claims.flags, runtime.flags)
-    equal(name, "the libraries", parts.claims.libraries, runtime.libraries)
-
-
-def _entropy(parts: Contents) -> None:
-    """Check that the recorded randomness is there where it must be, and is the claimed one."""
-    claimed = parts.claims.entropy_profile
-    recorded = parts.lock.spec.entropy.mode == "recorded"
-    equal(run_bundle.LOCK, "whether randomness was recorded", recorded, claimed is not None)
-    if claimed is not None:
-        found = parts.bundle.sha256(run_bundle.ENTROPY_PROFILE)
-        equal(run_bundle.ENTROPY_PROFILE, "its digest", claimed, found)
-        parse(parts.bundle.content(run_bundle.ENTROPY_PROFILE, MAX_PROFILE_BYTES))
-
-
-def _image(parts: Contents) -> None:
-    """Check the image's documents, and that the bundle carries the locked source tree.
-
-    A false digest of a base layer whose true one Capsule ships is a contradiction, too (CAP-I113).
-    """
-    is_genuine(parts.lock.image)
-    identities = layer_identities(parts.bundle, parts.lock, parts.claims)
-    if parts.claims.image is not None:
-        for name in run_bundle.EMBEDDED_LAYERS:
-            check_layer(parts.bundle, name, identities[name])
-    project = parts.lock.project
-    if project is None:
-        return
-    member = run_bundle.LAYER.format(name=PROJECT)
-    with unpacked_layer(parts.bundle, PROJECT, identities[PROJECT], compared=True) as archive:
-        try:
-            facts, digest = read_project(archive)
-        except CapsuleError as error:
-            raise bad_layer(member, error.message) from error
-    for path in sorted({*project.files, *facts}):
-        equal(member, path, project.files.get(path), facts.get(path))
-    equal(member, "its digest", project.sha256, digest)
-    if project.git is not None and project.git.diff is not None:
-        diff = parts.bundle.sha256(run_bundle.PROJECT_DIFF)
-        equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)
-
-
-def _outputs(bundle: OpenedBundle, claims: ProgramClaims) -> None:
-    name = run_bundle.RUN + contract.OUTPUTS
-    listed = bundle.read(name, contract.Outputs)
-    equal(name, "the outputs", claims.outputs, listed.files)
-    equal(name, "the deleted files", claims.deleted, listed.deleted)
-    equal(name, "the empty folders", claims.empty_folders, listed.empty_folders)
-    equal(name, "the standard output", claims.standard_output, listed.standard_output)
-    for path, member in run_bundle.claimed_outputs(claims).items():
-        equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))
-    if claims.standard_output is not None:
-        printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
-        equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
-
-
-def _arrivals(bundle: OpenedBundle, claims: ProgramClaims) -> None:
-    """Check that the arrival log is the claimed one."""
-    if claims.arrivals is not None:
-        found = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES)).digest()
-        equal(run_bundle.ARRIVALS, "its digest", claims.arrivals, found)
-
-
-def _output_names(parts: Contents) -> None:
-    """Refuse the name of an output that would lead out of a working folder, or is claimed twice.
+def _check_output_names(run: RecordedRun) -> None:
+    """Reject the name of an output that would lead out of a working folder, or is claimed twice.
 
     Raises:
         CapsuleError: CAP-V044.
     """
-    claims = parts.claims
+    claims = run.claims
     if not isinstance(claims, ProgramClaims):
         return
-    paths = (*claims.outputs, *claims.deleted, *claims.empty_folders)
-    for path, count in Counter(paths).items():
+    for path, count in Counter((*claims.outputs, *claims.deleted, *claims.empty_folders)).items():
         if count > 1:
-            raise inconsistent(
+            raise _inconsistent(
                 "CAP-V044", f"the bundle claims two things of {path!a}, of which one must be false"
             )
         if "\0" in path or {"", ".", ".."} & set(path.split("/")):
-            raise inconsistent(
+            raise _inconsistent(
                 "CAP-V044",
                 f"the bundle claims an output called {path!a}, which no program can have written",
             )
 
 
-def _schedule(parts: Contents, claims: TrainingClaims) -> None:
-    """Check that a recorded schedule is there where it must be, and is one of this run."""
-    recorded = records_schedule(parts.lock)
-    equal(run_bundle.LOCK, "whether the schedule was recorded", recorded, bool(claims.schedule))
-    trainer = parts.lock.spec.trainer
-    if not isinstance(trainer, ImpalaTrainer) or not recorded:
+def _check_members(run: RecordedRun, kinds: Mapping[str, Kind]) -> None:
+    """Check that a bundle has the members of its run, and no others.
+
+    Raises:
+        CapsuleError: CAP-V045, a member is missing, of another kind, or none that a run has.
+    """
+    listed = {file.path: (file.role, file.media_type) for file in run.bundle.manifest.files}
+    for path in sorted({*kinds, *listed}):
+        wanted, found = kinds.get(path), listed.get(path)
+        if wanted == found:
+            continue
+        if wanted is None:
+            problem = f"{path} is not a member that a bundle of this run has"
+        elif found is None:
+            problem = f"the bundle has no file {path}"
+        else:
+            kind = " of type ".join(found)
+            problem = f"{path} is listed as {kind}, not as {' of type '.join(wanted)}"
+        raise _inconsistent("CAP-V045", problem)
+
+
+def _check_lock(run: RecordedRun) -> None:
+    """Check that the lock is the claimed one, and pins what its spec asks for."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    claimed = run.claims.claim_id()
+    _equal(run_bundle.LOCK, "its digest", run.claims.lock, run.lock.digest())
+    _equal("manifest.json", "its claim id", claimed, run.bundle.manifest.claim_id)
+    for text in run.lock.spec.image.packages:
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            raise _inconsistent(
+                "CAP-V010",
+                f"image.packages of {run_bundle.LOCK} contains {text[:100]!a}, which is not a "
+                "requirement of PEP 508",
+            ) from error
+    check_pins(run.lock)
+
+
+def _check_run(run: RecordedRun, observed: Observations) -> None:
+    """Check that no guarantee was given up silently, and what was read back while it ran."""
+    claims, engine = run.claims, observed.engine.get("name", "")
+    report = run.bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport)
+    relaxations = image_relaxations(run.lock, engine, report)
+    _equal(run_bundle.LOCK, "the relaxations", claims.relaxations, relaxations)
+    with_image = claims.image is not None
+    _equal(run_bundle.OBSERVATIONS, "whether there was an image", with_image, engine != "process")
+    name = RUN + contract.RUNTIME
+    runtime = run.bundle.read(name, contract.Runtime)
+    _equal(name, "the flags that were read back", claims.flags, runtime.flags)
+    _equal(name, "the libraries", claims.libraries, runtime.libraries)
+
+
+def _check_image(run: RecordedRun) -> None:
+    """Check the image's documents, and that the bundle carries the locked source tree.
+
+    A false digest of a base layer whose true one Capsule ships is a contradiction, too (CAP-I113).
+    """
+    is_genuine(run.lock.image)
+    identities = layer_identities(run)
+    if run.claims.image is not None:
+        for name in run_bundle.EMBEDDED_LAYERS:
+            check_layer(run.bundle, name, identities[name])
+    project = run.lock.project
+    if project is None:
         return
-    log = read_schedule(parts.bundle.member(run_bundle.SCHEDULE))
-    of_run = parts.lock.spec.digest(), trainer.actors, trainer.fresh, claims.steps
-    found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
-    equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
-    equal(run_bundle.SCHEDULE, "the run that it is of", of_run, found)
+    member = run_bundle.LAYER.format(name=PROJECT)
+    with unpacked_layer(run.bundle, PROJECT, identities[PROJECT], compared=True) as archive:
+        try:
+            facts, digest = read_project(archive)
+        except CapsuleError as error:
+            raise bad_layer(member, error.message) from error
+    for path in sorted({*project.files, *facts}):
+        _equal(member, path, project.files.get(path), facts.get(path))
+    _equal(member, "its digest", project.sha256, digest)
+    if project.git is not None and project.git.diff is not None:
+        diff = run.bundle.sha256(run_bundle.PROJECT_DIFF)
+        _equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)
 
 
-def _result(parts: Contents, claims: TrainingClaims) -> None:
+def _check_sboms(run: RecordedRun) -> None:
+    data = run.bundle.content(run_bundle.IMAGE_SBOM, MAX_BYTES)
+    validate_sbom(data)
+    validate_sbom(run.bundle.content(run_bundle.MACHINE_SBOM, MAX_BYTES))
+    image = run.claims.image
+    config = image.config if image else f"sha256:{run.lock.digest()}"
+    differences = sbom_matches_lock(data, run.lock, config)
+    _equal(run_bundle.IMAGE_SBOM, "its components against the lock", [], differences)
+
+
+def _check_entropy(run: RecordedRun) -> None:
+    """Check that the recorded randomness is in the bundle if it must be, and is the claimed one."""
+    claimed = run.claims.entropy_profile
+    recorded = run.lock.spec.entropy.mode == "recorded"
+    _equal(run_bundle.LOCK, "whether randomness was recorded", recorded, claimed is not None)
+    if claimed is not None:
+        found = run.bundle.sha256(run_bundle.ENTROPY_PROFILE)
+        _equal(run_bundle.ENTROPY_PROFILE, "its digest", claimed, found)
+        parse(run.bundle.content(run_bundle.ENTROPY_PROFILE, MAX_PROFILE_BYTES))
+
+
+def _check_events(run: RecordedRun) -> None:
+    """Check that the events are events: one document a line, within bounds.
+
+    What they say is the run's own statement, and is shown as such.
+
+    Raises:
+        CapsuleError: CAP-V047.
+    """
+    name = RUN + contract.EVENTS
+    with run.bundle.open(name) as stream:
+        for number, line in enumerate(event_lines(stream), 1):
+            if number > MAX_EVENTS:
+                raise _inconsistent("CAP-V047", f"{name} has more than {MAX_EVENTS} lines")
+            try:
+                parse_event(line)
+            except ValueError as error:
+                raise _inconsistent(
+                    "CAP-V047", f"line {number} of {name} is not an event: {str(error)!a}"
+                ) from error
+
+
+# --- a program of the user's own ----------------------------------------------------------------
+
+
+def _check_program(run: RecordedRun, claims: ProgramClaims) -> float:
+    """Check the outputs and the arrival log of a program; return the seconds that it took."""
+    bundle, name = run.bundle, RUN + contract.OUTPUTS
+    listed = bundle.read(name, contract.Outputs)
+    _equal(name, "the outputs", claims.outputs, listed.files)
+    _equal(name, "the deleted files", claims.deleted, listed.deleted)
+    _equal(name, "the empty folders", claims.empty_folders, listed.empty_folders)
+    _equal(name, "the standard output", claims.standard_output, listed.standard_output)
+    for path, member in run_bundle.claimed_outputs(claims).items():
+        _equal(path, "its digest", claims.outputs[path].sha256, bundle.sha256(member))
+    if claims.standard_output is not None:
+        printed = bundle.sha256(run_bundle.STANDARD_OUTPUT)
+        _equal(run_bundle.STANDARD_OUTPUT, "its digest", claims.standard_output.sha256, printed)
+    if claims.arrivals is not None:
+        found = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES)).digest()
+        _equal(run_bundle.ARRIVALS, "its digest", claims.arrivals, found)
+    result = bundle.read(RUN + contract.RESULT, contract.ProgramResult)
+    outputs = bundle.sha256(name)
+    _equal(RUN + contract.RESULT, "the digest of the listed outputs", outputs, result.outputs)
+    return result.seconds
+
+
+# --- a training ---------------------------------------------------------------------------------
+
+
+def _check_training(run: RecordedRun, claims: TrainingClaims) -> float:
+    """Check what one of Capsule's own trainers claims; return the seconds of training."""
+    seconds = _check_result(run, claims)
+    _check_schedule(run, claims)
+    name = RUN + contract.TRACE
+    records, head = trace_head(run.bundle.member(name))
+    _equal(name, "the number of records", claims.trace.records, records)
+    _equal(name, "the head of its hash chain", claims.trace.head, head)
+    _check_population(run)
+    profiles = run.bundle.read(run_bundle.STREAMS, contract.StreamProfiles)
+    _equal(run_bundle.STREAMS, "the stream profiles", claims.streams, profiles.streams)
+    name = RUN + contract.EVALUATION
+    evaluation = run.bundle.read(name, contract.Evaluation)
+    _equal(name, "the returns", claims.evaluation, evaluation)
+    pinned = run.lock.spec.evaluation.start_set
+    if pinned is not None:
+        _equal(name, "the starts against the lock", pinned.starts, evaluation.starts)
+    _check_checkpoints(run, claims)
+    return seconds
+
+
+def _check_result(run: RecordedRun, claims: TrainingClaims) -> float:
     """Check that the run had come to its end, and to the claimed one."""
-    name = run_bundle.RUN + contract.RESULT
-    result = parts.bundle.read(name, contract.Result)
+    name = RUN + contract.RESULT
+    result = run.bundle.read(name, contract.Result)
     claimed = (True, claims.steps, claims.episodes, claims.parameters)
     found = (result.complete, result.steps, result.episodes, result.parameters)
-    equal(name, "the end of the run", claimed, found)
+    _equal(name, "the end of the run", claimed, found)
     traced = TraceClaim(records=result.trace_records, head=result.trace_head)
-    equal(name, "the trace", claims.trace, traced)
-    trainer = parts.lock.spec.trainer
+    _equal(name, "the trace", claims.trace, traced)
+    trainer = run.lock.spec.trainer
     if not isinstance(trainer, CommandTrainer):
-        equal(run_bundle.LOCK, "the number of steps", claims.steps, trainer.total_steps)
+        _equal(run_bundle.LOCK, "the number of steps", claims.steps, trainer.total_steps)
+    return result.seconds
 
 
-def _trace(parts: Contents, claims: TrainingClaims) -> None:
-    name = run_bundle.RUN + contract.TRACE
-    records, head = trace_head(parts.bundle.member(name))
-    equal(name, "the number of records", claims.trace.records, records)
-    equal(name, "the head of its hash chain", claims.trace.head, head)
-
-
-def _population(parts: Contents, _claims: TrainingClaims) -> None:
-    """Check that the ancestry of a population is what the trace, which is claimed, has of it."""
-    if not has_population(parts.lock):
+def _check_schedule(run: RecordedRun, claims: TrainingClaims) -> None:
+    """Check that a recorded schedule is in the bundle if it must be, and is one of this run."""
+    recorded = records_schedule(run.lock)
+    _equal(run_bundle.LOCK, "whether the schedule was recorded", recorded, bool(claims.schedule))
+    trainer = run.lock.spec.trainer
+    if not isinstance(trainer, ImpalaTrainer) or not recorded:
         return
-    ancestry = parts.bundle.read(run_bundle.POPULATION, contract.Ancestry)
+    log = read_schedule(run.bundle.member(run_bundle.SCHEDULE))
+    of_run = run.lock.spec.digest(), trainer.actors, trainer.fresh, claims.steps
+    found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
+    _equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
+    _equal(run_bundle.SCHEDULE, "the run that it is of", of_run, found)
+
+
+def _check_population(run: RecordedRun) -> None:
+    """Check that the ancestry of a population is what the claimed trace says of it."""
+    if not has_population(run.lock):
+        return
+    ancestry = run.bundle.read(run_bundle.POPULATION, contract.Ancestry)
     listed = [(each.name, each.facts()) for each in ancestry.generations]
-    records = read_trace(parts.bundle.member(run_bundle.RUN + contract.TRACE))
+    records = read_trace(run.bundle.member(RUN + contract.TRACE))
     begun = [record.values.get("generations", {}) for record in records]
     traced = [item for each in begun if isinstance(each, dict) for item in each.items()]
-    equal(run_bundle.POPULATION, "the ancestry in the trace", listed, traced)
+    _equal(run_bundle.POPULATION, "the ancestry in the trace", listed, traced)
 
 
-def _streams(parts: Contents, claims: TrainingClaims) -> None:
-    profiles = parts.bundle.read(run_bundle.STREAMS, contract.StreamProfiles)
-    equal(run_bundle.STREAMS, "the stream profiles", claims.streams, profiles.streams)
-
-
-def _evaluation(parts: Contents, claims: TrainingClaims) -> None:
-    name = run_bundle.RUN + contract.EVALUATION
-    found = parts.bundle.read(name, contract.Evaluation)
-    equal(name, "the returns", claims.evaluation, found)
-    pinned = parts.lock.spec.evaluation.start_set
-    if pinned is not None:
-        equal(name, "the starts against the lock", pinned.starts, found.starts)
-
-
-def _checkpoints(parts: Contents, claims: TrainingClaims) -> None:
-    name = run_bundle.RUN + contract.CHECKPOINT_INDEX
-    found = tuple(
-        CheckpointClaim(step=item.step, digest=item.digest()) for item in _index(parts).checkpoints
-    )
-    equal(name, "the checkpoint digests", claims.checkpoints, found)
-
-
-def _index(parts: Contents) -> contract.CheckpointIndex:
-    name = run_bundle.RUN + contract.CHECKPOINT_INDEX
-    return parts.bundle.read(name, contract.CheckpointIndex)
-
-
-def _final_tensors(parts: Contents) -> None:
-    index = _index(parts)
-    final = index.checkpoints[-1]
+def _check_checkpoints(run: RecordedRun, claims: TrainingClaims) -> None:
+    """Check the digests of all checkpoints, and the tensors of the last one."""
+    checkpoints = run.checkpoints()
+    found = tuple(CheckpointClaim(step=each.step, digest=each.digest()) for each in checkpoints)
+    name = RUN + contract.CHECKPOINT_INDEX
+    _equal(name, "the checkpoint digests", claims.checkpoints, found)
+    final = checkpoints[-1]
     name = run_bundle.checkpoint_member(final.step)
-    with parts.bundle.open(name) as stream:
-        found = digests_of(stream, parts.bundle.files.signed(name).size, name)
-    for tensor in sorted({*final.tensors, *found}):
-        equal(name, f"tensor {tensor!a}", final.tensors.get(tensor), found.get(tensor))
+    with run.bundle.open(name) as stream:
+        tensors = digests_of(stream, run.bundle.files.signed(name).size, name)
+    for tensor in sorted({*final.tensors, *tensors}):
+        _equal(name, f"tensor {tensor!a}", final.tensors.get(tensor), tensors.get(tensor))
 
 
-def _sbom(parts: Contents) -> None:
-    data = parts.bundle.content(run_bundle.IMAGE_SBOM, MAX_BYTES)
-    validate_sbom(data)
-    validate_sbom(parts.bundle.content(run_bundle.MACHINE_SBOM, MAX_BYTES))
-    image = parts.claims.image
-    config = image.config if image else f"sha256:{parts.lock.digest()}"
-    differences = sbom_matches_lock(data, parts.lock, config)
-    equal(run_bundle.IMAGE_SBOM, "its components against the lock", [], differences)
+# --- what follows from the rest -----------------------------------------------------------------
+
+
+def _check_observations(run: RecordedRun, observed: Observations, seconds: float) -> None:
+    """Check that the observations repeat what the run itself recorded."""
+    runtime = run.bundle.read(RUN + contract.RUNTIME, contract.Runtime)
+    steps = run.claims.steps if isinstance(run.claims, TrainingClaims) else None
+    speed = None if steps is None or not seconds else steps / seconds
+    name = run_bundle.OBSERVATIONS
+    _equal(name, "the device", runtime.device, observed.device)
+    _equal(name, "the seconds of training", seconds, observed.training_seconds)
+    _equal(name, "the steps per second", speed, observed.steps_per_second)
+
+
+def _check_derived(run: RecordedRun, observed: Observations, derived: Mapping[str, bytes]) -> None:
+    """Compare the bytes of members that follow from others: the ledger's, too.
+
+    Raises:
+        CapsuleError: CAP-V046, one is not what the bundle's other documents give.
+    """
+    bundle = run.bundle
+    is_training = isinstance(run.claims, TrainingClaims)
+    arrivals = None
+    if run_bundle.ARRIVALS in bundle.files:
+        arrivals = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES))
+    evidence = Evidence(
+        runtime=bundle.read(RUN + contract.RUNTIME, contract.Runtime),
+        mechanisms=bundle.read(RUN + contract.MECHANISMS, Mechanisms),
+        report=bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport),
+        streams=bundle.read(run_bundle.STREAMS, contract.StreamProfiles) if is_training else None,
+        arrivals=arrivals,
+        engine=observed.engine,
+        image=None,
+    )
+    images: tuple[str | None, ...] = (None,)
+    if run.claims.image is not None:  # an engine names it by its configuration or its manifest
+        images = run.claims.image.config, f"sha256:{bundle.sha256(run_bundle.IMAGE_MANIFEST)}"
+    ledgers = [compute_ledger(replace(evidence, image=name)).document() for name in images]
+    accepted = {path: [data] for path, data in derived.items()} | {run_bundle.LEDGER: ledgers}
+    for path, documents in accepted.items():
+        if bundle.content(path) not in documents:
+            raise _inconsistent("CAP-V046", f"{path} is not what the bundle's other documents give")
+
+
+def _equal(name: str, what: str, claimed: Any, found: Any) -> None:
+    """Reject a bundle in which two statements differ that must be equal.
+
+    Raises:
+        CapsuleError: CAP-V010.
+    """
+    if claimed != found:
+        # The beginning of untrusted text in ASCII, without control characters.
+        left, right = (ascii(str(value)[:_SHOWN_CHARACTERS])[1:-1] for value in (claimed, found))
+        raise _inconsistent(
+            "CAP-V010",
+            f"the bundle contradicts itself: {what} in {name} is not what claims.json says "
+            f"(claimed {left}, found {right})",
+        )
+
+
+def _inconsistent(code: str, message: str) -> CapsuleError:
+    return CapsuleError(
+        code, message, fix="Do not trust this bundle; ask its signer for a consistent one."
+    )

@@ -1,49 +1,157 @@
-"""The image layers that a bundle carries, unpacked within bounds: they come from a stranger.
+"""The image that a bundle carries: its documents, and its layers, unpacked within bounds.
 
-What a layer unpacks to is known before: its size and digest are in the lock or the image manifest.
-So the work is bounded by what was signed, and that is bounded too.
+The configuration and the manifest are never given to an engine, since verification builds the image
+from the lock. But people read them, other tools would run by them, and the manifest has the sizes
+that bound the unpacking of layers. Both are functions of the lock and of the layers' names, digests
+and sizes: they are made again from these and compared byte for byte. So there is no room for a
+variable, an entry point, a user, a health check, a volume, a trigger or the address of a layer
+elsewhere.
+
+The layers are untrusted. What each must unpack to is known before it is unpacked, so the work is
+bounded by what was signed, and that is bounded too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
+from capsule.bundle.claims import ImageClaim
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.experiment.canonical import parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
-from capsule.image.assembly.assemble import Image, image_of
+from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
 from capsule.image.assembly.embedded import unpack_image
-from capsule.image.assembly.making import Layer
-from capsule.verification.integrity.image_documents import PROJECT, LayerIdentity
+from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
+from capsule.image.releases import recipe_of
 
+PROJECT = "project"
+MAX_IMAGE_DOCUMENT_BYTES = 1 << 20
 MAX_LAYER_BYTES = 1 << 30
 MAX_WINDOW_BYTES = 8 << 20  # what every decoder must have (RFC 8878, section 3.1.1.1.2)
 _CHUNK = 1 << 20
 Name = Literal["base", "code"]
 
 
+@dataclass(frozen=True)
+class LayerIdentity:
+    """What a layer must unpack to.
+
+    Attributes:
+        sha256: Digest of the archive.
+        size: Its size in bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+def layer_identities(run: RecordedRun) -> dict[str, LayerIdentity]:
+    """Check the image documents of a bundle, and read off them what its layers must be.
+
+    Returns:
+        Layer name to identity. Without an image, of the source tree alone.
+
+    Raises:
+        CapsuleError: CAP-V040, a document is not what the lock and the claims make it.
+    """
+    lock = run.lock
+    project = lock.project and LayerIdentity(lock.project.sha256, lock.project.size)
+    if run.claims.image is None:
+        return {PROJECT: project} if project else {}
+    layers = _layers(run.bundle, lock, run.claims.image)
+    if layers["base"].sha256 != lock.image.base:
+        raise _contradiction(run_bundle.IMAGE_MANIFEST, "the base layer is not the locked one")
+    if layers.get(PROJECT) != project:
+        raise _contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
+    return layers
+
+
+def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, LayerIdentity]:
+    config = bundle.content(run_bundle.IMAGE_CONFIG, MAX_IMAGE_DOCUMENT_BYTES)
+    manifest = bundle.content(run_bundle.IMAGE_MANIFEST, MAX_IMAGE_DOCUMENT_BYTES)
+    if (digest := f"sha256:{sha256_hex(config)}") != claim.config:
+        raise _contradiction(
+            run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one"
+        )
+    try:
+        names = _names(parse_canonical_json(config), lock)
+        sizes = _sizes(parse_canonical_json(manifest))
+        expected = image_manifest(config, list(zip(claim.layers, sizes, strict=True)))
+        named = list(zip(names, claim.layers, strict=True))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _contradiction("an image document", f"it is of another form ({error})") from error
+    if manifest != expected:
+        raise _contradiction(
+            run_bundle.IMAGE_MANIFEST, "it says more or other than the claimed layers do"
+        )
+    # By the rules of another assembler the image cannot be built here either (CAP-I102).
+    recipe = recipe_of(lock.image) if lock.image.assembler == ASSEMBLER_VERSION else None
+    if recipe is not None and config != image_config(lock, recipe, named):
+        raise _contradiction(
+            run_bundle.IMAGE_CONFIG, "it is not the configuration that the lock gives"
+        )
+    return {
+        name: LayerIdentity(diff_id.removeprefix("sha256:"), size)
+        for (name, diff_id), size in zip(named, sizes, strict=True)
+    }
+
+
+def _names(config: Any, lock: Lock) -> list[str]:
+    """Return the layers' names, from the bottom up.
+
+    Raises:
+        ValueError: They are not those of an image of this lock.
+    """
+    names = [entry["created_by"].removeprefix("capsule ") for entry in config["history"]]
+    top = ["code", PROJECT] if lock.project else ["code"]
+    known = {wheel.name for wheel in lock.image.wheels} | {"wheels"}
+    between = names[1 : -len(top)]
+    if [*names[:1], *names[-len(top) :]] != ["base", *top] or len(set(names)) < len(names):
+        raise ValueError("its layers are not in their order")
+    if unknown := sorted(set(between) - known):
+        raise ValueError(f"a layer is called {unknown[0]!a}")
+    return names
+
+
+def _sizes(manifest: Any) -> list[int]:
+    sizes = [layer["size"] for layer in manifest["layers"]]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("the size of a layer is not one")
+    return sizes
+
+
+def _contradiction(path: str, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V040",
+        f"{path} contradicts the lock or the claims: {what}",
+        fix="Do not trust this bundle; ask its signer for a consistent one.",
+    )
+
+
 @contextmanager
 def supplied_layers(
-    bundle: OpenedBundle,
-    identities: Mapping[str, LayerIdentity],
-    names: Collection[Name] = ("base", "code"),
+    run: RecordedRun, names: Collection[Name] = ("base", "code")
 ) -> Iterator[tuple[dict[Name, Path], Path | None]]:
     """Unpack layers that the bundle carries, the source tree's apart; deleted at the end.
 
     Args:
-        bundle: The bundle.
-        identities: What each must unpack to, by name.
-        names: Which are wanted beside the source tree.
+        run: The recorded run.
+        names: The layers to unpack besides the source tree.
 
     Raises:
-        CapsuleError: CAP-V004, one cannot be unpacked, is too large or is another.
+        CapsuleError: CAP-V004, one cannot be unpacked, is too large or is another; CAP-V040 of
+            :func:`layer_identities`.
     """
+    bundle, identities = run.bundle, layer_identities(run)
     with ExitStack() as stack:
         supplied = {
             name: stack.enter_context(unpacked_layer(bundle, name, identities[name]))
@@ -133,21 +241,15 @@ def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -
 
 
 @contextmanager
-def embedded_image(
-    bundle: OpenedBundle, lock: Lock, identities: Mapping[str, LayerIdentity]
-) -> Iterator[Image]:
+def embedded_image(run: RecordedRun) -> Iterator[Image]:
     """Unpack the whole image that the bundle carries; its layers are deleted at the end.
 
-    Args:
-        bundle: The bundle.
-        lock: What the image is said to be made of.
-        identities: What each layer must be, by name, from the bottom up.
-
     Raises:
-        CapsuleError: CAP-V051 the bundle carries none; CAP-V053 or CAP-V054 it is refused
-            (:mod:`capsule.image.assembly.embedded`); CAP-I102 the lock needs another Capsule.
+        CapsuleError: CAP-V040 of :func:`layer_identities`; CAP-V051, the bundle carries none;
+            CAP-V053 or CAP-V054, it is rejected (:mod:`capsule.image.assembly.embedded`);
+            CAP-I102, the lock needs another Capsule.
     """
-    if run_bundle.IMAGE_ARCHIVE not in bundle.files:
+    if run_bundle.IMAGE_ARCHIVE not in run.bundle.files:
         raise CapsuleError(
             "CAP-V051",
             "--image embedded: the bundle carries no image",
@@ -157,11 +259,11 @@ def embedded_image(
     with temporary_folder("capsule-image-") as folder:
         layers = tuple(
             Layer(name, f"sha256:{layer.sha256}", folder / layer.sha256, layer.size)
-            for name, layer in identities.items()
+            for name, layer in layer_identities(run).items()
         )
-        image = image_of(lock, layers)
+        image = image_of(run.lock, layers)
         try:
-            unpacked = unpack_image(bundle.member(run_bundle.IMAGE_ARCHIVE), image, lock)
+            unpacked = unpack_image(run.bundle.member(run_bundle.IMAGE_ARCHIVE), image, run.lock)
         except OSError as error:
             raise CapsuleError(
                 "CAP-B110",

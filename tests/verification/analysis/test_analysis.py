@@ -15,8 +15,7 @@ from capsule.report.progress import SilentReporter
 from capsule.report.terminal import show_report
 from capsule.verification import verify as verification
 from capsule.verification.execution import admission
-from capsule.verification.mode import Mode
-from capsule.verification.request import VerifyRequest
+from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
 from tests.verification.runs import Machine, edit_json, forged
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from capsule.engine.containers import ContainerEngine
-from capsule.engine.process import ProcessEngine
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError, ExitCode
@@ -32,9 +31,9 @@ def on_gpu():
 
 def test_an_embedded_image_needs_a_container():
     with pytest.raises(CapsuleError) as caught:
-        check_embedded("embedded", ProcessEngine())
+        check_embedded("process", "embedded")
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V050", ExitCode.USAGE)
-    check_embedded("rebuilt", ProcessEngine())
+    check_embedded("process", "rebuilt")
 
 
 def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
@@ -53,7 +52,7 @@ def test_a_strangers_image_is_refused_where_images_break_out(on_gpu):
 
 
 def test_a_bundle_without_an_image_cannot_lend_one(on_gpu):
-    bundle = SimpleNamespace(files={})
-    with pytest.raises(CapsuleError) as caught, embedded_image(bundle, on_gpu, {}):
+    run = SimpleNamespace(bundle=SimpleNamespace(files={}), lock=on_gpu)
+    with pytest.raises(CapsuleError) as caught, embedded_image(run):
         pass
     assert (caught.value.code, caught.value.exit_code) == ("CAP-V051", ExitCode.INCONCLUSIVE)

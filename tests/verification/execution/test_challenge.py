@@ -15,6 +15,7 @@ from scipy.stats import hypergeom
 from capsule.bundle import packing, run_bundle
 from capsule.bundle.claims import collect_claims
 from capsule.bundle.manifest import parse_document
+from capsule.bundle.run_bundle import RecordedRun
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.contract import CheckpointIndex, Job
@@ -26,16 +27,14 @@ from capsule.training.state.checkpoint import load_resume_state, save_resume_sta
 from capsule.training.state.segment_states import keep_state
 from capsule.verification.analysis.comparison import compare_claims
 from capsule.verification.execution.challenge import (
-    RecordedRun,
     challenge,
-    check_challengeable,
     choose,
     fresh_seed,
     judge_challenge,
     prefix_steps,
 )
 from capsule.verification.execution.segment_states import lay_out
-from capsule.verification.mode import Mode
+from capsule.verification.request import Mode
 from tests.hostile.genuine import write_entropy_report
 from tests.training.conftest import ROOT
 from tests.verification.forked import FAILED, SPECS, Forks, lock_of, spec_of
@@ -160,7 +159,7 @@ def index_of(directory, step):
 
 
 def state_files(recorded, steps, folder):
-    lay_out(recorded.bundle, recorded.lock, steps, folder)
+    lay_out(recorded, steps, folder)
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -308,7 +307,7 @@ def refused_layout(recorded, tmp_path, steps=(400,)):
     folder = tmp_path / "inner" / "state"
     folder.mkdir(parents=True)
     with pytest.raises(CapsuleError) as refusal:
-        lay_out(recorded.bundle, recorded.lock, steps, folder)
+        lay_out(recorded, steps, folder)
     assert refusal.value.code in ("CAP-V061", "CAP-B144")
     assert refusal.value.exit_code == ExitCode.TAMPERED
     assert [path.name for path in tmp_path.glob("inner/*")] == ["state"]
@@ -434,12 +433,12 @@ def test_a_changed_byte_is_refused_or_changes_no_file(
     data[place % len(data)] = byte
     path.write_bytes(data)
     try:
-        lay_out(recorded.bundle, recorded.lock, [400], folder)
+        lay_out(recorded, [400], folder)
     except CapsuleError as error:
         assert error.exit_code == ExitCode.TAMPERED
     else:  # the byte was as before, or one of a name, which the checks after this look for
         original = tmp_path_factory.mktemp("original")
-        lay_out(opened(run_of("dqn"), "dqn").bundle, recorded.lock, [400], original)
+        lay_out(opened(run_of("dqn"), "dqn"), [400], original)
         assert contents(folder) == contents(original)
 
 
@@ -473,7 +472,7 @@ def test_states_come_back_as_they_were_kept(tmp_path_factory, states):
     bundle = Files(members)
     for step, files in enumerate(states, 1):
         (target := folder / f"out-{step}").mkdir()
-        lay_out(bundle, lock, range(1, step + 1), target)
+        lay_out(RecordedRun(bundle, lock, None), range(1, step + 1), target)
         found = {path.relative_to(target).as_posix(): path.read_bytes()
                  for path in target.rglob("*") if path.is_file()}  # fmt: skip
         assert found == {path: byte * size for path, (byte, size) in files.items()}
@@ -722,13 +721,13 @@ def test_what_cannot_be_challenged_is_refused_with_its_reason():
     ):
         lock = lock_of(spec_of("dqn", **changes))
         with pytest.raises(CapsuleError, match=reason) as refusal:
-            check_challengeable(lock, segments=True)
+            Mode("segments").check(lock)
         assert (refusal.value.code, refusal.value.exit_code) == ("CAP-V062", ExitCode.USAGE)
-        check_challengeable(lock, segments=False)  # a fresh seed needs no state
+        Mode("fresh-seed").check(lock)  # a fresh seed needs no state
     with pytest.raises(CapsuleError, match="has 3 segments") as refusal:
-        check_challengeable(lock_of(spec_of("dqn")), segments=True, number=4)
+        Mode("segments", segments=4).check(lock_of(spec_of("dqn")))
     assert refusal.value.code == "CAP-V063"
-    check_challengeable(lock_of(spec_of("dqn")), segments=True, number=3)
+    Mode("segments", segments=3).check(lock_of(spec_of("dqn")))
 
 
 @pytest.mark.parametrize(("name", "steps"), [("dqn", 168), ("r2d2", 210), ("impala", 40)])

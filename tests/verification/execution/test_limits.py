@@ -4,7 +4,7 @@ import pytest
 
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
-from capsule.verification.execution.limits import lowered, parse_limits
+from capsule.verification.request import lowered, parse_limits
 
 
 def test_limits_are_only_lowered():

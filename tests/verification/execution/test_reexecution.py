@@ -6,7 +6,7 @@ import pytest
 
 from capsule.experiment.trace import read_trace
 from capsule.host.errors import CapsuleError, ExitCode
-from capsule.verification.execution.scratch import reexecution_folder
+from capsule.verification.execution.reexecution import reexecution_folder
 
 
 def test_a_reexecution_has_a_folder_that_only_the_verifier_may_enter(tmp_path, monkeypatch):

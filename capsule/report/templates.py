@@ -1,0 +1,64 @@
+"""The templates of the report page, in which text from elsewhere stays text.
+
+A template escapes whatever is not :class:`Markup`. Before that, the value is bounded and freed of
+control and direction-changing characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from capsule.report.text import printable
+
+MARKS = {"good": "✓", "bad": "✗", "open": "○"}
+_NUMBER = re.compile(r"-?[0-9][0-9,.]*(e[+-][0-9]+)?")
+
+
+def code(value: str) -> Markup:
+    """Return a text as code."""
+    return Markup("<code>{}</code>").format(printable(value))
+
+
+def toned(word: str, tone: str | None) -> Markup:
+    """Mark a word with a sign besides its colour, which not everyone can see."""
+    if tone is None:
+        return Markup("<span>{}</span>").format(printable(word))
+    return Markup(
+        '<span class="toned"><span class="mark {}" aria-hidden="true">{}</span> {}</span>'
+    ).format(tone, MARKS[tone], printable(word))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _shown(value: object) -> object:
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def _is_number(cell: object) -> bool:
+    return not isinstance(cell, Markup) and _NUMBER.fullmatch(str(cell)) is not None
+
+
+def _has_words(rows: Sequence[Sequence[object]]) -> bool:
+    """Tell whether a cell beside the first of its row is not a number."""
+    return not all(_is_number(cell) for row in rows for cell in row[1:])
+
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.globals |= {"code": code, "marks": MARKS}
+TEMPLATES.tests |= {"a_number": _is_number, "wordy": _has_words}
+TEMPLATES.filters |= {"grouped": "{:,}".format, "counted": counted}
