@@ -66,7 +66,7 @@ def _verify_ed25519(raw: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def _ed25519_weakness(raw: bytes) -> str | None:
-    """Say why an encoded point cannot be trusted as a public key, or return None.
+    """Return why an encoded point cannot be trusted as a public key, or None.
 
     Signature libraries accept points outside the subgroup of prime order. With one of small order
     a single signature verifies every message; one of mixed order lets verifiers disagree.
@@ -147,7 +147,7 @@ def _verify_p256(raw: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def _p256_weakness(raw: bytes) -> str | None:
-    """Say why an encoded point cannot be trusted as a public key, or return None.
+    """Return why an encoded point cannot be trusted as a public key, or None.
 
     The group has prime order, so every point of the curve but the identity is sound; the identity
     has no uncompressed encoding.

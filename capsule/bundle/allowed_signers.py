@@ -49,7 +49,7 @@ class AllowedSigner:
     def rejection_reason(
         self, namespace: str, identities: tuple[str, ...], now: datetime
     ) -> str | None:
-        """Say why the key does not count now, for any of these identities, or return None."""
+        """Return why the key does not count now for any of these identities, or None."""
         if self.namespaces is not None and not matches(namespace, self.namespaces):
             return f"is not allowed to sign for {namespace}"
         if self.valid_after is not None and now < self.valid_after:

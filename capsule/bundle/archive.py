@@ -269,7 +269,7 @@ def other_content(name: str, found: str, signed: str) -> CapsuleError:
 
 
 def _compare(found: bytes, name: str, size: int) -> None:
-    """Refuse a header block that is not ``header(name, size)``, saying where it differs."""
+    """Reject a header block that is not ``header(name, size)``, and name where it differs."""
     expected = header(name, size)
     if found != expected:
         _refuse_header(found, expected, name)

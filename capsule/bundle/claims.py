@@ -112,7 +112,7 @@ class ProgramClaims(Claims):
 
     @property
     def described(self) -> str:
-        """Say in words what is claimed."""
+        """The claims in words."""
         if self.nothing:
             return "NOTHING: the program left no file and printed nothing"
         printed = None if self.standard_output is None else self.standard_output.size

@@ -1,7 +1,7 @@
-"""``events.jsonl`` of a bundle: what a run told of its progress, one canonical document a line.
+"""``events.jsonl`` of a bundle: the progress that a run reported, one canonical document a line.
 
-A user's program may write into that file itself, so that a run directory can hold anything under
-its name. A bundle holds events only.
+A user's program may write into that file itself, so a run directory may contain anything under
+its name. A bundle contains events only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keyless signatures: Sigstore bundles over a manifest, made with a certificate of Fulcio's.
 
-An identity (an e-mail address, a workflow) and its issuer stand in for a key. The ``sigstore``
+An identity (an e-mail address, a workflow) and its issuer take the place of a key. The ``sigstore``
 package does the work, without network: certificate chain, proof of inclusion in the transparency
-log, time, signature. It is an extra, for it brings much along.
+log, time, signature. It is an extra, because it has many dependencies of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from capsule.host.errors import CapsuleError
 
 
 def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
-    """Refuse what is not a signature over ``message`` by ``identity``, as ``issuer`` vouches.
+    """Reject what is not a signature over ``message`` by ``identity``, as ``issuer`` attests.
 
     Trust is rooted in the public-good instance of Sigstore, as the installed package and its cache
     know it.

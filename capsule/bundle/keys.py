@@ -51,7 +51,7 @@ class PublicKey:
     application: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse a point with which signatures prove nothing.
+        """Reject a point with which signatures prove nothing.
 
         Raises:
             CapsuleError: CAP-B134.

@@ -36,7 +36,7 @@ Role = Literal[
     "profile",  # of random streams, or of the operating system's entropy
     "run",  # documents of the run directory
     "checkpoint",
-    "state",  # what a run had at a checkpoint to go on from
+    "state",  # what a run resumes from at a checkpoint
     "output",  # what a user's own program wrote
     "log",
 ]
@@ -89,7 +89,7 @@ class Manifest(Model):
 
 
 def _check_names(paths: Iterable[str]) -> None:
-    """Refuse names that a file system or a reader could take for one another."""
+    """Reject names that a file system or a reader could take for one another."""
     taken = {MANIFEST.lower(), CHECKSUMS.lower(), ENVELOPE.lower()}
     folders = {"signatures"}
     for path in paths:

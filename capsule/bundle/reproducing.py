@@ -167,7 +167,7 @@ def _lines(words: list[str]) -> list[str]:
 
 
 def what_ran(spec: Spec) -> str:
-    """Say in a few words what a run of ``spec`` is."""
+    """Describe a run of ``spec`` in a few words."""
     if isinstance(spec.trainer, CommandTrainer):
         return f"the program `{shlex.join(spec.trainer.command)}`"
     spec = spec.training()

@@ -60,7 +60,7 @@ def validate_sbom(data: bytes) -> None:
 
 
 def _check_profile(objects: list[dict[str, Any]]) -> None:
-    """Refuse what Capsule never writes, before the schema check spends time on it.
+    """Reject fields that Capsule never writes, before the schema check spends time on them.
 
     Some fields of CycloneDX are parsed with grammars whose cost grows steeply with length.
     """

@@ -2,7 +2,7 @@
 
 A reader trusts keys that he names, or the lines of a trust file, less those that were revoked.
 Every signature over a bundle is judged by that and by nothing from the bundle: its time of signing
-is the signer's word, so an expired key counts no more.
+is only stated by the signer, so signatures by an expired key do not count.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def diagnose(
         engine: Where it runs.
         directory: Where the two run directories go; must not hold any yet.
         steps: Steps of each run. A program of the user's own is run to its end.
-        reporter: Told about each event.
+        reporter: Called with each event.
 
     Raises:
         CapsuleError: CAP-D001 the steps do not fit, CAP-D002 a run left no report of its
@@ -230,7 +230,7 @@ def _explain_failure(failure: CapsuleError, findings: list[Finding]) -> list[Fin
 
 
 def compare_runs(first: Path, second: Path) -> list[str]:
-    """Say in what the results of two run directories differ, causes before effects."""
+    """Name what differs in the results of two run directories, causes before effects."""
     differences = []
     if (first / contract.TRACE).exists():
         found = compare_traces(first / contract.TRACE, second / contract.TRACE, prefix=False)

@@ -1,4 +1,4 @@
-"""Threads and processes that race for work, told by the randomness that each of them drew.
+"""Threads and processes that race for work, recognised by the randomness that each of them drew.
 
 Randomness is derived for each thread of each process. Where a pool gives a task to whichever worker
 is ready, another worker draws, and the two runs' accounts differ.

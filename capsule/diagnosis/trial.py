@@ -38,7 +38,7 @@ class Workplace:
         cache: Content-addressed store of packages and layers.
         sources: Where missing packages may come from.
         steps: Steps of each run of a trainer.
-        reporter: Told about each event.
+        reporter: Called with each event.
     """
 
     engine: Engine

@@ -17,7 +17,7 @@ MAX_FILES = 5
 
 
 def what(subject: ReportedRun) -> str:
-    """Say what ran."""
+    """Describe the run."""
     return plain(what_ran(subject.lock.spec))
 
 
@@ -32,7 +32,7 @@ def machine(subject: ReportedRun) -> str:
 
 
 def hardware_needed(subject: ReportedRun) -> str:
-    """Say what a machine must have."""
+    """Name the hardware that a machine must have."""
     spec = subject.lock.spec
     memory = f"{spec.limits.memory_mb:,} MiB of memory"
     if isinstance(spec.accelerator, CudaAccelerator):
@@ -42,19 +42,19 @@ def hardware_needed(subject: ReportedRun) -> str:
 
 
 def duration(subject: ReportedRun) -> str:
-    """Say how long the run took."""
+    """Return the duration of the run."""
     seconds = subject.observations.training_seconds
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes:,} min {left} s" if minutes else f"{left} s"
 
 
 def size(subject: ReportedRun) -> str:
-    """Say how large the bundle is."""
+    """Return the size of the bundle."""
     return f"{sum(each.size for each in subject.files) / (1 << 20):,.1f} MiB"
 
 
 def starts(subject: ReportedRun) -> str | None:
-    """Say which starts the networks were scored from; None where a program evaluates itself."""
+    """Name the starts that the networks were scored from; None if a program evaluates itself."""
     if not isinstance(subject.claims, TrainingClaims):
         return None
     spec, evaluation = subject.lock.spec.evaluation, subject.claims.evaluation
@@ -68,7 +68,7 @@ def starts(subject: ReportedRun) -> str | None:
 
 
 def results(subject: ReportedRun) -> str:
-    """Say what came out: returns, or how many outputs."""
+    """Describe the results: returns, or the number of outputs."""
     claims = subject.claims
     if subject.evaluation and subject.evaluation[-1].returns:
         last = subject.evaluation[-1]
@@ -83,7 +83,7 @@ def results(subject: ReportedRun) -> str:
 
 
 def reproduced(subject: ReportedRun) -> str:
-    """Say what is known of re-executions."""
+    """Describe what is known of re-executions."""
     story = tell(subject)
     return f"{plain(story.headline)}. {plain(story.sentence)}"
 

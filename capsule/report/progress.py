@@ -94,7 +94,7 @@ def open_reporter(*, quiet: bool) -> Iterator[SilentReporter | PlainReporter | L
 
 
 def event_line(event: Event) -> str:
-    """Say an event in one line: step, speed, return, loss, exploration, time left."""
+    """Describe an event in one line: step, speed, return, loss, exploration, time left."""
     total = event.total_steps
     parts = [f"step {event.step:,}" + (f"/{total:,}" if total else "")] * bool(total or event.step)
     if total and event.steps_per_second:

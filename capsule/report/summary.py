@@ -64,7 +64,7 @@ def _returns(point: NetworkReturns) -> str:
 
 
 def _scores(subject: ReportedRun) -> Iterator[str]:
-    """Say what the final and the best network scored; only the page has those of several games."""
+    """Yield the scores of the final and the best network; only the page has several games."""
     if not subject.evaluation:
         return
     try:

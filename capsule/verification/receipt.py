@@ -22,7 +22,7 @@ from capsule.verification.verdict import Report
 
 
 def require_execution(mode: Mode) -> None:
-    """Refuse to sign what no re-execution has shown.
+    """Reject a receipt for a mode that does not execute the run again.
 
     Raises:
         CapsuleError: CAP-V080.
@@ -32,7 +32,7 @@ def require_execution(mode: Mode) -> None:
             "CAP-V080",
             f"--sign with --mode {mode}: nothing of the run is executed, so there is nothing to "
             "attest",
-            fix="Leave out --sign, or use --mode full, prefix:N or segments:N.",
+            fix="Remove --sign, or use --mode full, prefix:N or segments:N.",
         )
 
 
@@ -81,7 +81,7 @@ def signers_of(report: Report) -> tuple[str, ...]:
 
 
 def _difference(report: Report) -> str | None:
-    """Return what differs; a stranger's text may hold surrogates, which JSON in UTF-8 cannot."""
+    """Return what differs; untrusted text may contain surrogates, which JSON in UTF-8 cannot."""
     if report.verdict not in ("not-reproduced", "reproduced-content", "reproduced-statistical"):
         return None
     return report.summary[:MAX_DIFFERENCE].encode(errors="replace").decode()

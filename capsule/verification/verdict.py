@@ -58,14 +58,14 @@ EXIT_CODES: dict[Grade, ExitCode] = {
 
 
 class Judgement(NamedTuple):
-    """A verdict, and what it rests on in one sentence."""
+    """A verdict, and its reason in one sentence."""
 
     verdict: Grade
     summary: str
 
 
 class ComponentDifference(Model):
-    """One fact that was claimed and did not recur."""
+    """One claimed fact that the re-execution did not give again."""
 
     component: str = Field(description="Path in the claims, e.g. 'evaluation.points[1].returns'.")
     claimed: str
@@ -122,14 +122,14 @@ class DivergenceMap(Model):
 
 
 class ReplicaResults(Model):
-    """What a full re-execution gave, to be shown beside what was recorded."""
+    """The results of a full re-execution, to be shown beside the recorded ones."""
 
     evaluation: contract.Evaluation | None
     divergence: DivergenceMap | None
 
 
 class NumberDifference(Model):
-    """Two numbers that ought to be the same."""
+    """Two numbers that should be equal."""
 
     what: str = Field(description="E.g. 'loss at step 208'.")
     a: contract.Hex
@@ -167,12 +167,12 @@ Certainty = Literal["shown", "likely", "possible"]
 
 
 class Cause(Model):
-    """A class of causes, and what speaks for it."""
+    """A class of causes, and the evidence for it."""
 
     name: CauseName
     certainty: Certainty | None = Field(description="Null for 'unexplained'.")
     evidence: tuple[str, ...]
-    fix: str | None = Field(None, description="What makes the run repeat, where that is known.")
+    fix: str | None = Field(None, description="How to make the run repeat, if that is known.")
 
     @property
     def shown(self) -> str:
@@ -200,11 +200,11 @@ class OperatorInvocation(Model):
 class OperatorDivergence(Model):
     """The first operator that gave other bits on the two sides."""
 
-    step: int = Field(description="Step at which the parameter update ends that it belongs to.")
+    step: int = Field(description="Step at which the parameter update that contains it ends.")
     call: int = Field(description="Its number among the operator calls of that update, from 0.")
     a: OperatorInvocation
     b: OperatorInvocation
-    same_inputs: bool = Field(description="Whether the tensors that it was given were equal.")
+    same_inputs: bool = Field(description="Whether its input tensors were equal.")
     elements: int = Field(description="Elements of its results that were compared.")
     differing: int
     ulp: int | None = Field(
@@ -220,22 +220,22 @@ class Bisection(Model):
     name: str | None = None
     also: tuple[str, ...] = ()
     operator: OperatorDivergence | None = Field(
-        None, description="Null where no operator differs: what differs came from elsewhere."
+        None, description="Null if no operator differs: the difference has another origin."
     )
 
 
 class Divergence(Model):
-    """Where two runs part, by how much, and why."""
+    """Where two runs diverge, by how much, and why."""
 
     schema_id: Literal["capsule/divergence/v1"] = Field("capsule/divergence/v1", alias="schema")
     a: str
     b: str
-    equal: bool = Field(description="Whether everything that results of a run were compared by is.")
+    equal: bool = Field(description="Whether all results that were compared are equal.")
     first: TraceDifference | None = Field(None, description="'claimed' is a's, 'found' is b's.")
     equal_until: dict[str, int | None] = Field(
         default_factory=dict,
-        description="Component to the step of the last record up to which it is equal; null: from "
-        "the first record on it is not.",
+        description="Component to the step of the last record up to which it is equal; null if it "
+        "differs from the first record on.",
     )
     last_equal: int = Field(0, description="Step of the last record before the first difference.")
     map: DivergenceMap | None = None
@@ -270,7 +270,7 @@ class ReexecutedSegment(Model):
 
 
 class Challenge(Model):
-    """Segments that the verifier chose, and what came of them."""
+    """Segments that the verifier chose, and the results of their re-execution."""
 
     chosen: Literal["at random", "all"] = Field(
         description="'at random': by this verifier, from its operating system's randomness."
@@ -288,13 +288,13 @@ class Challenge(Model):
 
 
 class FreshSeed(Model):
-    """A prefix with a root seed that nobody knew before."""
+    """A prefix with a root seed that did not exist when the bundle was made."""
 
     seed: int = Field(description="Drawn by this verifier.")
     steps: int = Field(description="Agent steps, executed twice.")
     keys: int = Field(description="Random streams with the key that the verifier derives itself.")
     contradictions: tuple[str, ...] = Field(
-        (), description="What an image that computes would not do."
+        (), description="What an image that computes its results would not do."
     )
 
 
@@ -316,14 +316,14 @@ class Report(Model):
     required: RequiredGrade = Field(
         "bitwise", description="Least grade that counts as reproduced, as the caller chose."
     )
-    expected: str | None = Field(None, description="What the two machines let one expect.")
+    expected: str | None = Field(None, description="What can be expected of the two machines.")
     expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")
     machine: MachineKind | None = Field(None, description="The kind of machine that verified.")
     manifest: str | None = Field(
         None, description="SHA-256 of the bundle's manifest.json, which stands for all of it."
     )
     environment: tuple[FactComparison, ...] = ()
-    image_rebuilt: bool | None = Field(None, description="The image identity was obtained again.")
+    image_rebuilt: bool | None = Field(None, description="Rebuilding gave the claimed image.")
     image_source: ImageSource | None = Field(
         None,
         description="Rebuilt from the lock; the same but for the base layer, which is the signer's "
@@ -356,7 +356,7 @@ class Report(Model):
         None, description="Between the bundle (a) and the re-execution (b), if they differ."
     )
     replica: ReplicaResults | None = Field(
-        None, description="Of a full re-execution of a trainer's run."
+        None, description="The results of a full re-execution of a trainer's run."
     )
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
@@ -365,10 +365,12 @@ class Report(Model):
     )
     relaxations: tuple[str, ...] = ()
     recorded_ledger: Ledger | None = Field(
-        None, description="Sources of nondeterminism in the recorded run: the signer's word."
+        None,
+        description="Sources of nondeterminism in the recorded run, as the signer states them.",
     )
     ledger: Ledger | None = Field(
-        None, description="Those in the re-execution; null where none was compared as a whole."
+        None,
+        description="Sources in the re-execution; null if the run was not executed as a whole.",
     )
     ledger_differences: tuple[LedgerDifference, ...] = Field(
         (), description="Sources that the two ledgers treat differently."
@@ -379,7 +381,7 @@ class Report(Model):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit status that says the verdict."""
+        """The exit status of the verdict."""
         grades = list(ACCEPTED.values())
         if self.verdict in grades[list(ACCEPTED).index(self.required) + 1 :]:
             return ExitCode.DIFFERS

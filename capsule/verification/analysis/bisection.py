@@ -1,4 +1,4 @@
-"""Pinning the update, and the operator in it, from which two runs differ.
+"""The first update in which two runs differ, and the first operator in it.
 
 Each side is executed again with a dense record (:mod:`capsule.experiment.dense`) of the updates
 between the last equal and the first differing record of the two traces: from the last checkpoint
@@ -48,14 +48,14 @@ def window_of(found: Divergence, a: ComparedRun) -> contract.DenseWindow:
     """Return the updates among which the first difference is.
 
     Raises:
-        CapsuleError: CAP-V076, the traces do not part in what flowed or was learned.
+        CapsuleError: CAP-V076, the traces do not diverge in data or in what was learned.
     """
     training = a.spec.trainer
     if found.first is None or found.first.component in ("step", "end", "format"):
         where = "nowhere" if found.first is None else f"in the {found.first.component} of a record"
         raise CapsuleError(
             "CAP-V076",
-            f"the traces of {found.a} and {found.b} part {where}: so there is nothing to bisect",
+            f"the traces of {found.a} and {found.b} diverge {where}, so there is nothing to bisect",
             fix="Remove --bisect. The analysis without it reports what differs.",
         )
     unit: int = getattr(training, "interval_steps")  # noqa: B009 - programs have no trace

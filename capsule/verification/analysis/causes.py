@@ -1,8 +1,8 @@
-"""From where two runs part to the class of causes: plain rules, each with its evidence.
+"""From the first difference of two runs to its cause: plain rules, each with its evidence.
 
-A rule looks at the facts and names its class, or nothing. What it says is *shown* if no other
+A rule looks at the facts and names its class of causes, or none. A cause is *shown* if no other
 class can have the same evidence, *likely* if something that differs explains it, and *possible*
-if it only does not contradict. ``docs/diff.md`` has the rules in words.
+if nothing contradicts it. ``docs/diff.md`` has the rules in words.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Facts:
         walk: Their traces side by side; None for programs of the user's own.
         results: What differs beside the trace.
         changes: What differs in pins and machines.
-        contradictions: What a side says of itself that cannot be.
+        contradictions: Statements of a side that contradict each other.
         loss: How far apart the losses are where they first differ.
         bisection: What dense records of both sides showed.
         outputs: The outputs of a program that differ, compared by content.
@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def place(self) -> str:
-        """Where that is."""
+        """The place of the first difference."""
         if self.bisection is not None:
             return f"the update that ends at step {self.bisection.step}"
         step = 0 if self.walk is None or self.walk.first is None else self.walk.first.step
@@ -78,7 +78,7 @@ class Facts:
         return [change for change in self.changes if change.kind in kinds]
 
     def family(self) -> Family:
-        """Say what kind of thing differs first."""
+        """Return the kind of what differs first."""
         if not self.parts:
             return "results"
         if self.parts[0] == "schedule":
@@ -114,14 +114,14 @@ def _tampering(facts: Facts) -> Cause | None:
         "shown" if altered else "likely",
         f"{walk.differing} of {walk.records} records differ, in {_listed(list(walk.intervals))}; "
         f"after step {last} all records are equal again, down to every parameter",
-        "what follows from a state cannot be equal again once that state was another"
+        "once a state differs, what follows from it cannot become equal again"
         if altered
         else "no difference of locks or machines could explain a record that differs alone",
     )
 
 
 def _other_claims(facts: Facts) -> Cause | None:
-    """Equal traces lead to equal results, unless something else has a say in these."""
+    """Equal traces lead to equal results, unless these depend on something else as well."""
     names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
     if not names or facts.walk is None:
         return None
@@ -231,7 +231,7 @@ def _unexplained(facts: Facts) -> Cause:
 
 
 def _clock(facts: Facts) -> Cause | None:
-    """Dates of the two runs stand in the outputs."""
+    """The outputs contain the dates of their runs."""
     dated = _of_nature(facts, "date")
     if not dated or facts.outputs is None:
         return None
@@ -245,7 +245,7 @@ def _clock(facts: Facts) -> Cause | None:
             + ("; nothing else differs" if only else "; what else differs may follow from it"),
         ),
         fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "
-        "leave the file out with trainer.outputs.",
+        "exclude the file with trainer.outputs.",
     )
 
 
@@ -325,7 +325,7 @@ def _is_computed(facts: Facts) -> bool:
 
 
 def _computed(facts: Facts) -> list[str]:
-    """Return what speaks for a network's computing something else; nothing if nothing does."""
+    """Return the evidence that a network computed something else; empty if there is none."""
     if not _is_computed(facts):
         if "actions" not in facts.parts or "schedule" in facts.parts:
             return []

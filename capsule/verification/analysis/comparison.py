@@ -46,7 +46,7 @@ _ORDER = (
 def compare_claims(claimed: Claims, found: Claims) -> tuple[ComponentDifference, ...]:
     """List the facts that differ, causes before effects, at most :data:`MAX_DIFFERENCES`.
 
-    Whether the machine had namespaces for the run is none of them: the report names it.
+    Whether the machine had namespaces for the run is not compared: the report names it.
     """
     left, right = (
         claims.model_dump(mode="json", by_alias=True)
@@ -95,7 +95,7 @@ def compare_segment(recorded: Path, found: Path, since: Mark, until: int) -> Tra
 
 
 def compare_states(claimed: ResumeState, found: ResumeState) -> tuple[ComponentDifference, ...]:
-    """List what differs between the states that two runs go on from, but for the time they took."""
+    """List what differs between two states to resume from, except for the time they took."""
     left = claimed.model_dump(mode="json", exclude={"seconds"})
     right = found.model_dump(mode="json", exclude={"seconds"})
     return tuple(islice(_differences("state", left, right), MAX_DIFFERENCES))

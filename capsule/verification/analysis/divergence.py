@@ -1,4 +1,4 @@
-"""Where two runs part, by how much, and why: the analysis of ``capsule diff`` and ``verify``."""
+"""Where two runs diverge, by how much, and why: for ``capsule diff`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MeasuredResults:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two runs, compared as far as nothing need be executed for it.
+    """The comparison of two runs, for which nothing is executed.
 
     Attributes:
         a: Name of one.
@@ -92,7 +92,7 @@ class RunComparison:
         return not (parted or self.facts.results or self.facts.contradictions)
 
     def report(self, bisection: Bisection | None = None) -> Divergence:
-        """Build the analysis, of the first differing update and operator where they are known."""
+        """Build the analysis, with the first differing update and operator if they are known."""
         facts, measured = replace(self.facts, bisection=bisection), self.measured
         walk = facts.walk or TraceAlignment()
         return Divergence(
@@ -134,8 +134,8 @@ def compare_sides(
     if (a.training is None) != (b.training is None):
         raise CapsuleError(
             "CAP-V073",
-            f"{a.name} and {b.name} have nothing to compare: one is of a trainer of Capsule's own, "
-            "the other of a program",
+            f"{a.name} and {b.name} cannot be compared: one is a run of a trainer of Capsule's "
+            "own, the other of a program",
             fix="Name two runs of the same kind.",
         )
     walk = None
@@ -284,7 +284,7 @@ def _returns(
 def _finite_number(text: str) -> float:
     try:
         return float.fromhex(text)
-    except (ValueError, OverflowError):  # a stranger's document
+    except (ValueError, OverflowError):  # an untrusted document
         return math.nan
 
 

@@ -151,8 +151,8 @@ class _Files:
     ) -> Comparison | None:
         """Compare two files by content; None if there are no two, or one cannot be read.
 
-        What the re-execution says of its files is its own word: where it says that a file is,
-        there may be a link to a file of this machine, which must not end up in a report.
+        The re-execution's statements about its files are untrusted: where it names a file, there
+        may be a link to a file of this machine, which must not end up in a report.
         """
         digests = [each.sha256 for each in (before, after) if _is_file(each)]
         if len(set(digests)) != 2 or path not in self.recorded:

@@ -1,4 +1,4 @@
-"""What differs in the pins and the machines of two runs, and so could explain other results."""
+"""Differences in the pins and machines of two runs, which could explain other results."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ranked(found: tuple[Change, ...], family: Family) -> tuple[Explanation, ...]
 
 
 def _seeds(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
-    """Yield the streams that begin with other keys: seeds as they took effect."""
+    """Yield the streams that begin with other keys: the seeds that took effect."""
     if a.training is None or b.training is None:
         return
     others = {each.name: each for each in b.training.streams.streams}
@@ -169,7 +169,7 @@ def _tree(lock: Lock) -> str | None:
 
 
 def _runtime(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
-    """Yield what was read back in the training processes: it is what really ran."""
+    """Yield differences in what was read back in the training processes: what really ran."""
     governed = [(side.spec.accelerator, side.spec.determinism) for side in (a, b)]
     if governed[0] == governed[1]:  # else flags follow from the specs, which say it shorter
         flags = {"flags": a.runtime.flags}, {"flags": b.runtime.flags}

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: what a finished run left, in its bundle or its run directory."""
+"""The two sides of a comparison: a finished run, read from its bundle or its run directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Training:
     head: str
 
     def results(self) -> dict[str, Any]:
-        """Return what a comparison of results is about, but for the trace."""
+        """Return the results to compare, except for the trace."""
         checkpoints = [{"step": each.step, "digest": each.digest()} for each in self.checkpoints]
         evaluation = None if self.evaluation is None else self.evaluation.model_dump(mode="json")
         streams = {each.name: each.model_dump(mode="json") for each in self.streams.streams}
@@ -68,7 +68,7 @@ class ComparedRun:
         training: None for a program of the user's own.
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
-        contradictions: What it says of itself that cannot be.
+        contradictions: Statements of the run that contradict each other.
         recorded: Where it is from, if that is a bundle.
     """
 
@@ -84,7 +84,7 @@ class ComparedRun:
     recorded: RecordedRun | None = None
 
     def results(self) -> dict[str, Any]:
-        """Return what a comparison of results is about, but for the trace."""
+        """Return the results to compare, except for the trace."""
         if self.training is not None:
             return self.training.results()
         return {} if self.outputs is None else self.outputs.model_dump(mode="json")
@@ -94,7 +94,7 @@ class ComparedRun:
 def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
     """Open a bundle, a folder that ``capsule run`` made, or a run directory.
 
-    Whether it agrees with itself is looked into, and what contradicts is noted.
+    Contradictions inside of it are noted.
 
     Raises:
         CapsuleError: CAP-V071, it is none of them; or the bundle is not intact (CAP-B…).
@@ -113,7 +113,7 @@ def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
 
 
 def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
-    """Return what an intact bundle says; ``name`` is what reports call it."""
+    """Read the run of an intact bundle; reports call it ``name``."""
     bundle, outputs = run.bundle, run_bundle.RUN + contract.OUTPUTS
     program = outputs in bundle.files
     return ComparedRun(
@@ -132,7 +132,7 @@ def bundle_side(run: RecordedRun, name: str) -> ComparedRun:
 def directory_side(
     path: Path, name: str, lock: Lock | None = None, fingerprint: Fingerprint | None = None
 ) -> ComparedRun:
-    """Return what a run directory says.
+    """Read a run directory.
 
     Args:
         path: The run directory, or the folder of ``capsule run`` that holds it and its lock.

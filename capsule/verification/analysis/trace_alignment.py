@@ -10,15 +10,15 @@ from capsule.experiment.spec import RecordingSpec
 from capsule.experiment.trace import COMPONENTS, Difference, Record, compare_records, read_trace
 from capsule.verification.verdict import DivergenceMap
 
-# What everything later follows from: it cannot differ once and be equal again.
+# All that comes later follows from these: they cannot differ once and be equal again.
 STATES = ("streams", "parameters", "target", "optimizer")
-# What means the same whichever steps the records between cover.
+# These mean the same whatever steps the records cover.
 _AT_A_STEP = frozenset({"parameters", "target", "optimizer"})
 
 
 @dataclass
 class TraceAlignment:
-    """What two traces have in common, and where they part.
+    """What two traces have in common, and where they diverge.
 
     Attributes:
         first: The first difference, None if there is none.
@@ -91,7 +91,7 @@ def walk_traces(
 ) -> TraceAlignment:
     """Compare two traces record by record.
 
-    Traces of other intervals are compared in what means the same all the same.
+    Of traces with different intervals, the components are compared that mean the same in both.
 
     Args:
         first: One trace.
@@ -164,5 +164,5 @@ def _losses(left: Record, right: Record) -> tuple[int, float, float] | None:
         return None
     try:
         return left.step, float.fromhex(a), float.fromhex(b)
-    except (ValueError, OverflowError):  # a stranger's trace
+    except (ValueError, OverflowError):  # an untrusted trace
         return None

@@ -26,6 +26,6 @@ def _first_difference(left: Data, right: Data) -> int:
 
 
 def _described(data: Data, place: int) -> str:
-    """Say the byte at a place and the size."""
+    """Describe the byte at a place, and the size."""
     byte = f"0x{data[place]:02x}" if place < len(data) else "end of file"
     return f"{byte} of {len(data):,} bytes"

@@ -124,7 +124,7 @@ def _record(record: bytes | None) -> str:
 
 
 def _described(event: tuple[_Field, ...]) -> str:
-    """Say step, tags and values of an event."""
+    """Describe an event by its step, tags and values."""
     step = next((each.value for each in event if (each.number, each.kind) == (_STEP, _VARINT)), 0)
     values = [_value(each.value) for each in event if each.number == _SUMMARY]
     return f"step {step!r}" + "".join(f", {value}" for value in values if value)

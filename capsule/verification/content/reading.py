@@ -23,11 +23,11 @@ class Window(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """Tell that this can be read."""
+        """Return True: the window can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that any place can be read."""
+        """Return True: any place can be read."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -85,7 +85,7 @@ def compare_text(left: Data, right: Data, context: Context) -> Comparison:
 
 
 def _reordered(left: Data, right: Data, found: Findings) -> Findings:
-    """Say of the same lines in another order that they are."""
+    """Note that the same lines are in another order."""
     if "content" not in found.natures:
         return found
     lines = [Counter(_lines(data)) for data in (left, right)]

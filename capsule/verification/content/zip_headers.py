@@ -15,7 +15,7 @@ from capsule.verification.content.parts import Data, NotComparableError
 _FIXED = struct.Struct("<4s5H3I2H")
 _DESCRIBED_LATER = 1 << 3  # flag: checksum and sizes follow the member, in a data descriptor
 _DESCRIPTOR = b"PK\x07\x08"  # its signature, which may be missing
-_IN_EXTRA = 0xFFFFFFFF  # in place of a size that stands in the extra field
+_IN_EXTRA = 0xFFFFFFFF  # in place of a size that is in the extra field
 _RECORD = struct.Struct("<2H")  # of an extra field: kind and length
 _ZIP64, _TIME, _PADDING = 0x0001, 0x5455, 0x4246  # kinds: sizes, Info-ZIP's dates, PyTorch's filler
 

@@ -93,8 +93,8 @@ class ReturnStatistics(Model):
 
 NOT_SHOWN = (
     "not shown: that the runs are the same, that the networks agree elsewhere than in the sum of "
-    "rewards from such starts, that other seeds or machines give the like, or that the recorded "
-    "machine was the one that the signer names"
+    "rewards from such starts, that other seeds or machines give similar returns, or that the "
+    "recorded machine was the one that the signer names"
 )
 
 
@@ -106,7 +106,7 @@ def compare_returns(
     Args:
         spec: The experiment; its tolerance gives metric, bounds and alpha.
         claim_id: Seeds the bootstrap, so that equal input gives equal intervals.
-        recorded: Evaluation in the bundle; a stranger's.
+        recorded: Evaluation in the bundle, which is untrusted.
         found: Evaluation of the re-execution.
     """
     pairs = _final_pairs(recorded, found)
@@ -232,7 +232,8 @@ def _metric_bound(tolerance: ToleranceSpec, recorded: float, found: Sequence[flo
     """Return how far the metric may be off.
 
     An absolute tolerance is the author's choice, and on a small scale of returns any number is
-    large. The scale is therefore taken from the verifier's own returns, which nobody can forge.
+    large. The scale is therefore taken from the verifier's own returns, which the signer cannot
+    forge.
     """
     if tolerance.absolute is None:
         return (tolerance.relative or 0.0) * abs(recorded)
@@ -275,7 +276,7 @@ def _starts_needed(difference: Interval, bound: float, starts: int) -> int | Non
 
 
 def _sentence(task: TaskReturns, tolerance: ToleranceSpec | None) -> str:
-    """Say what the numbers of one task are, and what follows."""
+    """Return the numbers of one task, and what follows from them, in a sentence."""
     name = METRIC_NAMES["iqm" if tolerance is None else tolerance.metric]
     percent = 100 * (1 - 2 * (DEFAULT_ALPHA if tolerance is None else tolerance.alpha))
     whose = "the same in both runs" if task.paired else "each run's own"

@@ -1,4 +1,4 @@
-"""What a verifier executes: the claimed image, and what is rejected whatever the bundle says."""
+"""The image that a verifier executes, and what is rejected whatever the bundle says."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SIGNERS: dict[ImageSource | None, str] = {
 
 
 def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
-    """Refuse to execute a bundle without a container unless the user chose that by name.
+    """Reject a bundle without an image unless the user chose to execute it without a container.
 
-    A trainer's bundle is no exception: its wheels are code, too.
+    This holds for a trainer's bundle as well, since its wheels are code.
 
     Args:
         choice: The engine that the user named in this command.
@@ -53,7 +53,7 @@ def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
 
 
 def check_embedded(choice: EngineChoice, image: Literal["rebuilt", "embedded"]) -> None:
-    """Refuse an image where none is used.
+    """Reject the choice of an embedded image where no image is used.
 
     Raises:
         CapsuleError: CAP-V050, the plain-process engine runs no image.
@@ -67,7 +67,7 @@ def check_embedded(choice: EngineChoice, image: Literal["rebuilt", "embedded"]) 
 
 
 def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
-    """Refuse to execute training code that is not Capsule's own, unless the user accepts it.
+    """Reject training code that is not Capsule's own, unless the user accepts it.
 
     Capsule's own is that of this version and that of each version that was released before it,
     by its digest (:mod:`capsule.image.releases`).
@@ -83,7 +83,7 @@ def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
     if not own and accepted == "own":
         raise CapsuleError(
             "CAP-V014",
-            f"the training code in the bundle, by its own account of Capsule "
+            f"the training code in the bundle, which states that it is of Capsule "
             f"{lock.image.code.version}, is neither that of this Capsule {__version__} nor that of "
             "a release that it knows",
             fix="Verify with the version of Capsule that made the bundle, or with a later release; "
@@ -95,16 +95,16 @@ def check_code(lock: Lock, accepted: Literal["own", "supplied"]) -> bool:
 def check_gpu_host(
     lock: Lock, engine: Engine, *, strange: bool, note: Callable[[str], None]
 ) -> None:
-    """Warn if what gives containers a GPU here has a known way out of them.
+    """Warn if a container with a GPU could break out of it through a known flaw.
 
     Args:
         lock: What is going to run.
         engine: Where.
-        strange: Whether the image is the signer's own. That is not run then.
-        note: Told what is outdated.
+        strange: Whether the image is the signer's own. It is rejected then.
+        note: Called with what is outdated.
 
     Raises:
-        CapsuleError: CAP-V055, an image of a stranger would run with something outdated.
+        CapsuleError: CAP-V055, the signer's own image would run with something outdated.
     """
     if lock.spec.accelerator.kind != "cuda" or not isinstance(engine, ContainerEngine):
         return
@@ -160,9 +160,9 @@ def prepare_image(
 
 
 def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
-    """Choose what to take from the bundle, instead of building it here.
+    """Choose the layers to take from the bundle instead of building them here.
 
-    That is what the user accepts, and a base layer whose digest Capsule itself ships.
+    These are what the user accepts, and a base layer whose digest Capsule itself ships.
     """
     base = request.base == "supplied" or is_genuine(lock.image)
     code = lock.image.code.sha256 != training_code_digest()

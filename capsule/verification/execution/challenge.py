@@ -46,7 +46,7 @@ from capsule.verification.verdict import Challenge, FreshSeed, Judgement, Reexec
 
 Note = Callable[[str], None]
 _SEED_BITS = 53
-# How the training side says that it cannot go on from a state.
+# The errors with which the training side rejects a state to resume from.
 _REFUSED_STATES = (
     *("CAP-T121", "CAP-T132", "CAP-T133"),  # trace, tensors, spec
     *("CAP-T201", "CAP-T211", "CAP-T223", "CAP-T342"),  # streams, environment, replay, schedule
@@ -69,10 +69,10 @@ def challenge(recorded: RecordedRun, number: int | None, execute: Execute, note:
         recorded: A run that :meth:`capsule.verification.request.Mode.check` has accepted.
         number: How many; None: all of them.
         execute: Runs the training side.
-        note: Told what else there is to say.
+        note: Called with messages about the progress.
 
     Raises:
-        CapsuleError: CAP-V061, a state is not the claimed checkpoint's, or cannot be gone on from;
+        CapsuleError: CAP-V061, a state is not the claimed checkpoint's, or cannot be resumed from;
             what ``execute`` raises.
     """
     checkpoints = recorded.checkpoints()
@@ -177,7 +177,7 @@ def begin_before(recorded: RecordedRun, step: int, directory: Path) -> Mark:
 
 
 def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed:
-    """Execute a prefix with a root seed drawn now, twice, and see that it is computed from it.
+    """Execute a prefix twice with a root seed drawn now, and check that it is computed from that.
 
     The two must be equal, their random streams must have the keys that this process derives from
     the seed, and no trace record may have the streams or the parameters of the recorded one.
@@ -239,7 +239,7 @@ def _is_derived(profile: StreamProfile, seed: int) -> bool | None:
 
 
 def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
-    """Say which random streams are not those of a seed, or are not there."""
+    """Name the random streams that are not those of a seed, or are missing."""
     wrong = [profile.name for profile in profiles if _is_derived(profile, seed) is False]
     if wrong:
         yield f"{len(wrong)} random streams have no key of this seed, the first is {wrong[0]!r}"
@@ -248,7 +248,7 @@ def _underivable(profiles: Sequence[StreamProfile], seed: int) -> Iterator[str]:
 
 
 def _repetition(one: Path, two: Path) -> Iterator[str]:
-    """Say where the two executions differ."""
+    """Name the place where the two executions differ."""
     if difference := first_difference(one, two):
         yield (
             f"the two executions first differ at step {difference.step}, in {difference.component}"
@@ -256,7 +256,7 @@ def _repetition(one: Path, two: Path) -> Iterator[str]:
 
 
 def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
-    """Say what a fresh seed has in common with the recorded run and cannot have.
+    """Name what a fresh seed has in common with the recorded run and cannot have.
 
     Frames, actions and rewards may well be the same; what was drawn cannot, nor all parameters.
     """
@@ -287,8 +287,8 @@ def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
         recites = "the image does not compute from the seed that it is given"
         return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")
     computes = (
-        f"{fresh.steps:,} steps with the fresh seed {fresh.seed} came out twice the same, with the "
-        "random streams of that seed and other parameters than the recorded run's"
+        f"{fresh.steps:,} steps with the fresh seed {fresh.seed} gave the same results twice, with "
+        "the random streams of that seed and other parameters than the recorded run's"
     )
     if challenge is None:
         nothing = "nothing of the recorded run was executed again"

@@ -1,4 +1,4 @@
-"""The verdict on a re-execution: what was obtained again, or what other bits are worth."""
+"""The verdict on a re-execution, by bits, by content or by returns."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def grade_replica(
 ) -> Judgement:
     """Judge a whole re-execution whose claims are not the bundle's.
 
-    Where equal bits were to be expected, nothing makes up for their absence. Elsewhere the returns
-    decide, if the spec declared by how much they may be off.
+    Where equal bits were to be expected, other bits are not accepted. Elsewhere the returns decide,
+    if the spec declared a tolerance.
 
     Args:
         difference: The first difference, in words.
@@ -188,7 +188,7 @@ def grade_replica(
 
 
 def inconsistent(first: object | None, divergence: Divergence | None) -> str | None:
-    """Say why the claims cannot have come from a run like the recorded one; None if they can.
+    """Return why the claims cannot come from a run like the recorded one; None if they can.
 
     The arithmetic of another machine shows in the trace, where every update is recorded. Claims
     that differ although the traces are equal have another origin, and so have differences that
@@ -206,9 +206,9 @@ def inconsistent(first: object | None, divergence: Divergence | None) -> str | N
 
 
 def beyond_arithmetic(claimed: TrainingClaims, found: TrainingClaims) -> str | None:
-    """Say which claim differs that no other arithmetic explains; None if there is none.
+    """Name a differing claim that no other arithmetic explains; None if there is none.
 
-    Another processor or GPU may change what is computed, and what its libraries say of themselves.
+    Another processor or GPU may change what is computed, and what its libraries report.
     It does not change the experiment, the image, a library's version, a flag, the seed of a stream
     or the schedule.
     """

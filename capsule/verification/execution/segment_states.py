@@ -1,10 +1,10 @@
 """The states that a bundle's segments begin with: read, checked and laid out within bounds.
 
-They come from a stranger. Nothing of a state is believed: its index must fit a closed model, its
+They are untrusted. Nothing in a state is taken on trust: its index must fit a closed model, its
 blocks their digests, its tensors the claimed checkpoint, its place in the trace the recorded chain
-and its random streams the claimed keys. What no claim speaks of (the replay memory, the
-environments) is what the training code makes of it, inside the container; that an honest run gets
-to it from the state before is shown by executing the segment that ends with it.
+and its random streams the claimed keys. What no claim covers (the replay memory, the
+environments) is what the training code makes of it, inside the container; that an honest run
+reaches it from the state before is shown by executing the segment that ends with it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def lay_out(
     indexes = [run.bundle.read(index, StateIndex) for index, _ in members]
     name, index = members[-1][0], indexes[-1]
     if [each.step for each in indexes] != list(steps):
-        raise bad_state(name, "or one before it is of another step")
+        raise bad_state(name, "or an earlier one is of another step")
     if index.size > run.lock.spec.limits.disk_mb << 20:
         raise bad_state(name, f"has {index.size} bytes, more than limits.disk_mb")
     files = {path: file for path, file in index.files.items() if only is None or path in only}
@@ -65,7 +65,7 @@ def lay_out(
 
 
 def read_resume(directory: Path, name: str) -> ResumeState:
-    """Read the document of a state that was laid out.
+    """Read the document of a state in a folder.
 
     Raises:
         CapsuleError: CAP-V061, there is none, or it is malformed.
@@ -82,7 +82,7 @@ def check_state(
     mark: Mark,
     directory: Path,
 ) -> None:
-    """Check that a state that was laid out is of the last of ``checkpoints``.
+    """Check that a state in a folder is that of the last of ``checkpoints``.
 
     Args:
         run: The recorded run.
@@ -143,7 +143,7 @@ def _places(files: Mapping[str, StateFile]) -> Places:
 
 
 def _unpack(pack: Path, member: str, index: StateIndex, places: Places, directory: Path) -> None:
-    """Put the blocks of a pack where they are wanted, and take these places from ``places``."""
+    """Write the blocks of a pack to their places, and remove these from ``places``."""
     sizes = index.block_sizes()
     wanted = [(digest, sizes[digest]) for digest in index.packed]
     for digest, block in _blocks(pack, member, wanted):
@@ -156,7 +156,7 @@ def _unpack(pack: Path, member: str, index: StateIndex, places: Places, director
 def _blocks(
     path: Path, member: str, wanted: Sequence[tuple[str, int]]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield digest and content of the blocks of these digests and sizes, all that a pack holds."""
+    """Yield digest and content of blocks of these digests and sizes: all blocks of a pack."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
@@ -165,16 +165,16 @@ def _blocks(
             for digest, size in wanted:
                 block = reader.read(size)
                 if len(block) != size or sha256_hex(block) != digest:
-                    raise bad_state(member, f"holds something else than block {digest}")
+                    raise bad_state(member, f"contains something other than block {digest}")
                 yield digest, block
             if reader.read(1):
-                raise bad_state(member, "goes on after its last block")
+                raise bad_state(member, "continues after its last block")
         except zstandard.ZstdError as error:
             raise bad_state(member, f"cannot be unpacked: {error}") from error
 
 
 def bad_state(member: str, reason: str) -> CapsuleError:
-    """Return the error of a state that cannot be what it is said to be."""
+    """Return the error of a state that is not the claimed one."""
     return CapsuleError(
         "CAP-V061",
         f"{member} {reason}",

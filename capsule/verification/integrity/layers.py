@@ -43,7 +43,7 @@ Name = Literal["base", "code"]
 
 @dataclass(frozen=True)
 class LayerIdentity:
-    """What a layer must unpack to.
+    """The archive that a layer must unpack to.
 
     Attributes:
         sha256: Digest of the archive.
@@ -88,10 +88,10 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
         expected = image_manifest(config, list(zip(claim.layers, sizes, strict=True)))
         named = list(zip(names, claim.layers, strict=True))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _contradiction("an image document", f"it is of another form ({error})") from error
+        raise _contradiction("an image document", f"it has an unexpected form ({error})") from error
     if manifest != expected:
         raise _contradiction(
-            run_bundle.IMAGE_MANIFEST, "it says more or other than the claimed layers do"
+            run_bundle.IMAGE_MANIFEST, "it is not the manifest of the claimed layers"
         )
     # By the rules of another assembler the image cannot be built here either (CAP-I102).
     recipe = recipe_of(lock.image) if lock.image.assembler == ASSEMBLER_VERSION else None
@@ -207,7 +207,7 @@ def check_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> Non
 
 
 def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -> str:
-    """Decompress what must be ``size`` bytes; not more than a piece beyond that is made.
+    """Decompress a layer of ``size`` bytes, and stop soon after it exceeds them.
 
     Args:
         source: The packed layer.
@@ -274,7 +274,7 @@ def embedded_image(run: RecordedRun) -> Iterator[Image]:
 
 
 def bad_layer(member: str, reason: str) -> CapsuleError:
-    """Return the error of a layer that is not one."""
+    """Return the error of a layer that cannot be unpacked."""
     return CapsuleError(
         "CAP-V004",
         f"{member} cannot be unpacked: {reason}",
@@ -283,8 +283,8 @@ def bad_layer(member: str, reason: str) -> CapsuleError:
 
 
 def check_size(member: str, packed: int, size: int) -> None:
-    """Refuse to unpack what would be too large, before the first byte."""
+    """Reject a layer that would become too large, before any of it is unpacked."""
     if size > MAX_LAYER_BYTES:
         raise bad_layer(member, f"it has {size} bytes, more than {MAX_LAYER_BYTES}")
     if size > run_bundle.largest_unpacked(packed):
-        raise bad_layer(member, f"{packed} bytes would become {size}, which no tree does")
+        raise bad_layer(member, f"{packed} bytes would become {size}, which no tree of files does")
