@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 from pydantic import ValidationError
@@ -140,11 +139,6 @@ class OpenedBundle:
         if path not in self.files:
             raise tampered("CAP-B144", f"the bundle has no file {path!a}")
 
-    def with_role(self, role: Role) -> dict[str, Path]:
-        """Return the staged copies of the files with a role, in order of their paths."""
-        paths = [file.path for file in self.manifest.files if file.role == role]
-        return {path: self.member(path) for path in paths}
-
     def close(self) -> None:
         """Delete the staged copies and close the bundle."""
         self._resources.close()
@@ -152,12 +146,7 @@ class OpenedBundle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

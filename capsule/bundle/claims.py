@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -155,11 +157,8 @@ def read_document(path: Path, model: type[Document]) -> Document:
     Raises:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
     """
-    try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
-            return _parsed(stream, model)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path.name, model.__name__, error) from error
+    with _reading(path.name, model.__name__), open_regular(path, os.O_NOFOLLOW) as stream:
+        return model.parse(stream.read(MAX_DOCUMENT_BYTES))
 
 
 def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
@@ -168,11 +167,8 @@ def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
     Raises:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
     """
-    try:
-        with open_beneath(folder, path) as stream:
-            return _parsed(stream, model)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, model.__name__, error) from error
+    with _reading(path, model.__name__), open_beneath(folder, path) as stream:
+        return model.parse(stream.read(MAX_DOCUMENT_BYTES))
 
 
 def open_run_file(folder: Path, path: str) -> BufferedReader:
@@ -181,27 +177,21 @@ def open_run_file(folder: Path, path: str) -> BufferedReader:
     Raises:
         CapsuleError: CAP-B090 missing, or no regular file.
     """
-    try:
+    with _reading(path, "file"):
         return open_beneath(folder, path)
-    except OSError as error:
-        raise _unreadable(path, "file", error) from error
 
 
-def _parsed(stream: BinaryIO, model: type[Document]) -> Document:
-    return model.parse(stream.read(MAX_DOCUMENT_BYTES))
-
-
-def _unreadable(name: str, what: str, error: Exception) -> CapsuleError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return _broken(name, what, str(reason).splitlines()[0])
-
-
-def _broken(name: str, what: str, reason: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-B090",
-        f"{name} of the run is not a valid {what}: {reason}",
-        fix="The training side did not keep the run contract; look at its output.log.",
-    )
+@contextmanager
+def _reading(name: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise CapsuleError(
+            "CAP-B090",
+            f"{name} of the run is not a valid {what}: {str(reason).splitlines()[0]}",
+            fix="The training side did not keep the run contract; look at its output.log.",
+        ) from error
 
 
 def records_schedule(lock: Lock) -> bool:
@@ -222,11 +212,8 @@ def read_schedule(path: Path) -> ScheduleLog:
     Raises:
         CapsuleError: CAP-B090 missing; CAP-T341 not what it must be.
     """
-    try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
-            return parse_schedule(stream.read(MAX_DOCUMENT_BYTES))
-    except OSError as error:
-        raise _broken(path.name, "schedule log", error.strerror or str(error)) from error
+    with _reading(path.name, "schedule log"), open_regular(path, os.O_NOFOLLOW) as stream:
+        return parse_schedule(stream.read(MAX_DOCUMENT_BYTES))
 
 
 def read_arrivals(path: Path) -> ArrivalLog:
@@ -235,11 +222,8 @@ def read_arrivals(path: Path) -> ArrivalLog:
     Raises:
         CapsuleError: CAP-B090 missing; CAP-T385 not what it must be.
     """
-    try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
-            return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
-    except OSError as error:
-        raise _broken(path.name, "arrival log", error.strerror or str(error)) from error
+    with _reading(path.name, "arrival log"), open_regular(path, os.O_NOFOLLOW) as stream:
+        return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
 
 
 def image_relaxations(lock: Lock, engine: str, report: EntropyReport) -> tuple[str, ...]:

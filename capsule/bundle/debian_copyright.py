@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from capsule.image.archives.layers import TarEntry, read_tar
@@ -54,7 +54,9 @@ def declared_licences(text: str) -> tuple[str, ...] | None:
         names no licence.
     """
     try:
-        header, *paragraphs = [_fields(block) for block in _blocks(text)]
+        # Paragraphs are lines without an empty one between them.
+        blocks = re.split(r"\n(?:[ \t]*\n)+", text.strip("\n"))
+        header, *paragraphs = [_fields(block) for block in blocks if block.strip()]
     except ValueError:
         return None
     if not _FORMAT.fullmatch(header.get("format", "")):
@@ -89,22 +91,14 @@ def _followed(path: str, entries: Mapping[str, TarEntry]) -> TarEntry | None:
     """Return the file that a path leads to, through links: packages share a documentation."""
     for _ in range(MAX_LINKS):
         steps = [path, *map(str, PurePosixPath(path).parents)]
-        link = next((step for step in steps if _is_link(entries.get(step))), None)
+        links = (step for step in steps if step in entries and entries[step].kind == "symlink")
+        link = next(links, None)
         if link is None:
             found = entries.get(path)
             return found if found and found.kind == "file" else None
         target = posixpath.join("/", posixpath.dirname(link), entries[link].target)
         path = posixpath.normpath(target).lstrip("/") + path.removeprefix(link)
     return None
-
-
-def _is_link(entry: TarEntry | None) -> bool:
-    return entry is not None and entry.kind == "symlink"
-
-
-def _blocks(text: str) -> Iterator[str]:
-    """Yield the paragraphs: lines without an empty one between them."""
-    return (block for block in re.split(r"\n(?:[ \t]*\n)+", text.strip("\n")) if block.strip())
 
 
 def _fields(paragraph: str) -> dict[str, str]:

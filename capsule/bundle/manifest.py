@@ -128,16 +128,12 @@ def parse_document(
         first = findings[0]
         where = ".".join(str(part) for part in first["loc"])
         if grows and all(finding["type"] == "extra_forbidden" for finding in findings):
-            raise _newer(name, where) from error
+            raise CapsuleError(
+                "CAP-B145",
+                f"{name} has the field {where!a}, which is unknown to Capsule {__version__}",
+                fix="Use the version of Capsule that wrote the bundle, or a later one.",
+            ) from error
         detail = f"{where!a}: {first['msg']}" if where else first["msg"]
         raise tampered(code, f"{name} is not valid: {detail}") from error
     except ValueError as error:
         raise tampered(code, f"{name} is not in canonical form: {str(error)!a}") from error
-
-
-def _newer(name: str, field: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-B145",
-        f"{name} has the field {field!a}, which is unknown to Capsule {__version__}",
-        fix="Use the version of Capsule that wrote the bundle, or a later one.",
-    )

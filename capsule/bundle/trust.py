@@ -157,7 +157,15 @@ class TrustPolicy:
                 signers=signers,
             )
         if all(signer.rejection_reason == _UNKNOWN for signer in signers):
-            raise _untrusted(signers)
+            fingerprint = signers[0].key
+            raise UntrustedError(
+                "CAP-B125",
+                f"the bundle is intact but untrusted: according to the bundle {fingerprint} signed "
+                "it, but none of the trusted keys did",
+                fix="Get the public key from the signer (not from the source of the bundle), check "
+                f"that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
+                signers=signers,
+            )
         raise UntrustedError(
             "CAP-B154",
             f"the bundle is intact but untrusted: {objections}",
@@ -167,16 +175,6 @@ class TrustPolicy:
         )
 
     def _judge(self, signature: KeySignature) -> Signer:
-        identity, rejection_reason = self._standing(signature)
-        return Signer(
-            kind=signature.kind,
-            key=signature.fingerprint,
-            identity=identity,
-            rejection_reason=rejection_reason,
-        )
-
-    def _standing(self, signature: KeySignature) -> tuple[str | None, str | None]:
-        """Return the identity of a signature, if known, and why the signature does not count."""
         names, now = self.identities, self.now
         lines = [
             (line.identity(names), line.rejection_reason(sshsig.NAMESPACE, names, now))
@@ -186,14 +184,26 @@ class TrustPolicy:
         lines.sort(key=lambda line: line[1] is not None)  # one that allows it is enough
         identity, rejection_reason = lines[0] if lines else (None, _UNKNOWN)
         if signature.fingerprint in self.revoked:
-            return identity, "is revoked"
-        return identity, None if signature.key in self.keys else rejection_reason
+            rejection_reason = "is revoked"
+        elif signature.key in self.keys:
+            rejection_reason = None
+        return Signer(
+            kind=signature.kind,
+            key=signature.fingerprint,
+            identity=identity,
+            rejection_reason=rejection_reason,
+        )
 
     def _read_detached(self, file: Detached, manifest: bytes) -> KeySignature:
         try:
             key = sshsig.verify(file.data, manifest)
         except CapsuleError as error:
-            raise _not_over_this(file, error) from error
+            raise tampered(
+                "CAP-B157",
+                f"{file.name!a} is not a signature of this bundle's manifest: {error.message}",
+                fix="Give a file that `capsule sign` or `ssh-keygen -Y sign` made of this very "
+                "bundle.",
+            ) from error
         return KeySignature("detached", key.fingerprint, key)
 
     def _judge_keyless(self, file: Detached, manifest: bytes) -> Signer:
@@ -333,23 +343,3 @@ def _unreadable(path: Path, reason: str) -> CapsuleError:
 
 def _misused(message: str, fix: str) -> CapsuleError:
     return CapsuleError("CAP-B151", message, fix=fix)
-
-
-def _untrusted(signers: Sequence[Signer]) -> UntrustedError:
-    fingerprint = signers[0].key
-    return UntrustedError(
-        "CAP-B125",
-        f"the bundle is intact but untrusted: according to the bundle {fingerprint} signed it, "
-        "but none of the trusted keys did",
-        fix="Get the public key from the signer (not from the source of the bundle), "
-        f"check that `ssh-keygen -lf KEY.pub` prints {fingerprint}, and pass `--key KEY.pub`.",
-        signers=signers,
-    )
-
-
-def _not_over_this(file: Detached, error: CapsuleError) -> CapsuleError:
-    return tampered(
-        "CAP-B157",
-        f"{file.name!a} is not a signature of this bundle's manifest: {error.message}",
-        fix="Give a file that `capsule sign` or `ssh-keygen -Y sign` made of this very bundle.",
-    )

@@ -10,7 +10,7 @@ from capsule.diagnosis.findings import Finding
 from capsule.diagnosis.settings import described
 from capsule.diagnosis.trial import Trial
 from capsule.entropy.ledger import Ledger
-from capsule.report.text import printable
+from capsule.report.text import print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,26 +49,28 @@ def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         _show_finding(item, console)
     census = diagnosis.operators
     seen = ", ".join(f"{count} {name}" for name, count in census.statuses.items() if count)
-    _line(console, f"operators  {census.calls:,} calls: {seen or 'none'}")
-    _line(
+    print_line(console, f"operators  {census.calls:,} calls: {seen or 'none'}")
+    print_line(
         console,
         f"repeated   {census.repeated:,} calls, {census.differing:,} of them gave other bits",
     )
     length = "to the end" if diagnosis.steps is None else f"{diagnosis.steps:,} steps"
     outcome = "equal bits" if diagnosis.equal else "different results"
-    _line(console, f"runs       2, {length}: {outcome}")
+    print_line(console, f"runs       2, {length}: {outcome}")
     levels: list[str] = [item.level for item in diagnosis.findings]
     counts = [f"{levels.count(level)} {level}(s)" for level in _LEVEL_STYLES]
-    _line(console, f"findings   {', '.join(counts)}")
+    print_line(console, f"findings   {', '.join(counts)}")
 
 
 def show_trial(trial: Trial, spec: Path, console: Console) -> None:
     """Print whether the tried settings helped, and whether the spec was changed."""
-    _line(console, f"tried      {described(trial.settings)}")
+    print_line(console, f"tried      {described(trial.settings)}")
     if trial.applied:
-        _line(console, f"           two runs gave equal bits; {spec} was changed, lock it again")
+        print_line(
+            console, f"           two runs gave equal bits; {spec} was changed, lock it again"
+        )
         return
-    _line(console, "           the two runs still differ; the spec was not changed")
+    print_line(console, "           the two runs still differ; the spec was not changed")
     for item in trial.diagnosis.findings:
         _show_finding(item, console)
 
@@ -76,14 +78,10 @@ def show_trial(trial: Trial, spec: Path, console: Console) -> None:
 def _show_finding(item: Finding, console: Console) -> None:
     where = f"  {item.where}" if item.where else ""
     console.print(item.code, style=_LEVEL_STYLES[item.level], end="", markup=False, highlight=False)
-    _line(console, f"{where}  {printable(item.message)}")
+    print_line(console, f"{where}  {printable(item.message)}")
     if item.text:
-        _line(console, f"    {printable(item.text)}")
-    _line(console, f"    fix: {item.mitigation}")
+        print_line(console, f"    {printable(item.text)}")
+    print_line(console, f"    fix: {item.mitigation}")
     if item.patch:
-        _line(console, f"    --apply tries {described(item.patch)}")
+        print_line(console, f"    --apply tries {described(item.patch)}")
     console.print()
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

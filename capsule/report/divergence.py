@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from capsule.report.text import printable
+from capsule.report.text import print_line, printable
 from capsule.verification.verdict import (
     Bisection,
     Divergence,
@@ -33,9 +33,7 @@ def show_divergence(found: Divergence, console: Console) -> None:
 def show_lines(lines: Iterable[tuple[str, str]], console: Console) -> None:
     """Print lines: a label, which may be empty, and a text."""
     for label, text in lines:
-        console.print(
-            f"{label:<16} {printable(text)}".rstrip(), markup=False, highlight=False, soft_wrap=True
-        )
+        print_line(console, f"{label:<16} {printable(text)}".rstrip())
 
 
 def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:

@@ -106,17 +106,13 @@ def _quantities(subject: ReportedRun) -> str:
             (
                 f"{point.step:,}",
                 str(len(point.returns)),
-                *(f"{value:.6g}" for value in (fmean(point.returns), *_ends(point.returns))),
+                *(f"{of(point.returns):.6g}" for of in (fmean, min, max)),
             )
             for point in subject.evaluation
             if point.returns
         ],
     )
     return f"{table}\n\n{todo('results by factor, and over seeds.')}"
-
-
-def _ends(returns: tuple[float, ...]) -> tuple[float, float]:
-    return min(returns), max(returns)
 
 
 def _caveats(subject: ReportedRun) -> list[str]:

@@ -42,8 +42,9 @@ from capsule.report.scores import (
 )
 from capsule.report.story import machine_of, tell
 from capsule.report.subject import NetworkReturns, ReportedRun, drawable, evaluation_points
-from capsule.report.templates import TEMPLATES, code, counted, toned
+from capsule.report.templates import TEMPLATES, code, toned
 from capsule.report.terminal import place_of
+from capsule.report.text import counted
 from capsule.verification.verdict import DivergenceMap, Report
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")

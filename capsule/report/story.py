@@ -11,6 +11,7 @@ from typing import Literal
 from capsule.bundle.claims import Observations
 from capsule.bundle.reproducing import what_ran
 from capsule.report.subject import ReportedRun
+from capsule.report.text import counted
 from capsule.verification.verdict import Report
 
 Tone = Literal["good", "bad", "open"]
@@ -75,7 +76,7 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
         )
     receipts = sum(receipt.counts for receipt in subject.receipts.receipts)
     sources = ((executed - receipts, "report"), (receipts, "receipt"))
-    named = " and ".join(_count(number, what) for number, what in sources if number)
+    named = " and ".join(counted(number, what) for number, what in sources if number)
     again = f"According to {named}, the run was executed again"
     if not good:
         return "Not reproduced", f"{again} and gave other results."
@@ -94,13 +95,10 @@ def _verdict(good: list[str], executed: int, subject: ReportedRun) -> tuple[str,
     return "Reproduced in part", f"{again} with identical results, but not always to its end."
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _shown(subject: ReportedRun) -> tuple[str, ...]:
+    ran = what_ran(subject.lock.spec)
     facts = [
-        f"{_capital(what_ran(subject.lock.spec))}, on {machine_of(subject.observations)}.",
+        f"{ran[:1].upper()}{ran[1:]}, on {machine_of(subject.observations)}.",
         "The file is unchanged since it was signed, and its documents agree with each other.",
     ]
     if subject.signers:
@@ -172,7 +170,3 @@ def machine_of(observations: Observations) -> str:
     ]
     place = "" if engine in (None, "process") else f" in {engine}"
     return ", ".join(part for part in parts if part) + place
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

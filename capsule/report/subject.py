@@ -310,16 +310,15 @@ def _series(lines: _Lines, names: Sequence[str] | None) -> tuple[Series, ...]:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 values.setdefault(name, {})[line["step"]] = value
     kept = [name for name in (names or sorted(values)) if values[name]][:MAX_SERIES]
-    return tuple(Series(name, _sorted(values[name])) for name in kept)
+    return tuple(
+        Series(name, tuple((at, float(n)) for at, n in sorted(values[name].items()) if drawable(n)))
+        for name in kept
+    )
 
 
 def drawable(value: float) -> bool:
     """Tell whether a number can be plotted."""
     return abs(value) <= HUGE  # false for NaN, too
-
-
-def _sorted(values: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    return tuple((step, float(value)) for step, value in sorted(values.items()) if drawable(value))
 
 
 def _evaluations(lines: _Lines) -> tuple[NetworkReturns, ...]:

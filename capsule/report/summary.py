@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from capsule.report.scores import cells, run_scores
 from capsule.report.story import Tone, tell
 from capsule.report.subject import NetworkReturns, ReportedRun
-from capsule.report.text import printable
+from capsule.report.text import print_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,19 +23,19 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
     """Print what :func:`capsule.report.page.report_page` shows, in at most thirty lines."""
     story, claims = tell(subject), subject.claims
     console.print(story.headline, style=_STYLES[story.tone], end="", markup=False, highlight=False)
-    _line(console, f"  {printable(story.sentence)}")
+    print_line(console, f"  {printable(story.sentence)}")
     console.print()
     for label, sentences in (("shown", story.shown), ("not shown", story.not_shown)):
         for number, sentence in enumerate(sentences[:MAX_SENTENCES]):
-            _line(console, f"{'' if number else label:<16} {printable(sentence)}")
+            print_line(console, f"{'' if number else label:<16} {printable(sentence)}")
         if len(sentences) > MAX_SENTENCES:
             left = len(sentences) - MAX_SENTENCES
-            _line(console, f"… and {left} more on the page (-o report.html)")
+            print_line(console, f"… and {left} more on the page (-o report.html)")
     console.print()
     for number, point in enumerate(_few(subject.evaluation)):
-        _line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
+        print_line(console, f"{'' if number else 'evaluation':<16} {_returns(point)}")
     for number, score in enumerate(_scores(subject)):
-        _line(console, f"{'' if number else 'scores':<16} {score}")
+        print_line(console, f"{'' if number else 'scores':<16} {score}")
     rows = [
         ("claim id", claims.claim_id()),
         ("lock", claims.lock),
@@ -46,7 +46,7 @@ def show_subject(subject: ReportedRun, console: Console) -> None:
     ]
     for label, value in rows:
         if value is not None:
-            _line(console, f"{label:<16} {printable(value)}")
+            print_line(console, f"{label:<16} {printable(value)}")
 
 
 def _few(points: tuple[NetworkReturns, ...]) -> tuple[NetworkReturns, ...]:
@@ -80,7 +80,3 @@ def _scores(subject: ReportedRun) -> Iterator[str]:
             f"{network} network, step {score.step:,}: {mean}, standard deviation {deviation} "
             f"({relative})"
         )
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from capsule.report.text import printable
+from capsule.report.text import counted, printable
 
 MARKS = {"good": "✓", "bad": "✗", "open": "○"}
 _NUMBER = re.compile(r"-?[0-9][0-9,.]*(e[+-][0-9]+)?")
@@ -31,11 +31,6 @@ def toned(word: str, tone: str | None) -> Markup:
     return Markup(
         '<span class="toned"><span class="mark {}" aria-hidden="true">{}</span> {}</span>'
     ).format(tone, MARKS[tone], printable(word))
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shown(value: object) -> object:

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from capsule.report.divergence import divergence_lines, show_lines
-from capsule.report.outputs import output_rows
 from capsule.report.returns import returns_rows
 from capsule.report.text import printable
-from capsule.verification.verdict import OutputDifference, Report, TraceDifference
+from capsule.verification.verdict import (
+    OutputComparison,
+    OutputDifference,
+    Report,
+    TraceDifference,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +41,8 @@ FEW_ROWS = 3  # where there is an analysis to be read
 MAX_CELL = 28
 MAX_DIFFERENCES = 2
 MAX_PATHS = 3
+MAX_FILES = 3
+MAX_PARTS = 2
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -83,10 +89,35 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         rows.append(("", f"claimed {first.claimed}"))
         rows.append(("", f"found   {first.found}"))
     if report.outputs is not None:
-        rows += output_rows(report.outputs)
+        rows += _output_rows(report.outputs)
     if report.statistics is not None:
         rows += returns_rows(report.statistics)
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _output_rows(outputs: OutputComparison) -> Iterator[tuple[str, str]]:
+    """Yield the differing parts of outputs, with the names of equal ones."""
+    for file in outputs.files[:MAX_FILES]:
+        yield "output", _output(file)
+        if file.content is None:
+            continue
+        for part in file.content.parts[:MAX_PARTS]:
+            yield "", f"{part.where or 'file'} ({part.nature}): {part.claimed} / {part.found}"
+        if file.content.count > MAX_PARTS:
+            yield "", f"and {file.content.count - MAX_PARTS:,} more parts"
+    if outputs.count > MAX_FILES:
+        yield "", f"and {outputs.count - MAX_FILES:,} more outputs differ"
+
+
+def _output(file: OutputDifference) -> str:
+    name = file.path if file.found_path is None else f"{file.path} / {file.found_path}"
+    if file.content is None:
+        return f"{name}: {file.claimed} / {file.found}"
+    equal = file.content.equal
+    same = f"; equal: {_listed(equal)}" if equal else ""
+    what = {"date": "only dates differ", "packaging": "only its packaging differs"}
+    how = what.get(file.nature, f"{file.content.count:,} parts differ")
+    return f"{name} ({file.content.format}): {how}{same}"
 
 
 def _differences(report: Report) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MAX_CHARACTERS = 400
 
@@ -21,3 +25,13 @@ def _safe(character: str) -> str:
     if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}:
         return "\N{REPLACEMENT CHARACTER}"
     return character
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line as it is: unmarked, not highlighted and not wrapped."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

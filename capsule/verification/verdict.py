@@ -41,17 +41,9 @@ ACCEPTED: dict[RequiredGrade, Grade] = {
     "statistical": "reproduced-statistical",
 }
 
-EXIT_CODES: dict[Grade, ExitCode] = {
+FAILURES: dict[Grade, ExitCode] = {
     "tampered": ExitCode.TAMPERED,
     "untrusted": ExitCode.TAMPERED,
-    "intact": ExitCode.OK,
-    "environment-matches": ExitCode.OK,
-    "reproduced-bitwise": ExitCode.OK,
-    "reproduced-content": ExitCode.OK,
-    "reproduced-prefix": ExitCode.OK,
-    "reproduced-statistical": ExitCode.OK,
-    "reproduced-segments": ExitCode.OK,
-    "answers-fresh-seed": ExitCode.OK,
     "not-reproduced": ExitCode.DIFFERS,
     "inconclusive": ExitCode.INCONCLUSIVE,
 }
@@ -385,4 +377,4 @@ class Report(Model):
         grades = list(ACCEPTED.values())
         if self.verdict in grades[list(ACCEPTED).index(self.required) + 1 :]:
             return ExitCode.DIFFERS
-        return EXIT_CODES[self.verdict]
+        return FAILURES.get(self.verdict, ExitCode.OK)
