@@ -7,7 +7,6 @@ on Atari).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -27,13 +26,12 @@ from capsule.experiment.fields import (
     Seed,
     VersionConstraint,
 )
-from capsule.experiment.scores import reference_of
+from capsule.experiment.scores import ReferenceScores, reference_of
 from capsule.experiment.trainers import (
     AlgorithmTrainer,
     CommandTrainer,
     ImpalaTrainer,
     PopulationSpec,
-    ScoreReference,
     TrainerSpec,
 )
 
@@ -386,14 +384,16 @@ def task_name(task: EnvironmentSpec) -> str:
 
 def references_of(
     environment: EnvironmentSpec, population: PopulationSpec
-) -> dict[str, ScoreReference]:
+) -> dict[str, ReferenceScores]:
     """Return the scores that a population normalises returns by: by game or id, in order of tasks.
 
     Raises:
         ValueError: A task has none; or some are given that have no use.
     """
     names = [task_name(task) for task in tasks_of(environment)]
-    known = {} if environment.suite == "minatar" else _published_references(names)
+    # MinAtar's games have the names of Atari's and other scores.
+    published = {} if environment.suite == "minatar" else {n: reference_of(n) for n in names}
+    known = {name: scores for name, scores in published.items() if scores is not None}
     given = population.references
     for name in given:
         if name not in names:
@@ -410,17 +410,8 @@ def references_of(
                 f"trainer.population.references lacks {name!r}: no scores of random play and of a "
                 f"person are known for it; add {{{name}: {{random: …, human: …}}}}"
             )
-    return {name: (known | given)[name] for name in names}
-
-
-def _published_references(names: Sequence[str]) -> dict[str, ScoreReference]:
-    """Return the references of those tasks that have some in Atari-57 or DMLab-30."""
-    published = {name: reference_of(name) for name in names}
-    return {
-        name: ScoreReference(random=reference.random, human=reference.human)
-        for name, reference in published.items()
-        if reference is not None
-    }
+    added = {name: ReferenceScores(each.random, each.human) for name, each in given.items()}
+    return {name: (known | added)[name] for name in names}
 
 
 class CodeSpec(Model):

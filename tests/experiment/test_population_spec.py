@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from capsule.experiment.contract import Ancestry, Generation
 from capsule.experiment.spec import MAX_UNROLLS_OF_A_RECORD, Spec, references_of
 from capsule.experiment.trainers import DRAWN_BY_MEMBERS, ImpalaTrainer, PopulationSpec
-from capsule.training.impala.population import DMLAB_PRIORS, Evolution
+from capsule.training.impala.population import DMLAB_PRIORS
 
 GIVEN = {"random": 20.0, "human": 400.0}
 ATARI = {"suite": "atari", "game": "breakout"}
@@ -47,10 +47,10 @@ def refusal(*args, **changes):
 
 
 def test_the_defaults_are_appendix_f_with_four_frames_to_a_step():
-    rules, paper = PopulationSpec(), Evolution()
-    for name in ("members", "episodes", "margin", "probability", "factor"):
-        assert getattr(rules, name) == getattr(paper, name)
-    assert rules.burn_in * 4 == paper.burn_in
+    rules = PopulationSpec()
+    assert (rules.members, rules.episodes, rules.margin) == (24, 5_000, 0.05)
+    assert (rules.probability, rules.factor) == (0.33, 1.2)
+    assert rules.burn_in * 4 == 20_000_000  # frames
     assert ImpalaTrainer(algorithm="impala").population is None
     assert set(DRAWN_BY_MEMBERS) == set(DMLAB_PRIORS)
 

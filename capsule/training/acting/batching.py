@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import DeterminismSpec
-from capsule.training.layers.backends import FIXED_ORDER, LayerBackend
+from capsule.training.layers.backends import LayerBackend
 
 ROWS = 16
 
@@ -57,7 +57,7 @@ class Batching(NamedTuple):
     @classmethod
     def of(cls, determinism: DeterminismSpec, products: LayerBackend, rows: int = ROWS) -> Batching:
         """Return how a run makes batches of a network with these products."""
-        return cls(rows, determinism.batch_invariance and not independent(products))
+        return cls(rows, determinism.batch_invariance and not products.fixed_order)
 
     def evaluate(self, network: Network, actors: Sequence[int], inputs: Arrays) -> Evaluated:
         """Evaluate a network for some actors, each of which may appear several times.
@@ -95,11 +95,6 @@ class Batching(NamedTuple):
 def _evaluated(network: Network, inputs: Tensors) -> Arrays:
     with torch.inference_mode():
         return tuple(output.numpy() for output in network(inputs))
-
-
-def independent(products: LayerBackend) -> bool:
-    """Tell whether a row of these products depends on nothing but its inputs."""
-    return isinstance(products, type(FIXED_ORDER))
 
 
 def require_independent_rows(network: Network, inputs: Tensors, batching: Batching) -> int:

@@ -39,22 +39,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsule.experiment.contract import StreamProfile
 from capsule.experiment.mechanisms import TrainerUse
-from capsule.experiment.spec import StreamName, TrainingSpec
 from capsule.experiment.trainers import DqnTrainer
+from capsule.training.base_trainer import BaseTrainer
 from capsule.training.dqn.gradient import FactoredGradient, FactoredShard
 from capsule.training.dqn.replay import Batch, ReplayMemory
 from capsule.training.environments import Environment, make_environment
-from capsule.training.episode_statistics import EpisodeStatistics
 from capsule.training.evaluation.protocol import EvaluatedPolicy, Reactive
 from capsule.training.layers.backends import backend_for
 from capsule.training.losses.q_learning import (
@@ -66,91 +63,66 @@ from capsule.training.networks.feedforward import (
     WIDE,
     Network,
     Parameters,
-    initialize,
     make_network,
 )
 from capsule.training.optimizers.adam import Adam
 from capsule.training.optimizers.centred_rmsprop import CentredRmsProp
 from capsule.training.sharded_gradient import Threads, split
-from capsule.training.state.streams import Stream
-from capsule.training.state.trace import Trace, arrays_digest
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext, state_interval
 
 WORTH_A_THREAD = 100_000  # parameters; below, handing work over costs more than it saves
 
 
-class DeepQLearning(EpisodeStatistics):
+class DeepQLearning(BaseTrainer):
     """The learning agent and everything its next step depends on.
 
     Attributes:
-        step: Agent steps taken.
         actions: Number of actions.
-        loss: Mean loss of the last minibatch, None before the first.
         network: Architecture.
-        online: Parameters theta.
         target: Parameters theta^-.
         optimizer: Centred RMSProp or Adam, with its running means.
     """
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        context: TrainerContext,
         trainer: DqnTrainer,
-        streams: Mapping[StreamName, Stream],
         environment: Environment,
         replay: ReplayMemory,
-        trace: Trace,
-        *,
-        device: torch.device,
-        workers: int,
     ) -> None:
         """Draw theta, copy it into theta^-, and begin the first episode.
 
         Args:
-            spec: The experiment.
-            trainer: Its section ``trainer``.
-            streams: Every stream.
+            context: The run. A GPU has one thread, whatever it says.
+            trainer: The spec's section ``trainer``.
             environment: The training environment.
             replay: An empty memory.
-            trace: Where every interval is recorded.
-            device: Where the networks live.
-            workers: Threads to use; changes no result. A GPU has one.
         """
-        super().__init__()
-        self._spec = spec
-        self._trainer = trainer
-        self._streams = streams
-        self._environment = environment
-        self._replay = replay
-        self._trace = trace
-        self._device = device
-        self.actions = environment.actions
         self.network: Network = make_network(
             trainer.network,
             frame_stack=environment.frame_stack,
             frame_shape=environment.frame_shape,
             actions=environment.actions,
             hidden_units=trainer.hidden_units,
-            products=backend_for(spec.accelerator),
+            products=backend_for(context.spec.accelerator),
         )
-        self.online = Parameters(self.network.shapes, device)
-        initialize(self.online, streams["initialization"])
-        self.target = self.online.zeros_like()
-        self.target.copy_from(self.online)
+        super().__init__(context, self.network.shapes)
+        self._trainer, self._environment, self._replay = trainer, environment, replay
+        self.actions = environment.actions
+        self.target = self.online.copy()
         self.optimizer = _make_optimizer(trainer, self.online)
-        self._learned = TrainState(
+        self._train_state = TrainState(
             self.online,
             {"mean": self.optimizer.mean, "square": self.optimizer.square},
             target=self.target,
         )
-        overlaps = device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
-        self._threads = Threads(workers if overlaps else 1)
+        overlaps = self._device.type == "cpu" and self.online.flat.numel() >= WORTH_A_THREAD
+        self._threads = Threads(context.workers if overlaps else 1)
         self._leaves = self.online.leaves()
         del self._leaves[WIDE]  # its gradient is never written out
         self._windows = self._make_windows()
-        self._minibatch: list[Batch] = []
-        self._gradient: FactoredGradient | None = None
+        self._factored: FactoredGradient | None = None
         self._return = 0.0
         self._frame = environment.reset()
 
@@ -233,7 +205,7 @@ class DeepQLearning(EpisodeStatistics):
         return int(self.q_values(self._replay.stack(self._frame)[None]).argmax())
 
     def _finish_episode(self) -> None:
-        self._count([self._return])
+        self._count_episodes([self._return])
         self._return = 0.0
         self._frame = self._environment.reset()
 
@@ -253,13 +225,11 @@ class DeepQLearning(EpisodeStatistics):
         """
         shards = list(enumerate(split(indices, self._trainer.micro_batches)))
         parts = self._threads.map(self._differentiate, shards, beside=beside)
-        batches, gradients = zip(*parts, strict=True)
-        self._minibatch = list(batches)
+        self._minibatch, gradients = zip(*parts, strict=True)
         gradient = FactoredGradient(gradients, self.online, self.network.products)
-        self._gradient = gradient
+        self._factored = gradient
         self._take_loss(
-            [float(part.loss) for part in gradients],
-            self._trace,
+            [part.loss for part in gradients],
             share=self._trainer.batch_size,
             fix="Lower trainer.learning_rate.",
         )
@@ -318,27 +288,13 @@ class DeepQLearning(EpisodeStatistics):
 
     # Recording
 
-    def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
-        gradient = self._gradient.whole() if complete and self._gradient else None
-        minibatch = chain.from_iterable(self._minibatch)
-        self._trace.record(
-            self.step,
-            self._streams,
-            loss=self.loss,
-            minibatch=arrays_digest(minibatch) if complete and self._minibatch else None,
-            tensors=self._learned.digests(gradient) if complete else None,
-        )
-
-    def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state: ``parameters/``, ``target/`` and ``optimizer/``."""
-        return self._learned.tensors()
+    def _gradient_tensors(self) -> Sequence[torch.Tensor] | None:
+        return None if self._factored is None else self._factored.whole()
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        """See :meth:`BaseTrainer.state`."""
         return {
-            **self._tallied(),
+            **super().state(),
             "return": self._return,
             "updates": self.optimizer.updates if isinstance(self.optimizer, Adam) else None,
             "environment": self._environment.state(),
@@ -348,38 +304,20 @@ class DeepQLearning(EpisodeStatistics):
     def restore(
         self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Continue from a snapshot; streams and trace are restored already.
-
-        Args:
-            step: Agent steps taken.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
-
-        Raises:
-            CapsuleError: The environment or the replay memory does not return to it.
-        """
+        """See :meth:`BaseTrainer.restore`."""
         frame = self._environment.restore(state["environment"])
         if frame is None:
             raise AssertionError("a saved environment always has an episode")
         self._frame = frame
         self._replay.restore(state["replay"])
-        self._resume_tally(step, state)
+        super().restore(step, state, tensors)
         self._return = state["return"]
         if isinstance(self.optimizer, Adam):
             self.optimizer.updates = state["updates"]
-        self._learned.load(tensors)
-
-    def stream_profiles(self) -> list[StreamProfile]:
-        """Return nothing: every stream is the run's."""
-        return []
 
     def use(self) -> TrainerUse:
         """Say where the network was, and that its one actor took turns with the learner."""
         return TrainerUse(device=str(self.online.flat.device), actors=1, schedule="serial")
-
-    def artifacts(self) -> dict[str, bytes]:
-        """Return nothing: there are no other files."""
-        return {}
 
     def close(self) -> None:
         """End every thread."""
@@ -412,13 +350,4 @@ def make_dqn(context: TrainerContext, trainer: DqnTrainer) -> DeepQLearning:
         frame_dtype=environment.frame_dtype,
         frame_stack=environment.frame_stack,
     )
-    return DeepQLearning(
-        spec,
-        trainer,
-        context.streams,
-        environment,
-        replay,
-        context.trace,
-        device=context.device,
-        workers=context.workers,
-    )
+    return DeepQLearning(context, trainer, environment, replay)

@@ -12,7 +12,7 @@ from capsule.experiment.inference import Inference
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, TrainingSpec, tasks_of
 from capsule.experiment.trainers import ImpalaTrainer
-from capsule.training.acting.batching import ROWS, independent
+from capsule.training.acting.batching import ROWS
 from capsule.training.acting.transports import Processes, Transport, local_transport
 from capsule.training.environments import Environment, make_environment
 from capsule.training.impala.actors.actor_worker import UnrollSettings
@@ -50,7 +50,7 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
     executor = Executor(schedule, transport, trainer.actors)
     inference = Inference(
         rows=settings.rows,
-        independent=independent(settings.network.products),
+        independent=settings.network.products.fixed_order,
         tested_rows=tested,
         replicas=executor.replicas,
     )

@@ -42,7 +42,7 @@ from capsule.experiment.trainers import ImpalaTrainer
 from capsule.training.acting.actor_worker import Snapshot
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.acting.inference import counted
-from capsule.training.episode_statistics import EpisodeStatistics
+from capsule.training.base_trainer import BaseTrainer
 from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.impala.actors.actor_worker import logits_of
@@ -51,7 +51,7 @@ from capsule.training.impala.replay import UnrollReplay
 from capsule.training.impala.schedule.executor import Executor, Item
 from capsule.training.impala.schedule.recorder import ScheduleRecorder
 from capsule.training.networks.actor_critic import ActorCriticNetwork
-from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import make_vocabulary
 from capsule.training.optimizers.rmsprop import RmsProp, annealed
 from capsule.training.sharded_gradient import Learners, added, split
@@ -65,7 +65,7 @@ MakeLearners = Callable[[ImpalaTrainer, Parameters], Learners]
 """Gives the gradients at parameters, with the costs of a spec's section ``trainer``."""
 
 
-class Impala(EpisodeStatistics):
+class Impala(BaseTrainer):
     """The learner, the schedule of its actors, and everything their next step depends on.
 
     Attributes:
@@ -74,7 +74,6 @@ class Impala(EpisodeStatistics):
         loss: Loss of the last batch, summed over it, None before the first.
         actions: Number of actions.
         network: Architecture.
-        online: Parameters theta.
         optimizer: Its running means.
     """
 
@@ -101,26 +100,21 @@ class Impala(EpisodeStatistics):
             replay: Keeps unrolls, where the spec has them replayed.
             inference: What answers the actors, without counts.
         """
-        super().__init__()
-        self._setting, self._spec, self._trainer = context, context.spec, trainer
-        self._streams, self._trace, self._device = context.streams, context.trace, context.device
+        super().__init__(context, network.shapes)
+        self._trainer, self._inference = trainer, inference
         self._executor, self._recorder, self._replay = executor, recorder, replay
-        self._inference = inference
         self.network, self.actions = network, network.actions
-        self.online = Parameters(network.shapes, self._device)
-        initialize(self.online, context.streams["initialization"])
         self.optimizer = RmsProp(
             self.online,
             epsilon=trainer.rmsprop_epsilon,
             decay=trainer.rmsprop_decay,
             momentum=trainer.rmsprop_momentum,
         )
-        self._learned = TrainState(
+        self._train_state = TrainState(
             self.online, {"square": self.optimizer.square, "step": self.optimizer.step}
         )
         self._make_learners = make_learners
         self._learners = make_learners(trainer, self.online)
-        self._gradient = self.online.flat[:0]
         self._unrolls: dict[str, str] = {}  # those of the trace record to come, by digest
         self._published = False
         self.updates = 0
@@ -172,7 +166,7 @@ class Impala(EpisodeStatistics):
         self._learners.close()
         self._learners = self._make_learners(self._trainer, self.online)
         if tensors is not None:
-            self._learned.load(tensors)
+            self._train_state.load(tensors)
             self._published = False
 
     def exploration(self) -> None:
@@ -201,7 +195,7 @@ class Impala(EpisodeStatistics):
             self._trace.add("actions", unroll.actions)
             self._trace.add("rewards", unroll.rewards)
             self._trace.add("terminals", unroll.terminals)
-            self._count(unroll.returns)
+            self._count_episodes(unroll.returns)
 
     # Learning
 
@@ -221,7 +215,7 @@ class Impala(EpisodeStatistics):
         parts = self._learners.differentiate(split(batch, trainer.micro_batches))
         self._gradient = added(part.gradient for part in parts)
         fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss([float(part.loss) for part in parts], self._trace, fix=fix)
+        self._take_loss([part.loss for part in parts], fix=fix)
         rate = trainer.learning_rate
         if trainer.anneals:
             rate = annealed(rate, self.step, trainer.total_steps)
@@ -230,39 +224,23 @@ class Impala(EpisodeStatistics):
 
     # Recording
 
-    def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
-        self._trace.record(
-            self.step,
-            self._streams,
-            loss=self.loss,
-            unrolls=self.take_unrolls(),
-            tensors=self.digests() if complete else None,
-        )
-
     def take_unrolls(self) -> dict[str, str]:
         """Return name to digest of the unrolls that were learned since the last time."""
         unrolls, self._unrolls = self._unrolls, {}
         return unrolls
 
-    def digests(self) -> dict[str, dict[str, str]]:
-        """Return the components of a trace record that are tensors: name to digest."""
-        gradient = self.online.split(self._gradient) if len(self._gradient) else None
-        return self._learned.digests(gradient)
-
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all learned state, by group and name, and older policy versions."""
         versions = self._executor.versions
         older = {_VERSION.format(version): versions[version] for version in self._older()}
-        return self._learned.tensors() | older
+        return super().tensors() | older
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        """See :meth:`BaseTrainer.state`."""
         if self._recorder is not None:
             self._recorder.flush()
         return {
-            **self._tallied(),
+            **super().state(),
             "updates": self.updates,
             "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
             "learned": list(self._executor.learned),
@@ -275,21 +253,10 @@ class Impala(EpisodeStatistics):
     def restore(
         self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Continue from a snapshot; streams and trace are restored already.
-
-        Args:
-            step: Agent steps learned.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
-
-        Raises:
-            CapsuleError: An environment does not return to it, or the schedule as recorded so far
-                is gone.
-        """
-        self._resume_tally(step, state)
+        """See :meth:`BaseTrainer.restore`."""
+        super().restore(step, state, tensors)
         self.updates = state["updates"]
         self._unrolls = dict(state["unrolls"])
-        self._learned.load(tensors)
         self._executor.restore(
             [None if each is None else _snapshot(each) for each in state["actors"]],
             state["learned"],
@@ -314,7 +281,7 @@ class Impala(EpisodeStatistics):
     def stream_profiles(self) -> list[StreamProfile]:
         """Return what the actors' streams gave out for what was learned, as ``stream/actor``."""
         played = [
-            stream_profiles(self._setting.seeds, actor, snapshot)
+            stream_profiles(self._context.seeds, actor, snapshot)
             for actor, snapshot in enumerate(self._executor.snapshots)
             if snapshot is not None
         ]

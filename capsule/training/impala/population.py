@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capsule.experiment.scores import ReferenceScores
+from capsule.experiment.trainers import PopulationSpec
 from capsule.training.state.streams import Stream
 
 Hyperparameters = dict[str, float]
@@ -65,36 +66,13 @@ class Choice:
 
 
 Prior = LogUniform | Choice
-DMLAB_PRIORS: Mapping[str, Prior] = {  # table D.1
+DMLAB_PRIORS: dict[str, Prior] = {  # table D.1
     "entropy_cost": LogUniform(5e-5, 1e-2),
     "learning_rate": LogUniform(5e-6, 5e-3),
     "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
 }
 
 # --- what a population is made of -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Evolution:
-    """How a population evolves; the defaults are the paper's.
-
-    Attributes:
-        members: At least 2.
-        burn_in: Frames of a member before which it does not change.
-        episodes: Returns of a member from one fitness to the next, at least 1.
-        margin: A fitness higher by no more than this is not copied.
-        probability: Of each parameter to change.
-        factor: What a change multiplies by or divides by, each as likely.
-        priors: Name of a hyper-parameter to how its initial values are drawn.
-    """
-
-    members: int = 24
-    burn_in: int = 20_000_000
-    episodes: int = 5_000
-    margin: float = 0.05
-    probability: float = 0.33
-    factor: float = 1.2
-    priors: Mapping[str, Prior] = field(default_factory=lambda: DMLAB_PRIORS)
 
 
 @dataclass(frozen=True)
@@ -169,18 +147,18 @@ def is_fitter(other: float | None, own: float, margin: float) -> bool:
     return other is not None and other > own + margin
 
 
-def explore(values: Hyperparameters, evolution: Evolution, stream: Stream) -> Hyperparameters:
+def explore(values: Hyperparameters, rules: PopulationSpec, stream: Stream) -> Hyperparameters:
     """Return ``values``, each changed by a chance; one word each, in the order of the names."""
     return {
-        name: _changed(value, evolution, stream.uniform()) for name, value in sorted(values.items())
+        name: _changed(value, rules, stream.uniform()) for name, value in sorted(values.items())
     }
 
 
-def _changed(value: float, evolution: Evolution, uniform: float) -> float:
-    if uniform >= evolution.probability:
+def _changed(value: float, rules: PopulationSpec, uniform: float) -> float:
+    if uniform >= rules.probability:
         return value
-    grows = uniform < evolution.probability / 2
-    return value * evolution.factor if grows else value / evolution.factor
+    grows = uniform < rules.probability / 2
+    return value * rules.factor if grows else value / rules.factor
 
 
 def lineage(generations: Sequence[MemberGeneration], number: int) -> list[Segment]:
@@ -230,17 +208,21 @@ class Population:
     """
 
     def __init__(
-        self, evolution: Evolution, references: Mapping[str, ReferenceScores], stream: Stream
+        self,
+        rules: PopulationSpec,
+        references: Mapping[str, ReferenceScores],
+        stream: Stream,
+        priors: Mapping[str, Prior] = DMLAB_PRIORS,
     ) -> None:
         """Draw the initial hyper-parameters.
 
         Args:
-            evolution: How it evolves.
+            rules: How it evolves.
             references: Task to the scores that returns are normalised by; ``human`` is higher.
             stream: ``population``, from its beginning.
+            priors: Name of a hyper-parameter to how its initial values are drawn.
         """
-        self._evolution, self._references, self._stream = evolution, references, stream
-        priors = sorted(evolution.priors.items())
+        self._rules, self._references, self._stream = rules, references, stream
         self.generations = [
             MemberGeneration(
                 number=member,
@@ -248,11 +230,11 @@ class Population:
                 parent=None,
                 frames=0,
                 parent_frames=None,
-                hyperparameters={name: prior.draw(stream) for name, prior in priors},
+                hyperparameters={name: priors[name].draw(stream) for name in sorted(priors)},
             )
-            for member in range(evolution.members)
+            for member in range(rules.members)
         ]
-        self._progress = [_Progress(0, member) for member in range(evolution.members)]
+        self._progress = [_Progress(0, member) for member in range(rules.members)]
 
     def current(self, member: int) -> MemberGeneration:
         """Return the generation that ``member`` is in."""
@@ -271,7 +253,7 @@ class Population:
         """
         progress = self._progress[member]
         progress.frames = frames
-        if frames < self._evolution.burn_in:
+        if frames < self._rules.burn_in:
             return
         for task, value in returns:
             if task not in self._references:
@@ -282,7 +264,7 @@ class Population:
     def ready(self, member: int) -> bool:
         """Tell whether enough returns of ``member`` are there for a fitness."""
         counts = self._progress[member].counts
-        enough = sum(counts.values()) >= self._evolution.episodes
+        enough = sum(counts.values()) >= self._rules.episodes
         return enough and counts.keys() == self._references.keys()
 
     def evolve(self, member: int) -> MemberGeneration:
@@ -297,10 +279,10 @@ class Population:
             raise ValueError(f"member {member} has too few returns for a fitness")
         progress = self._progress[member]
         score = self._score(progress)
-        rival = self._stream.integer(self._evolution.members - 1)
+        rival = self._stream.integer(self._rules.members - 1)
         rival += rival >= member
         rival_score = self.current(rival).fitness
-        copied = is_fitter(rival_score, score, self._evolution.margin)
+        copied = is_fitter(rival_score, score, self._rules.margin)
         parent = self.current(rival if copied else member)
         generation = MemberGeneration(
             number=len(self.generations),
@@ -308,7 +290,7 @@ class Population:
             parent=parent.number,
             frames=progress.frames,
             parent_frames=self._progress[parent.member].frames,
-            hyperparameters=explore(parent.hyperparameters, self._evolution, self._stream),
+            hyperparameters=explore(parent.hyperparameters, self._rules, self._stream),
             score=score,
             rival=rival,
             rival_score=rival_score,

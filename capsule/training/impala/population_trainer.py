@@ -45,7 +45,6 @@ from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.inference import added
 from capsule.experiment.mechanisms import TrainerUse
-from capsule.experiment.scores import ReferenceScores
 from capsule.experiment.spec import SeedsSpec, references_of
 from capsule.experiment.trainers import ImpalaTrainer, PopulationSpec
 from capsule.training.evaluation.protocol import EvaluatedPolicy
@@ -54,10 +53,8 @@ from capsule.training.impala.learner import Impala
 from capsule.training.impala.population import (
     DMLAB_PRIORS,
     Choice,
-    Evolution,
     MemberGeneration,
     Population,
-    Prior,
 )
 from capsule.training.networks.feedforward import Parameters
 from capsule.training.state.streams import Stream, make_streams
@@ -81,12 +78,11 @@ def make_population(
             f"the members of a population cannot share the Ray cluster at {cluster}",
             fix="Run it without a cluster, or leave out trainer.population.",
         )
-    references = {
-        task: ReferenceScores(each.random, each.human)
-        for task, each in references_of(context.spec.environment, population).items()
-    }
+    references = references_of(context.spec.environment, population)
     stream = Stream(_STREAM, context.seeds.root)
-    rules = Population(make_evolution(trainer, population), references, stream)
+    norm = trainer.max_gradient_norm
+    priors = DMLAB_PRIORS if norm is None else DMLAB_PRIORS | {"max_gradient_norm": Choice((norm,))}
+    rules = Population(population, references, stream, priors)
     count = population.members
     settings = [member_setting(context, number, count) for number in range(count)]
     members = []
@@ -96,21 +92,6 @@ def make_population(
             members.append(make_impala(each, trainer.model_copy(update=values)))
     streams = [each.streams for each in settings]
     return ImpalaPopulation(context, members, rules, stream, streams, list(references))
-
-
-def make_evolution(trainer: ImpalaTrainer, population: PopulationSpec) -> Evolution:
-    """Return how the spec has a population evolve; hyper-parameters are named as in the spec."""
-    norm = trainer.max_gradient_norm
-    priors: dict[str, Prior] = {} if norm is None else {"max_gradient_norm": Choice((norm,))}
-    return Evolution(
-        members=population.members,
-        burn_in=population.burn_in,
-        episodes=population.episodes,
-        margin=population.margin,
-        probability=population.probability,
-        factor=population.factor,
-        priors={**DMLAB_PRIORS, **priors},
-    )
 
 
 def member_setting(context: TrainerContext, number: int, members: int) -> TrainerContext:

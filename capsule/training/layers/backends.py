@@ -1,11 +1,10 @@
-"""Convolutions and dense layers: as chains of our own, or as torch's libraries compute them.
+"""Convolutions and dense layers, whose sums have a fixed order or the one of torch's libraries.
 
 A library chooses the order of a sum by the processor, the size of the batch and the row's place in
-it. Under :data:`FIXED_ORDER` every element of every result is one chain of fused multiply-adds in
-an order of its own (``capsule/native/source/numerics/products.h``). Its bits depend on nothing but
-its inputs: AVX2 and AVX-512 give the same, a batch gives a row what the row alone gets, and the
-widest instructions of a processor may be used without a thought. That is also the faster way:
-AVX-512 need not be switched off.
+it. Under :data:`FIXED_ORDER` every element of every result is one chain of fused multiply-adds, in
+the order below (``capsule/native/source/numerics/products.h``). Its bits depend on its inputs only:
+AVX2 and AVX-512 give the same bits, and a row has the same result in any batch. It is also the
+faster way, because AVX-512 need not be switched off.
 
 Order of the sums, from first to last; each sum begins with zero:
 
@@ -19,6 +18,7 @@ Order of the sums, from first to last; each sum begins with zero:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +44,16 @@ class Convolution(NamedTuple):
     stride: int
 
 
+@dataclass(frozen=True)
 class LayerBackend:
-    """The arithmetic of layers, as torch's libraries compute them, on any device.
+    """The arithmetic of layers. Convolutions and dense layers can be differentiated.
 
-    Convolutions and dense layers can be differentiated.
+    Attributes:
+        fixed_order: Whether sums have the order above, which needs a CPU with AVX2 and FMA. If not,
+            torch's libraries compute the layers, on any device.
     """
+
+    fixed_order: bool
 
     def convolution(
         self,
@@ -71,6 +76,8 @@ class LayerBackend:
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
+        if self.fixed_order:
+            return _apply(_Convolution, images, filters, bias, stride, rectified)
         outputs = functional.conv2d(images, filters, bias, stride)
         return outputs.relu_() if rectified else outputs
 
@@ -80,7 +87,7 @@ class LayerBackend:
         prepare: Callable[[torch.Tensor], torch.Tensor],
         layers: Sequence[Convolution],
     ) -> torch.Tensor:
-        """Convolve with one rectified layer after another.
+        """Apply one rectified convolution after another.
 
         Args:
             observations: ``[batch, ...]``. No gradient is computed for them.
@@ -90,6 +97,11 @@ class LayerBackend:
         Returns:
             float32 ``[batch, filters, down, across]``, channels-last in memory.
         """
+        if self.fixed_order:
+            parameters = [tensor for layer in layers for tensor in (layer.filters, layer.bias)]
+            keeps = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
+            strides = [layer.stride for layer in layers]
+            return _apply(_Convolutions, observations, prepare, strides, keeps, *parameters)
         hidden = prepare(observations)
         for layer in layers:
             hidden = self.convolution(hidden, *layer, rectified=True)
@@ -108,23 +120,29 @@ class LayerBackend:
         Returns:
             float32 ``[batch, out]``.
         """
+        if self.fixed_order:
+            if not torch.is_grad_enabled():  # autograd takes 40 % of the time of a small layer
+                return kernels.dense(inputs.contiguous(), weight, bias)
+            return _apply(_Dense, inputs, weight, bias)
         # W x^T: at small batch sizes a third faster than x W^T.
         if bias is None:
             return torch.mm(weight, inputs.t()).t()
         return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
 
     def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Set ``out`` to ``left^T right`` and return it.
+        """Set ``out`` to ``left^T right`` and return it. It is not differentiated.
 
         Args:
             left: float32 ``[batch, rows]``; its rows may be apart in memory.
             right: float32 ``[batch, columns]``.
             out: float32 ``[rows, columns]``.
         """
+        if self.fixed_order:
+            return kernels.outer(left, right, out)
         return torch.mm(left.t(), right, out=out)
 
     def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return ``left right``.
+        """Return ``left right``, which is not differentiated.
 
         Args:
             left: float32 ``[rows, steps]``.
@@ -133,58 +151,18 @@ class LayerBackend:
         Returns:
             float32 ``[rows, columns]``.
         """
-        return torch.mm(left, right)
+        return kernels.matrix_product(left, right) if self.fixed_order else torch.mm(left, right)
 
 
-class _FixedOrder(LayerBackend):
-    """As chains, on a CPU with AVX2 and FMA."""
-
-    def convolution(
-        self,
-        images: torch.Tensor,
-        filters: torch.Tensor,
-        bias: torch.Tensor,
-        stride: int,
-        *,
-        rectified: bool,
-    ) -> torch.Tensor:
-        return _apply(_Convolution, images, filters, bias, stride, rectified)
-
-    def rectified_convolutions(
-        self,
-        observations: torch.Tensor,
-        prepare: Callable[[torch.Tensor], torch.Tensor],
-        layers: Sequence[Convolution],
-    ) -> torch.Tensor:
-        parameters = [tensor for layer in layers for tensor in (layer.filters, layer.bias)]
-        keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in parameters)
-        strides = [layer.stride for layer in layers]
-        return _apply(_Convolutions, observations, prepare, strides, keeps, *parameters)
-
-    def dense(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        if not torch.is_grad_enabled():  # autograd takes 40 % of the time of a small layer
-            return kernels.dense(inputs.contiguous(), weight, bias)
-        return _apply(_Dense, inputs, weight, bias)
-
-    def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        kernels.outer(left, right, out)
-        return out
-
-    def matrix_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return kernels.matrix_product(left, right)
-
-
-LIBRARY = LayerBackend()
-FIXED_ORDER: LayerBackend = _FixedOrder()
+LIBRARY = LayerBackend(fixed_order=False)
+FIXED_ORDER = LayerBackend(fixed_order=True)
 
 
 def backend_for(accelerator: CpuAccelerator | CudaAccelerator) -> LayerBackend:
     """Return how a trainer computes its layers.
 
-    Chains need AVX2 and FMA. ``portable-v2`` is for processors without, and so does not use them
-    on those that have them either.
+    The fixed order needs AVX2 and FMA. ``portable-v2`` is for processors without them, and so does
+    not use them on those that have them either.
     """
     on_cpu = isinstance(accelerator, CpuAccelerator) and accelerator.numerics != "portable-v2"
     return FIXED_ORDER if on_cpu and kernels.has_products() else LIBRARY

@@ -167,7 +167,7 @@ def rmsprop(
     epsilon: float,
     rate: float,
 ) -> None:
-    """Update in place as ``capsule.training.losses.impala`` has it.
+    """Update in place as ``capsule.training.optimizers.rmsprop`` has it.
 
     Args:
         weights: float32 ``[size]``, contiguous, as are the others.

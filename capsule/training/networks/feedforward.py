@@ -141,6 +141,12 @@ class Parameters:
         """Return zeros of the same names, shapes and device."""
         return Parameters(self._shapes, self.flat.device)
 
+    def copy(self) -> Parameters:
+        """Return parameters of the same values, in memory of their own."""
+        copied = self.zeros_like()
+        copied.copy_from(self)
+        return copied
+
     def copy_from(self, other: Parameters) -> None:
         """Take over the values of ``other``."""
         self.flat.copy_(other.flat)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import LanguageSpec
-from capsule.training.layers.backends import FIXED_ORDER, LayerBackend
+from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import Shape
 from capsule.training.networks.recurrent import Tensors, lstm_shapes, unroll_lstm
 
@@ -165,7 +165,7 @@ class LanguageChannel:
             instructions: int64 ``[batch, words]``, numbers of words below ``vocabulary``, then
                 :data:`NO_WORD`.
         """
-        if not isinstance(self.products, type(FIXED_ORDER)):
+        if not self.products.fixed_order:
             return self._evaluate(parameters, instructions)
         distinct, places = torch.unique(instructions, dim=0, return_inverse=True)
         longest = max(1, int(_lengths(distinct).max()))  # an LSTM of no steps has no output

@@ -441,35 +441,19 @@ def _reset_masks(resets: torch.Tensor) -> list[torch.Tensor | None]:
 
 
 def _step(
-    inputs: torch.Tensor,
-    recurrent: torch.Tensor,
-    before: torch.Tensor,
-    *,
-    gates: torch.Tensor,
-    cell: torch.Tensor,
-    squashed: torch.Tensor,
-    hidden: torch.Tensor,
+    inputs: torch.Tensor, recurrent: torch.Tensor, before: torch.Tensor, **out: torch.Tensor
 ) -> None:
-    """Take one step on any device, as :func:`~capsule.training.layers.kernels.lstm` does."""
+    """Take one step on any device; the arguments are those of :func:`kernels.lstm`."""
     if inputs.device.type == "cpu":
-        kernels.lstm(
-            inputs,
-            recurrent,
-            before,
-            gates=gates,
-            cell=cell,
-            squashed=squashed,
-            hidden=hidden,
-        )
+        kernels.lstm(inputs, recurrent, before, **out)
         return
-    torch.add(inputs, recurrent, out=gates)
-    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = torch.add(inputs, recurrent, out=out["gates"]).chunk(4, 1)
     for gate in (i, f, o):
         gate.sigmoid_()
     g.tanh_()
-    torch.add(f * before, i * g, out=cell)
-    torch.tanh(cell, out=squashed)
-    torch.mul(o, squashed, out=hidden)
+    torch.add(f * before, i * g, out=out["cell"])
+    torch.tanh(out["cell"], out=out["squashed"])
+    torch.mul(o, out["squashed"], out=out["hidden"])
 
 
 def _step_back(
@@ -477,22 +461,14 @@ def _step_back(
     before: torch.Tensor,
     squashed: torch.Tensor,
     hidden_gradient: torch.Tensor,
-    *,
-    cell_gradient: torch.Tensor,
-    gate_gradients: torch.Tensor,
+    **out: torch.Tensor,
 ) -> None:
-    """Go back through one step, as :func:`~capsule.training.layers.kernels.lstm_backward` does."""
+    """Go back through one step; the arguments are those of :func:`kernels.lstm_backward`."""
     if gates.device.type == "cpu":
-        kernels.lstm_backward(
-            gates,
-            before,
-            squashed,
-            hidden_gradient,
-            cell_gradient=cell_gradient,
-            gate_gradients=gate_gradients,
-        )
+        kernels.lstm_backward(gates, before, squashed, hidden_gradient, **out)
         return
     i, f, g, o = gates.chunk(4, 1)
+    cell_gradient = out["cell_gradient"]
     cell_gradient += (hidden_gradient * o) * (1 - squashed * squashed)
     parts = (
         (cell_gradient * g) * (i * (1 - i)),
@@ -500,7 +476,7 @@ def _step_back(
         (cell_gradient * i) * (1 - g * g),
         (hidden_gradient * squashed) * (o * (1 - o)),
     )
-    torch.cat(parts, 1, out=gate_gradients)
+    torch.cat(parts, 1, out=out["gate_gradients"])
     cell_gradient *= f
 
 

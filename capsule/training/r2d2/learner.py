@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +42,7 @@ from capsule.experiment.contract import StreamProfile
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.batched_actors import Inputs
-from capsule.training.episode_statistics import EpisodeStatistics
+from capsule.training.base_trainer import BaseTrainer
 from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.losses.r2d2 import (
@@ -54,7 +53,7 @@ from capsule.training.losses.r2d2 import (
     sequence_priorities,
     td_errors,
 )
-from capsule.training.networks.feedforward import Parameters, initialize
+from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.recurrent import RecurrentNetwork
 from capsule.training.optimizers.adam import Adam
 from capsule.training.r2d2.actor_worker import Experience, exploration_ladder, q_values
@@ -62,23 +61,19 @@ from capsule.training.r2d2.actors import Actors, ActorsState
 from capsule.training.r2d2.replay import SequenceBatch, SequenceReplay
 from capsule.training.sharded_gradient import Threads, added, flat_gradient, split
 from capsule.training.state.checkpoint import array_document, document_array
-from capsule.training.state.trace import arrays_digest
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
 
 _NO_STATE = np.zeros(0, np.float32)
 
 
-class R2D2(EpisodeStatistics):
+class R2D2(BaseTrainer):
     """The learner, its actors, and everything their next step depends on.
 
     Attributes:
-        step: Agent steps taken, of all actors.
         updates: Parameter updates made.
-        loss: Mean loss of the last minibatch, None before the first.
         actions: Number of actions.
         network: Architecture.
-        online: Parameters theta.
         target: Parameters theta^-.
         acting: The actors' parameters theta_a.
         optimizer: Its running means.
@@ -101,22 +96,15 @@ class R2D2(EpisodeStatistics):
             actors: All of them, with an episode begun each.
             replay: An empty memory.
         """
-        super().__init__()
-        self._setting = context
-        self._spec, self._trainer = context.spec, trainer
-        self._streams, self._trace, self._device = context.streams, context.trace, context.device
-        self._actors, self._replay = actors, replay
+        super().__init__(context, network.shapes)
+        self._trainer, self._actors, self._replay = trainer, actors, replay
         self._stores = trainer.recurrent_state == "stored"
         self.network, self.actions = network, network.actions
-        self.online = Parameters(network.shapes, self._device)
-        initialize(self.online, context.streams["initialization"])
-        self.target, self.acting = self.online.zeros_like(), self.online.zeros_like()
-        self.target.copy_from(self.online)
-        self.acting.copy_from(self.online)
+        self.target, self.acting = self.online.copy(), self.online.copy()
         self.optimizer = Adam(
             self.online, learning_rate=trainer.learning_rate, epsilon=trainer.adam_epsilon
         )
-        self._learned = TrainState(
+        self._train_state = TrainState(
             self.online,
             {"mean": self.optimizer.mean, "square": self.optimizer.square},
             target=self.target,
@@ -124,8 +112,6 @@ class R2D2(EpisodeStatistics):
         )
         self._leaves = self.online.leaves()
         self._threads = Threads(context.workers if self._device.type == "cpu" else 1)
-        self._gradient = self.online.flat[:0]
-        self._minibatch: list[SequenceBatch] = []
         self._sent = False  # whether the actors' processes have theta_a
         self.updates = 0
 
@@ -198,7 +184,7 @@ class R2D2(EpisodeStatistics):
                 )
         if finished:
             self._prioritize(np.array(finished, np.int64))
-        self._count(experience.returns)
+        self._count_episodes(experience.returns)
 
     def _prioritize(self, indices: NDArray[np.int64]) -> None:
         """Give new sequences priorities by the errors of the actors' own values."""
@@ -347,7 +333,7 @@ class R2D2(EpisodeStatistics):
     def _update(self, parts: Sequence[_Part]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
         fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss([float(part.loss) for part in parts], self._trace, fix=fix)
+        self._take_loss([part.loss for part in parts], fix=fix)
         self.optimizer.update(self._gradient, self._trainer.max_gradient_norm or math.inf)
         self.updates += 1
         if self.updates % self._trainer.target_interval == 0:
@@ -355,28 +341,11 @@ class R2D2(EpisodeStatistics):
 
     # Recording
 
-    def record(self, *, complete: bool = False) -> None:
-        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
-        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
-        gradient = self.online.split(self._gradient) if len(self._gradient) else None
-        batches: Sequence[tuple[NDArray[Any], ...]] = self._minibatch
-        self._trace.record(
-            self.step,
-            self._streams,
-            loss=self.loss,
-            minibatch=arrays_digest(chain.from_iterable(batches)) if complete and batches else None,
-            tensors=self._learned.digests(gradient) if complete else None,
-        )
-
-    def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state, by group and name."""
-        return self._learned.tensors()
-
     def state(self) -> dict[str, Any]:
-        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        """See :meth:`BaseTrainer.state`."""
         actors = self._actors.state()
         return {
-            **self._tallied(),
+            **super().state(),
             "updates": self.updates,
             "actors": actors.actors,
             "arrays": {name: array_document(array) for name, array in actors.arrays.items()},
@@ -386,23 +355,12 @@ class R2D2(EpisodeStatistics):
     def restore(
         self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Continue from a snapshot; streams and trace are restored already.
-
-        Args:
-            step: Agent steps taken.
-            state: What :meth:`state` returned.
-            tensors: What :meth:`tensors` returned.
-
-        Raises:
-            CapsuleError: An environment or the replay memory does not return to it.
-        """
+        """See :meth:`BaseTrainer.restore`."""
         arrays = {name: document_array(array) for name, array in state["arrays"].items()}
         self._actors.restore(ActorsState(state["actors"], arrays))
         self._replay.restore(state["replay"])
-        self._resume_tally(step, state)
-        self.updates = state["updates"]
-        self._learned.load(tensors)
-        self.optimizer.updates = self.updates
+        super().restore(step, state, tensors)
+        self.updates = self.optimizer.updates = state["updates"]
         self._sent = False
 
     def stream_profiles(self) -> list[StreamProfile]:
@@ -413,10 +371,6 @@ class R2D2(EpisodeStatistics):
         """Say where the network was, and how many actors stepped together."""
         device = str(self.online.flat.device)
         return TrainerUse(device=device, actors=self._actors.count, schedule="lockstep")
-
-    def artifacts(self) -> dict[str, bytes]:
-        """Return nothing: there are no other files."""
-        return {}
 
     def close(self) -> None:
         """End every thread and process."""

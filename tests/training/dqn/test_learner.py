@@ -15,6 +15,7 @@ from capsule.training.dqn.replay import ReplayMemory
 from capsule.training.environments import make_environment
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
+from capsule.training.trainer import TrainerContext
 from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -51,9 +52,10 @@ def build_learner(path, document=CARTPOLE, workers=1, device=CPU, **changes):
     )
     trace = Trace(path)
     trace.restore(None)
-    learner = DeepQLearning(
-        spec, spec.trainer, streams, environment, replay, trace, device=device, workers=workers
+    context = TrainerContext(
+        path.parent, spec.training(), spec.seeds, streams, trace, device, workers
     )
+    learner = DeepQLearning(context, spec.trainer, environment, replay)
     learner.memory, learner.streams, learner.trace = replay, streams, trace
     return learner
 

@@ -15,10 +15,10 @@ from scipy import stats
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.scores import ReferenceScores
+from capsule.experiment.trainers import PopulationSpec
 from capsule.training.impala.population import (
     DMLAB_PRIORS,
     Choice,
-    Evolution,
     LogUniform,
     MemberGeneration,
     Population,
@@ -30,7 +30,7 @@ from capsule.training.impala.population import (
 from capsule.training.state.streams import Stream
 
 UNIT = {"task": ReferenceScores(0.0, 1.0)}  # returns are scores
-SMALL = Evolution(members=3, burn_in=100, episodes=2)
+SMALL = PopulationSpec(members=3, burn_in=100, episodes=2)
 
 
 class Scripted(Stream):
@@ -44,8 +44,8 @@ class Scripted(Stream):
         return self.left.pop(0)
 
 
-def population(evolution=SMALL, references=UNIT, seed=0):
-    return Population(evolution, references, Stream("population", seed))
+def population(rules=SMALL, references=UNIT, seed=0):
+    return Population(rules, references, Stream("population", seed))
 
 
 def scores(value, count=2, task="task"):
@@ -56,14 +56,14 @@ def scores(value, count=2, task="task"):
 
 
 def test_the_defaults_are_appendix_f_and_table_d1():
-    assert Evolution() == Evolution(
-        members=24, burn_in=20_000_000, episodes=5_000, margin=0.05, probability=0.33, factor=1.2,
-        priors={
-            "entropy_cost": LogUniform(5e-5, 1e-2),
-            "learning_rate": LogUniform(5e-6, 5e-3),
-            "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
-        },
+    assert PopulationSpec() == PopulationSpec(
+        members=24, burn_in=5_000_000, episodes=5_000, margin=0.05, probability=0.33, factor=1.2,
     )  # fmt: skip
+    assert {
+        "entropy_cost": LogUniform(5e-5, 1e-2),
+        "learning_rate": LogUniform(5e-6, 5e-3),
+        "rmsprop_epsilon": Choice((1e-1, 1e-3, 1e-5, 1e-7)),
+    } == DMLAB_PRIORS
 
 
 def test_initial_values_by_hand():
@@ -176,7 +176,7 @@ def test_a_fitness_must_be_an_absolute_five_percent_higher(other, own, expected)
 def test_changes_by_hand():
     values = {"b": 3.0, "a": 6.0, "d": 12.0, "c": 5.0}
     stream = Scripted(0.164, 0.166, 0.3299, 0.33)  # of a, b, c, d
-    assert explore(values, Evolution(), stream) == {
+    assert explore(values, PopulationSpec(), stream) == {
         "a": 6.0 * 1.2,
         "b": 3.0 / 1.2,
         "c": 5.0 / 1.2,
@@ -187,7 +187,7 @@ def test_changes_by_hand():
 def test_a_third_of_the_parameters_changes_up_and_down_alike():
     stream = Stream("population", 4)
     values = {str(name): 1.0 for name in range(9_000)}
-    counts = Counter(explore(values, Evolution(), stream).values())
+    counts = Counter(explore(values, PopulationSpec(), stream).values())
     assert set(counts) == {1.0, 1.2, 1 / 1.2}
     expected = {1.0: 0.67, 1.2: 0.165, 1 / 1.2: 0.165}
     shares = [9_000 * expected[value] for value in counts]

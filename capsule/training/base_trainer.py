@@ -1,0 +1,140 @@
+"""The parts that all trainers share: theta, counts of episodes, trace records, and defaults."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsule.experiment.contract import StreamProfile
+from capsule.experiment.errors import CapsuleError
+from capsule.training.networks.feedforward import Parameters, Shape, initialize
+from capsule.training.state.trace import arrays_digest
+from capsule.training.train_state import TrainState
+from capsule.training.trainer import TrainerContext
+
+RETURNS_KEPT = 100
+
+
+class BaseTrainer:
+    """A trainer with one set of parameters, as :class:`capsule.training.trainer.Trainer` has it.
+
+    Attributes:
+        step: Agent steps so far, of all actors.
+        episodes: Episodes finished.
+        returns: Game returns of the last 100 episodes.
+        loss: Loss of the last minibatch, None before the first.
+        online: Parameters theta, drawn from the stream ``initialization``.
+    """
+
+    _train_state: TrainState
+
+    def __init__(self, context: TrainerContext, shapes: Mapping[str, Shape]) -> None:
+        """Draw theta.
+
+        Args:
+            context: The run.
+            shapes: Name to shape of the network's parameters.
+        """
+        self._context, self._spec = context, context.spec
+        self._streams, self._trace, self._device = context.streams, context.trace, context.device
+        self.step = self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
+        self.loss: float | None = None
+        self.online = Parameters(shapes, context.device)
+        initialize(self.online, context.streams["initialization"])
+        self._gradient = self.online.flat[:0]  # the last one, empty before the first
+        self._minibatch: Sequence[tuple[NDArray[Any], ...]] = ()  # the last one, by shards
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean game return of the last 100 episodes, None before the first."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    def _count_episodes(self, returns: Sequence[float]) -> None:
+        """Take note of episodes that ended, by their game returns."""
+        self.episodes += len(returns)
+        self.returns.extend(returns)
+
+    def _take_loss(self, parts: Sequence[torch.Tensor], *, share: int = 1, fix: str) -> None:
+        """Trace the losses of a minibatch's shards, and keep their sum, divided by ``share``.
+
+        Raises:
+            CapsuleError: CAP-T151, it is not a finite number.
+        """
+        losses = [float(part) for part in parts]
+        self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
+        self.loss = sum(losses) / share
+        if not math.isfinite(self.loss):
+            raise CapsuleError("CAP-T151", f"the loss is {self.loss} at step {self.step}", fix=fix)
+
+    def _gradient_tensors(self) -> Sequence[torch.Tensor] | None:
+        """Return the last gradient, a flat tensor for each of theta's; None before the first."""
+        return self.online.split(self._gradient) if len(self._gradient) else None
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Return the components of a trace record that are tensors: name to digest."""
+        return self._train_state.digests(self._gradient_tensors())
+
+    def take_unrolls(self) -> dict[str, str] | None:
+        """Return name to digest of the unrolls learned since the last call; None: it has none."""
+        return None
+
+    def record(self, *, complete: bool = False) -> None:
+        """Write one trace record, with every tensor where ``tensor_interval`` asks for it."""
+        complete = complete or self._trace.wants_tensors(self.step, self._spec.recording)
+        minibatch = chain.from_iterable(self._minibatch)
+        self._trace.record(
+            self.step,
+            self._streams,
+            loss=self.loss,
+            minibatch=arrays_digest(minibatch) if complete and self._minibatch else None,
+            unrolls=self.take_unrolls(),
+            tensors=self.digests() if complete else None,
+        )
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return copies of all learned state, as ``group/name``."""
+        return self._train_state.tensors()
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""
+        return {
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "loss": None if self.loss is None else self.loss.hex(),
+        }
+
+    def restore(
+        self, step: int, state: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Continue from a snapshot; streams and trace are restored already.
+
+        Args:
+            step: Agent steps taken.
+            state: What :meth:`state` returned.
+            tensors: What :meth:`tensors` returned.
+
+        Raises:
+            CapsuleError: An environment, a replay memory or the schedule that was recorded so far
+                does not return to it.
+        """
+        self.step, self.episodes = step, state["episodes"]
+        self.returns = deque(state["returns"], RETURNS_KEPT)
+        self.loss = None if state["loss"] is None else float.fromhex(state["loss"])
+        self._train_state.load(tensors)
+
+    def stream_profiles(self) -> list[StreamProfile]:
+        """Return the profiles of the trainer's own streams, none by default."""
+        return []
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Return the trainer's own files of the run directory, none by default."""
+        return {}
