@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,8 +43,8 @@ class Scripted(Stream):
         return self.left.pop(0)
 
 
-def population(rules=SMALL, references=UNIT, seed=0):
-    return Population(rules, references, Stream("population", seed))
+def population(rules=SMALL, references=UNIT, seed=0, priors=DMLAB_PRIORS):
+    return Population(rules, references, Stream("population", seed), priors)
 
 
 def scores(value, count=2, task="task"):
@@ -96,7 +95,7 @@ def test_initial_epsilons_are_equally_likely():
 def test_members_begin_with_draws_in_the_order_of_members_and_names():
     stream = Stream("population", 5)
     priors = {name: DMLAB_PRIORS[name] for name in reversed(DMLAB_PRIORS)}
-    found = population(replace(SMALL, priors=priors), seed=5)
+    found = population(seed=5, priors=priors)
     for member in range(3):
         expected = {name: DMLAB_PRIORS[name].draw(stream) for name in sorted(DMLAB_PRIORS)}
         generation = found.current(member)
@@ -120,7 +119,7 @@ def test_the_fitness_caps_each_task_at_the_human():
 
 def test_a_fitness_is_of_the_mean_return_of_each_task():
     references = {"a": ReferenceScores(0.0, 10.0), "b": ReferenceScores(0.0, 10.0)}
-    found = population(replace(SMALL, episodes=4), references)
+    found = population(SMALL.model_copy(update={"episodes": 4}), references)
     found.collect(0, 100, [("a", 30.0), ("b", 1.0), ("a", -20.0)])
     assert not found.ready(0)
     found.collect(0, 120, [("b", 2.0)])
@@ -198,7 +197,7 @@ def scripted(*uniforms):
     """Return a population with one hyper-parameter, initially 1, 2 and 3, and these draws next."""
     priors = {"rate": Choice((1.0, 2.0, 3.0))}
     stream = Scripted(0.0, 0.4, 0.9, *uniforms)
-    return Population(replace(SMALL, priors=priors), UNIT, stream)
+    return Population(SMALL, UNIT, stream, priors)
 
 
 def test_the_selected_member_is_copied_and_its_values_change():
@@ -238,7 +237,7 @@ def test_a_learning_curve_goes_back_through_the_copies():
 
 
 def test_any_other_member_may_be_selected_but_never_itself():
-    found = population(replace(SMALL, members=5, episodes=1))
+    found = population(SMALL.model_copy(update={"members": 5, "episodes": 1}))
     rivals = {member: Counter() for member in range(5)}
     for _ in range(200):
         for member in range(5):
@@ -260,7 +259,7 @@ STEPS = st.lists(
     min_size=40,
     max_size=60,
 )
-FOUR = replace(SMALL, members=4, episodes=3)
+FOUR = SMALL.model_copy(update={"members": 4, "episodes": 3})
 
 
 def play(found, steps, frames=None):
