@@ -104,9 +104,9 @@ class RecordingReplay(SequenceReplay):
         self._step_numbers[slot] = NO_STEP
         return super().end_episode(actor, last_frame, last_value)
 
-    def sample(self, stream: Stream, batch: int, *, stratified: bool) -> Draw:
+    def sample(self, stream: Stream, batch: int) -> Draw:
         """Draw, as :meth:`SequenceReplay.sample`, and note which steps will be learned."""
-        draw = super().sample(stream, batch, stratified=stratified)
+        draw = super().sample(stream, batch)
         numbers = self.step_numbers(draw.indices)[self._learned]
         self.replayed.append(numbers[numbers != NO_STEP])
         return draw

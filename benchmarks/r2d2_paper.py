@@ -291,7 +291,7 @@ def measure_discrepancies(learner: Any, replay: Any, trainer: Any) -> dict[str, 
 
     from capsule.training.state.streams import Stream
 
-    indices = replay.sample(Stream("report", 0), SEQUENCES, stratified=False).indices
+    indices = replay.sample(Stream("report", 0), SEQUENCES).indices
     found = q_discrepancy(
         learner.network,
         learner.online.views,

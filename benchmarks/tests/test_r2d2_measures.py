@@ -192,7 +192,7 @@ def acted(setting_of):
     train(learner, 1_200)
     assert learner.updates == 0
     assert learner.episodes
-    indices = np.unique(replay.sample(Stream("test", 0), 400, stratified=False).indices)
+    indices = np.unique(replay.sample(Stream("test", 0), 400).indices)
     replay.replayed.clear()
     yield learner, replay, indices
     learner.close()

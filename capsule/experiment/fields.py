@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from capsule.experiment.canonical import canonical_json, parse_canonical_json
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]

@@ -157,10 +157,10 @@ from pathlib import Path
 
 CHANGES = {
     # A field more, which new specs set; and other defaults.
-    "capsule.experiment.trainers": [
+    "capsule.experiment.trainers.dqn": [
         ("    discount: Probability = Field(0.99, ",
          "    novelty: int = added(absent=0, default=7)\\n    discount: Probability = Field(0.5, "),
-        ("    Model,\\n", "    Model,\\n    added,\\n"),
+        ("import Model,", "import Model, added,"),
     ],
     "capsule.bundle.claims": [
         ("    flags: Facts\\n",
@@ -243,13 +243,13 @@ def test_training_code_of_a_later_version_repeats_it_bit_for_bit(tmp_path):
 
     package = tmp_path / "later" / "capsule"
     shutil.copytree(ROOT / "capsule", package, ignore=shutil.ignore_patterns("__pycache__"))
-    path = package / "experiment" / "trainers.py"
+    path = package / "experiment" / "trainers" / "dqn.py"
     text = path.read_text()
     old = "    discount: Probability = Field(0.99, "
     assert old in text
     new = old.replace("0.99", "0.5")
     changed = text.replace(old, f"    novelty: int = added(absent=0, default=7)\n{new}", 1)
-    path.write_text(changed.replace("    Model,\n", "    Model,\n    added,\n", 1))
+    path.write_text(changed.replace("import Model,", "import Model, added,", 1))
     lock = make_lock(CARTPOLE)
     assert Lock.parse(lock.document()) == lock
     honest = train(tmp_path / "honest", lock)

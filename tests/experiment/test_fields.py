@@ -83,20 +83,20 @@ CHANGED = """
 import importlib.abc, importlib.util, sys
 from pathlib import Path
 
-NAME = "capsule.experiment.trainers"
+NAME = "capsule.experiment.trainers.dqn"
 
 class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     def find_spec(self, name, path, target=None):
         return importlib.util.spec_from_loader(name, self) if name == NAME else None
     def get_filename(self, name):
-        return str(Path(sys.argv[1], "capsule/experiment/trainers.py"))
+        return str(Path(sys.argv[1], "capsule/experiment/trainers/dqn.py"))
     def get_data(self, path):
         text = Path(path).read_text()
-        old = "    discount: Probability = Field(0.99, "  # of the first trainer, DQN
+        old = "    discount: Probability = Field(0.99, "
         new = "    novelty: int = added(absent=0, default=7)\\n" + old.replace("0.99", "0.5")
-        text = text.replace("    Model,\\n", "    Model,\\n    added,\\n", 1)
+        text = text.replace("import Model,", "import Model, added,", 1)
         changed = text.replace(old, new, 1)
-        assert changed.count("added(") == 1 and "    added," in changed
+        assert changed.count("added(") == 1 and "Model, added," in changed
         return changed.encode()
 
 sys.meta_path.insert(0, Changed())

@@ -20,7 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError
-from capsule.training.state.memmap import MappedArrays
 from capsule.training.state.rings import Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
@@ -87,9 +86,8 @@ class ReplayMemory:
         """
         self.capacity = capacity
         self._history = frame_stack - 1
-        self._files = MappedArrays(directory)
         self._ring = Rings(
-            self._files,
+            directory,
             {
                 "frames": (frame_dtype, frame_shape),
                 "actions": (np.int32, ()),
@@ -185,10 +183,6 @@ class ReplayMemory:
         newest = slots[:, self._history]
         actions = self._ring.fields["actions"][newest].astype(np.int64)
         return Batch(frames, actions, self._ring.fields["rewards"][newest], terminals)
-
-    def flush(self) -> None:
-        """Hand every change to the file system; needed against power loss, not against a kill."""
-        self._files.flush()
 
     def digest(self) -> str:
         """Return the XXH3-128 of the live entries, oldest first; not of the ring's layout.

@@ -5,9 +5,7 @@ is full, a new unroll replaces the oldest one: table D.3 says "Removal: First-in
 unrolls are appended before any are drawn, so there is always one to draw; unrolls are drawn with
 replacement.
 
-The unrolls lie in files of the run's state. The ring has ``slack`` slots more than it needs: that
-many unrolls can follow a checkpoint before one that was there at that checkpoint is overwritten, so
-a killed process resumes from its last checkpoint.
+The unrolls lie in a ring in files of the run's state (:mod:`capsule.training.state.rings`).
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsule.training.impala.actors.unrolls import Unroll
-from capsule.training.state.memmap import MappedArrays
-from capsule.training.state.rings import require_checkpoint
+from capsule.training.state.rings import Field, Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 from capsule.training.state.trace import arrays_digest
 
@@ -29,11 +26,7 @@ _FIELDS = tuple(name for name in Unroll._fields if name != "returns")
 
 
 class UnrollReplay:
-    """The newest unrolls, first in, first out.
-
-    Attributes:
-        count: Unrolls that ever came in.
-    """
+    """The newest unrolls, first in, first out."""
 
     def __init__(self, directory: Path | None, *, capacity: int, slack: int) -> None:
         """Begin empty.
@@ -43,11 +36,13 @@ class UnrollReplay:
             capacity: Unrolls that can be drawn.
             slack: Unrolls that may follow a checkpoint without touching what it needs.
         """
-        self.count = 0
         self._directory, self._capacity, self._slack = directory, capacity, slack
-        self._slots = capacity + slack
-        self._checkpoint: int | None = None  # count at the checkpoint that must stay restorable
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._ring = Rings(None, {}, slots=capacity + slack, slack=slack)  # until unrolls come in
+
+    @property
+    def count(self) -> int:
+        """Unrolls that ever came in."""
+        return int(self._ring.counts[0])
 
     def append(self, unrolls: Sequence[Unroll]) -> None:
         """Take unrolls in, which all have the same shapes.
@@ -56,19 +51,11 @@ class UnrollReplay:
             CapsuleError: CAP-T221, there is no room for the files.
             RuntimeError: More than ``slack`` came in since the last checkpoint.
         """
-        if not self._arrays:
-            self._open(
-                {
-                    name: (getattr(unrolls[0], name).dtype.str, getattr(unrolls[0], name).shape)
-                    for name in _FIELDS
-                }
-            )
+        if not self._ring.fields:
+            arrays = {name: getattr(unrolls[0], name) for name in _FIELDS}
+            self._open({name: (array.dtype, array.shape) for name, array in arrays.items()})
         for unroll in unrolls:
-            if self._checkpoint is not None and self.count >= self._checkpoint + self._slack:
-                raise RuntimeError(f"more than {self._slack} unrolls since the last checkpoint")
-            for name, array in self._arrays.items():
-                array[self.count % self._slots] = getattr(unroll, name)
-            self.count += 1
+            self._ring.append(unroll._asdict())
 
     def sample(self, stream: Stream, count: int) -> tuple[NDArray[np.int64], list[Unroll]]:
         """Draw ``count`` unrolls, one word of the stream each.
@@ -79,20 +66,21 @@ class UnrollReplay:
         """
         alive = min(self.count, self._capacity)
         drawn = self.count - alive + stream.integers(alive, count)
-        slots = (drawn % self._slots).tolist()
+        fields = self._ring.fields.items()
         return drawn, [
-            Unroll(**{name: array[slot] for name, array in self._arrays.items()}, returns=[])
-            for slot in slots
+            Unroll(**{name: array[slot] for name, array in fields}, returns=[])
+            for slot in self._ring.at(drawn).tolist()
         ]
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot: how many came in, and the digest of those alive.
 
-        From now on these are kept: the ring refuses more than ``slack`` further ones until the next
+        From now on these are kept: the ring rejects more than ``slack`` further ones until the next
         call.
         """
-        self._checkpoint = self.count
-        shapes = {name: [a.dtype.str, list(a.shape[1:])] for name, a in self._arrays.items()}
+        self._ring.keep()
+        fields = self._ring.fields.items()
+        shapes = {name: [a.dtype.str, list(a.shape[1:])] for name, a in fields}
         return {"count": self.count, "shapes": shapes, "digest": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -106,19 +94,16 @@ class UnrollReplay:
             self._open(
                 {name: (dtype, tuple(size)) for name, (dtype, size) in state["shapes"].items()}
             )
-        self.count = self._checkpoint = state["count"]
+        self._ring.resume([state["count"]])
         what = f"unrolls of the checkpoint at {self.count}"
         require_checkpoint(self._digest(), state["digest"], what)
 
-    def _open(self, fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        files = MappedArrays(self._directory)
-        self._arrays = {
-            name: files.array(name, fields[name][0], (self._slots, *fields[name][1]))
-            for name in _FIELDS  # in their order, not in that of a document
-        }
+    def _open(self, fields: Mapping[str, Field]) -> None:
+        ordered = {name: fields[name] for name in _FIELDS}  # a document has another order
+        slots = self._ring.slots
+        self._ring = Rings(self._directory, ordered, slots=slots, slack=self._slack)
 
     def _digest(self) -> str:
         alive = range(max(0, self.count - self._capacity), self.count)
-        return arrays_digest(
-            array[entry % self._slots] for entry in alive for array in self._arrays.values()
-        )
+        arrays = self._ring.fields.values()
+        return arrays_digest(array[self._ring.at(entry)] for entry in alive for array in arrays)

@@ -205,7 +205,7 @@ class R2D2(BaseTrainer):
             The sequences' indices, int64 ``[batch_size]``, and what each shard gives.
         """
         trainer = self._trainer
-        draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size, stratified=False)
+        draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size)
         self._trace.add("indices", draw.indices)
         weights = torch.from_numpy(
             importance_weights(draw.probabilities, trainer.importance_exponent)

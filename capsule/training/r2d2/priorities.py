@@ -3,13 +3,14 @@
 Sequence ``i`` is drawn with probability ``p_i^a / sum_k p_k^a``, for the priority exponent ``a``.
 The weights ``p_i^a`` are the leaves of a sum tree. Each actor has a block of a power of two of
 them, a subtree of its own, so that the weights of one actor and their sums depend on no other; its
-sequence ``n`` has leaf ``n mod kept`` of that block.
+sequence ``n`` has leaf ``n mod kept`` of that block. A new sequence is not drawn until it was given
+a priority.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +27,10 @@ class PriorityRule(NamedTuple):
         exponent: Priority exponent.
         floor: Lower priorities count as this one, so that each sequence is drawn now and then
             (the small constant of Schaul et al. 2016, section 3.3).
-        initial: ``given``: a new sequence is not drawn until it was given a priority, as R2D2's
-            actors do. ``maximum``: it begins with the highest priority given so far, of whichever
-            actor, as in Schaul et al. 2016; 1 before there is any.
     """
 
     exponent: float
     floor: float
-    initial: Literal["given", "maximum"] = "given"
 
 
 class Priorities:
@@ -54,7 +51,6 @@ class Priorities:
         self._rule, self._kept = rule, kept
         self._block = 1 << (kept - 1).bit_length()
         self.tree = SumTree(actors * self._block)
-        self._maximum = 1.0
 
     def update(
         self,
@@ -71,13 +67,6 @@ class Priorities:
         """
         weights = exponentiate(np.maximum(priorities, self._rule.floor), self._rule.exponent)
         self.tree.set(self._leaves(actors, numbers), weights)
-        self._maximum = float(weights.max(initial=self._maximum))
-
-    def begin(self, actor: int, number: int) -> None:
-        """Give a new sequence its initial priority, where it has one."""
-        if self._rule.initial == "maximum":
-            leaf = self._leaves(np.array([actor]), np.array([number]))
-            self.tree.set(leaf, np.array([self._maximum]))
 
     def clear(self, actor: int, numbers: NDArray[np.int64]) -> None:
         """Take the priorities of some sequences of an actor away."""
@@ -85,31 +74,29 @@ class Priorities:
         self.tree.set(leaves, np.zeros(len(numbers)))
 
     def sample(
-        self, uniforms: NDArray[np.float64], newest: NDArray[np.int64], *, stratified: bool
+        self, uniforms: NDArray[np.float64], newest: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Draw sequences.
 
         Args:
             uniforms: float64 ``[batch]``, each in [0, 1).
             newest: Number of the newest sequence of each actor, int64 ``[actors]``.
-            stratified: As for :meth:`SumTree.sample`.
 
         Returns:
             Actors and numbers, int64 ``[batch]``, and probabilities, float64 ``[batch]``.
         """
-        leaves = self.tree.sample(uniforms, stratified=stratified)
+        leaves = self.tree.sample(uniforms)
         actors, places = np.divmod(leaves, self._block)
         numbers = newest[actors] - (newest[actors] - places) % self._kept
         return actors, numbers, self.tree.get(leaves) / self.tree.total
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot."""
-        return {"weights": array_document(self.tree.leaves), "maximum": self._maximum}
+        return {"weights": array_document(self.tree.leaves)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Return to what :meth:`state` returned."""
         self.tree.restore(document_array(state["weights"]))
-        self._maximum = state["maximum"]
 
     def _leaves(self, actors: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         return actors * self._block + numbers % self._kept

@@ -7,7 +7,7 @@ alone (:mod:`capsule.training.state.rings`). Sequences are ranges of it
 stacks hold it. They are drawn by their priorities (:mod:`capsule.training.r2d2.priorities`). Since
 one actor's ring, sequences and priorities depend on nothing that another actor does, an actor is
 the logical shard: however actors are spread over processes, the same sequences lie in the same
-places. (Only the initial priority "maximum" looks at all actors.)
+places.
 
 Memory. An entry of 84x84 takes 7,056 + 17 bytes; a sequence takes 32, its leaf of the sum tree at
 most 64, and its recurrent state 4,096 with an LSTM of 512. With a sequence every 40 steps that is
@@ -36,7 +36,6 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.r2d2.cutting import CutSequence, EpisodeCutter, SequenceLayout
 from capsule.training.r2d2.priorities import Priorities, PriorityRule
 from capsule.training.state.checkpoint import array_document, document_array
-from capsule.training.state.memmap import MappedArrays
 from capsule.training.state.rings import Field, Rings, require_checkpoint
 from capsule.training.state.streams import Stream
 
@@ -166,9 +165,8 @@ class SequenceReplay:
         self._history = frames.stack - 1
         self._reach = max(1, self._history)  # entries before a sequence that it needs, too
         self._kept = math.ceil(self._capacity / layout.period)  # sequences of an actor
-        self._files = MappedArrays(directory)
         self._entries = Rings(
-            self._files,
+            directory,
             {"frames": (frames.dtype, frames.shape), **_ENTRY},
             slots=self._capacity + self._reach + slack,
             slack=slack,
@@ -177,7 +175,7 @@ class SequenceReplay:
         # As many sequences may follow a checkpoint as the entries in the slack can finish.
         more = slack + layout.most_open
         self._sequences = Rings(
-            self._files,
+            directory,
             {**_SEQUENCE, "states": (np.float32, state_shape)},
             slots=self._kept + more,
             slack=more,
@@ -304,7 +302,6 @@ class SequenceReplay:
             number = int(self._sequences.counts[actor])
             self._sequences.append({"numbers": number + 1, **sequence._asdict()}, actor)
             self._evict(actor, number - self._kept + 1)
-            self._priorities.begin(actor, number)
             indices.append(number * self.actors + actor)
         return indices
 
@@ -339,13 +336,12 @@ class SequenceReplay:
 
     # Reading
 
-    def sample(self, stream: Stream, batch: int, *, stratified: bool) -> Draw:
+    def sample(self, stream: Stream, batch: int) -> Draw:
         """Draw sequences in proportion to their priorities to the exponent; one uniform for each.
 
         Args:
             stream: Where the uniforms come from.
             batch: Sequences to draw.
-            stratified: As for :meth:`SumTree.sample`.
 
         Raises:
             CapsuleError: CAP-T222, no sequence has a priority yet.
@@ -357,7 +353,7 @@ class SequenceReplay:
                 fix="raise trainer.replay_start",
             )
         actors, numbers, probabilities = self._priorities.sample(
-            stream.uniforms(batch), self._sequences.counts - 1, stratified=stratified
+            stream.uniforms(batch), self._sequences.counts - 1
         )
         return Draw(numbers * self.actors + actors, probabilities)
 
@@ -419,10 +415,6 @@ class SequenceReplay:
         )
 
     # Saving
-
-    def flush(self) -> None:
-        """Hand every change to the file system; needed against power loss, not against a kill."""
-        self._files.flush()
 
     def digest(self) -> str:
         """Return the XXH3-128 of the entries and sequences kept, by actor, oldest first.

@@ -112,13 +112,11 @@ class SumTree:
             nodes += right
         return nodes - self._width
 
-    def sample(self, uniforms: NDArray[np.float64], *, stratified: bool) -> NDArray[np.int64]:
+    def sample(self, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
         """Draw leaves in proportion to their weights.
 
         Args:
             uniforms: float64 ``[count]``, each in [0, 1).
-            stratified: Draw number ``k`` from the ``k``-th of ``count`` equal parts of the total
-                (Schaul et al. 2016, section 3.3), instead of from all of it.
 
         Returns:
             int64 ``[count]``.
@@ -126,8 +124,6 @@ class SumTree:
         Raises:
             ValueError: No leaf has a weight.
         """
-        if stratified:
-            uniforms = (np.arange(len(uniforms)) + uniforms) / len(uniforms)
         return self.find(uniforms * self.total)
 
     def _check(self, indices: NDArray[np.int64]) -> None:

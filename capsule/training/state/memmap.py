@@ -13,40 +13,35 @@ from numpy.typing import DTypeLike, NDArray
 from capsule.experiment.errors import CapsuleError
 
 
-class MappedArrays:
-    """Makes arrays of a replay memory in the files of one folder, or in memory without one."""
+def mapped_array(
+    directory: Path | None, name: str, dtype: DTypeLike, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Return the array in ``NAME.bin`` of a folder, zeros where there is no such file yet.
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._mappings: list[np.memmap[Any, Any]] = []
+    Args:
+        directory: The folder; None keeps the array in memory.
+        name: Of the file, without its suffix.
+        dtype: Element type.
+        shape: Of the array; without elements it has no file.
 
-    def array(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the array in ``NAME.bin``, zeros where there is no such file yet.
-
-        Raises:
-            CapsuleError: CAP-T221, there is no room for the file.
-        """
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if self._directory is None or not size:
-            return np.zeros(shape, dtype)
-        path = self._directory / f"{name}.bin"
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                # Reserved now: a full disk met later, through the mapping, would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
-                file.truncate(size)
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-T221",
-                f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
-                fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
-            ) from error
-        mapping = np.memmap(path, dtype, "r+", shape=shape)
-        self._mappings.append(mapping)
-        return np.asarray(mapping)  # a plain view: indexing a memmap itself is slower
-
-    def flush(self) -> None:
-        """Hand every change to the file system; needed against power loss, not against a kill."""
-        for mapping in self._mappings:
-            mapping.flush()
+    Raises:
+        CapsuleError: CAP-T221, there is no room for the file.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if directory is None or not size:
+        return np.zeros(shape, dtype)
+    path = directory / f"{name}.bin"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            # Reserved now: a full disk met later, through the mapping, would kill the process.
+            os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(size)
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-T221",
+            f"replay file {path.name} of {size} bytes cannot be made: {error.strerror}",
+            fix="raise limits.disk_mb, free disk space, or lower trainer.replay_capacity",
+        ) from error
+    # A plain view: indexing a memmap itself is slower.
+    return np.asarray(np.memmap(path, dtype, "r+", shape=shape))

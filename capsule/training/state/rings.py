@@ -9,13 +9,14 @@ killed process resumes from its last checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from capsule.experiment.errors import CapsuleError
-from capsule.training.state.memmap import MappedArrays
+from capsule.training.state.memmap import mapped_array
 
 Field = tuple[DTypeLike, tuple[int, ...]]
 """Element type and shape of what one entry has."""
@@ -34,7 +35,7 @@ class Rings:
 
     def __init__(
         self,
-        files: MappedArrays,
+        directory: Path | None,
         fields: Mapping[str, Field],
         *,
         slots: int,
@@ -44,7 +45,7 @@ class Rings:
         """Open the arrays, making their files where there are none.
 
         Args:
-            files: Where they lie.
+            directory: Where the files lie; None keeps the rings in memory.
             fields: What an entry has, by name.
             slots: Slots of each ring.
             slack: Entries that a writer may add after a checkpoint.
@@ -57,7 +58,7 @@ class Rings:
         self.counts = np.zeros(writers, np.int64)
         self._limits: list[int] | None = None  # of the counts, until the next checkpoint
         self.fields = {
-            name: files.array(name, dtype, (writers * slots, *shape))
+            name: mapped_array(directory, name, dtype, (writers * slots, *shape))
             for name, (dtype, shape) in fields.items()
         }
 

@@ -319,7 +319,7 @@ def test_locks_of_another_capsule(tiny):
 def test_own_code(tiny):
     code = tiny.lock().image.code.model_copy(update={"sha256": training_code_digest()})
     image = assemble(changed_image(tiny.lock(), code=code), tiny.cache, progress=id)
-    assert f"{SITE}/capsule/experiment/spec.py" in layer_files(image.layers[-1])
+    assert f"{SITE}/capsule/experiment/spec/document.py" in layer_files(image.layers[-1])
 
 
 @pytest.mark.parametrize("kind", ["debian", "wheels"])

@@ -299,7 +299,6 @@ def test_changed_files_are_refused(tmp_path, field):
     replay = memory(tmp_path)
     add(replay, "..T......T..")
     state = json.loads(json.dumps(replay.state()))
-    replay.flush()
     memory(tmp_path).restore(state)
     path = tmp_path / f"{field}.bin"
     data = bytearray(path.read_bytes())

@@ -68,7 +68,7 @@ def test_what_a_checkpoint_needs_outlives_what_follows(tmp_path):
     replay.append([unroll(number) for number in range(8)])
     saved = replay.state()
     replay.append([unroll(number) for number in range(8, 12)])
-    with pytest.raises(RuntimeError, match="more than 4 unrolls"):
+    with pytest.raises(RuntimeError, match="more than 4 entries"):
         replay.append([unroll(12)])
     again = UnrollReplay(tmp_path, capacity=3, slack=4)
     again.restore(saved)

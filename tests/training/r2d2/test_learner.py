@@ -169,7 +169,7 @@ def test_one_update_equals_a_float64_reference(make, burn_in):
     learner = train(make(trainer={"burn_in": burn_in, "max_gradient_norm": None}), 1_200)
     before = learner.tensors()
     stream = copy.deepcopy(learner.streams["minibatch"])
-    draw = learner._replay.sample(stream, 8, stratified=False)
+    draw = learner._replay.sample(stream, 8)
     batch = learner._replay.gather(draw.indices)
     assert batch.terminals.any()
     online, target = Reference(learner, "parameters"), Reference(learner, "target")

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from capsule.training.r2d2.priorities import Priorities, PriorityRule
 
@@ -32,7 +31,7 @@ def test_an_actors_leaves_are_a_block_of_a_power_of_two():
 def test_sequences_are_found_again_by_actor_and_number():
     priorities = Priorities(RULE, actors=2, kept=3)
     give(priorities, a0_5=1.0, a1_7=1.0, a1_6=2.0)
-    found = priorities.sample(np.array([0.0, 0.3, 0.9]), array(6, 8), stratified=False)
+    found = priorities.sample(np.array([0.0, 0.3, 0.9]), array(6, 8))
     actors, numbers, probabilities = (each.tolist() for each in found)
     assert list(zip(actors, numbers, probabilities, strict=True)) == [
         (0, 5, 0.25),
@@ -47,15 +46,6 @@ def test_weights_are_floored_priorities_to_the_exponent():
     assert priorities.tree.leaves.tolist() == [2.0, 0.5, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(("initial", "weight"), [("given", 0.0), ("maximum", 6.0)])
-def test_a_new_sequence_has_no_priority_or_the_highest_so_far(initial, weight):
-    priorities = Priorities(RULE._replace(initial=initial), actors=2, kept=2)
-    give(priorities, a0_0=6.0)
-    give(priorities, a0_0=1.0)
-    priorities.begin(1, 0)
-    assert priorities.tree.leaves.tolist() == [1.0, 0.0, weight, 0.0]
-
-
 def test_cleared_sequences_have_no_weight():
     priorities = Priorities(RULE, actors=2, kept=2)
     give(priorities, a0_0=1.0, a0_1=2.0, a1_0=3.0, a1_1=4.0)
@@ -63,11 +53,9 @@ def test_cleared_sequences_have_no_weight():
     assert priorities.tree.leaves.tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
-def test_a_snapshot_restores_weights_and_maximum():
-    rule = RULE._replace(initial="maximum")
-    priorities, other = Priorities(rule, actors=1, kept=3), Priorities(rule, actors=1, kept=3)
+def test_a_snapshot_restores_weights():
+    priorities, other = Priorities(RULE, actors=1, kept=3), Priorities(RULE, actors=1, kept=3)
     give(priorities, a0_0=5.0, a0_1=0.1)
     other.restore(json.loads(json.dumps(priorities.state())))
     assert other.state() == priorities.state()
-    other.begin(0, 2)
-    assert other.tree.leaves.tolist()[:3] == [5.0, 0.25, 5.0]
+    assert other.tree.leaves.tolist() == [5.0, 0.25, 0.0]

@@ -37,7 +37,6 @@ def memory(
     state_shape=(3,),
     exponent=1.0,
     floor=1 / 64,
-    initial="given",
 ):
     """A memory that keeps ``entries`` of each actor."""
     return SequenceReplay(
@@ -48,7 +47,7 @@ def memory(
         slack=slack,
         frames=Frames(shape, dtype, stack),
         state_shape=state_shape,
-        priorities=PriorityRule(exponent, floor, initial),
+        priorities=PriorityRule(exponent, floor),
     )
 
 
@@ -384,18 +383,17 @@ def test_sequences_agree_with_the_naive_reference(data, layout, actors, more, st
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(st.data(), layouts(), st.booleans())
-def test_priorities_agree_with_the_naive_reference(data, layout, fallback):
+@given(st.data(), layouts())
+def test_priorities_agree_with_the_naive_reference(data, layout):
     """Weights are multiples of 1/64, so that the naive sums are exact."""
     actors, entries = 2, layout.rows + 4
-    initial = "maximum" if fallback else "given"
-    replay = memory(layout=layout, actors=actors, entries=entries, initial=initial)
-    naive, weights, highest, indices = Naive(layout, actors, entries, 2), {}, 1.0, []
+    replay = memory(layout=layout, actors=actors, entries=entries)
+    naive, weights, indices = Naive(layout, actors, entries, 2), {}, []
     for value, (letter, actor) in enumerate(data.draw(histories(actors)), 1):
         naive.put(letter, value, actor)
         found = put(replay, letter, value, actor)
         indices += found
-        weights.update(dict.fromkeys(found, highest if fallback else 0.0))
+        weights.update(dict.fromkeys(found, 0.0))
         kept = [n * actors + a for a in range(actors) for n in naive.kept(a)]
         if indices:
             pairs = st.tuples(st.sampled_from(indices), st.integers(0, 640))
@@ -407,18 +405,17 @@ def test_priorities_agree_with_the_naive_reference(data, layout, fallback):
             for index, priority in changes:
                 if index in kept:
                     weights[index] = max(priority, 1 / 64)
-                    highest = max(highest, weights[index])
         drawn = naive_draw(replay, {index: weights[index] for index in kept}, layout, entries)
         if drawn is not None:
-            draw = replay.sample(Stream("minibatch", 5), 9, stratified=True)
+            draw = replay.sample(Stream("minibatch", 5), 9)
             assert (draw.indices.tolist(), draw.probabilities.tolist()) == drawn
 
 
 def naive_draw(replay, weights, layout, entries):
-    """Nine sequences, one from each stratum, looking at every place of every actor in order."""
+    """Nine sequences, looking at every place of every actor in order."""
     if not any(weights.values()):
         with pytest.raises(CapsuleError, match="CAP-T222"):
-            replay.sample(Stream("minibatch", 5), 9, stratified=True)
+            replay.sample(Stream("minibatch", 5), 9)
         return None
     most = math.ceil(entries / layout.period)
     places = sorted(
@@ -426,8 +423,8 @@ def naive_draw(replay, weights, layout, entries):
     )
     total = sum(weights.values())
     indices = []
-    for stratum, uniform in enumerate(Stream("minibatch", 5).uniforms(9).tolist()):
-        number = (stratum + uniform) / 9 * total
+    for uniform in Stream("minibatch", 5).uniforms(9).tolist():
+        number = uniform * total
         for _, _, index in places:
             if number < weights[index]:
                 break
@@ -482,7 +479,7 @@ def ready(**options):
 
 
 def probabilities(replay):
-    draw = replay.sample(Stream("minibatch", 0), 200, stratified=True)
+    draw = replay.sample(Stream("minibatch", 0), 200)
     return dict(sorted(zip(draw.indices.tolist(), draw.probabilities.tolist(), strict=True)))
 
 
@@ -520,16 +517,6 @@ def test_evicted_sequences_are_never_drawn_or_changed():
     with pytest.raises(CapsuleError, match="none of the 15 sequences"):
         probabilities(replay)
     assert replay.sequences == 15
-
-
-def test_the_highest_priority_so_far_stays_the_first_one():
-    replay = memory(initial="maximum")
-    add(replay, "....T")
-    assert probabilities(replay) == {0: 0.5, 1: 0.5}
-    replay.update_priorities(np.array([0]), np.array([6.0]))
-    replay.update_priorities(np.array([0]), np.array([1.0]))
-    add(replay, "T", first=6)
-    assert probabilities(replay) == {0: 1 / 8, 1: 1 / 8, 2: 6 / 8}
 
 
 @pytest.mark.parametrize("index", [-1, 4])
@@ -631,7 +618,7 @@ def perform(replay, history, first):
             np.array(changed, np.int64), np.array([0.1 + (7 * i) % 11 for i in changed])
         )
         if replay._priorities.tree.total and value % 3 == 0:
-            draw = replay.sample(Stream("minibatch", value), 4, stratified=value % 2 == 0)
+            draw = replay.sample(Stream("minibatch", value), 4)
             batch = replay.gather(draw.indices)
             log += [array.tolist() for array in (*draw, *batch)]
             replay.update_priorities(draw.indices, draw.probabilities * value)
@@ -639,14 +626,13 @@ def perform(replay, history, first):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), layouts(), st.sampled_from(["given", "maximum"]))
-def test_a_snapshot_continues_with_the_same_bits(data, layout, initial):
+@given(st.data(), layouts())
+def test_a_snapshot_continues_with_the_same_bits(data, layout):
     options = {
         "layout": layout,
         "actors": 2,
         "entries": layout.rows + 3,
         "exponent": 0.9,
-        "initial": initial,
     }
     whole, resumed = memory(**options), memory(**options)
     history = data.draw(histories(2, most=80))
@@ -748,7 +734,6 @@ def test_changed_files_are_refused(tmp_path, name):
     replay = memory(tmp_path)
     add(replay, "." * 16)
     state = json.loads(json.dumps(replay.state()))
-    replay.flush()
     memory(tmp_path).restore(state)
     path = tmp_path / f"{name}.bin"
     data = bytearray(path.read_bytes())

@@ -57,7 +57,7 @@ def test_a_number_that_rounding_put_too_high_falls_into_the_last_weight():
 def test_one_leaf():
     tree = tree_of([3.0])
     assert (tree.total, tree.leaves.tolist()) == (3.0, [3.0])
-    assert tree.sample(array(0.0, 0.99), stratified=True).tolist() == [0, 0]
+    assert tree.sample(array(0.0, 0.99)).tolist() == [0, 0]
 
 
 def test_the_last_of_equal_indices_counts():
@@ -68,11 +68,9 @@ def test_the_last_of_equal_indices_counts():
     assert tree.get(indices(2, 2, 0)).tolist() == [9, 9, 8]
 
 
-def test_strata_by_hand():
+def test_draws_by_hand():
     tree = tree_of([1, 1, 1, 1])
-    uniforms = array(0.0, 0.5, 0.99, 0.25)
-    assert tree.sample(uniforms, stratified=True).tolist() == [0, 1, 2, 3]
-    assert tree.sample(uniforms, stratified=False).tolist() == [0, 2, 3, 1]
+    assert tree.sample(array(0.0, 0.5, 0.99, 0.25)).tolist() == [0, 2, 3, 1]
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
@@ -103,7 +101,7 @@ def test_numbers_outside_are_refused(number):
 
 def test_nothing_is_drawn_from_nothing():
     with pytest.raises(ValueError, match="no weights"):
-        SumTree(4).sample(array(0.5), stratified=False)
+        SumTree(4).sample(array(0.5))
 
 
 EXACT = st.integers(0, 2**20).map(lambda number: number / 64)  # sums of these are exact
@@ -163,17 +161,14 @@ def test_exact_weights_are_found_as_by_looking_at_each(leaves, uniforms):
 @given(
     st.lists(ANY, min_size=1, max_size=40),
     st.lists(st.floats(0, 1, exclude_max=True), min_size=1),
-    st.booleans(),
 )
-def test_any_weights_are_found_by_the_rule(leaves, uniforms, stratified):
+def test_any_weights_are_found_by_the_rule(leaves, uniforms):
     if not any(leaves):
         leaves[-1] = 1.0
     tree = tree_of(leaves)
     assert tree.total == naive_sum(padded(leaves))
-    found = tree.sample(np.array(uniforms), stratified=stratified).tolist()
-    count = len(uniforms)
-    numbers = [((k + u) / count if stratified else u) for k, u in enumerate(uniforms)]
-    expected = [naive_descent(padded(leaves), number * tree.total) for number in numbers]
+    found = tree.sample(np.array(uniforms)).tolist()
+    expected = [naive_descent(padded(leaves), uniform * tree.total) for uniform in uniforms]
     assert found == expected
     assert all(leaves[index] > 0 for index in found)
 
@@ -208,8 +203,6 @@ def test_frequencies_follow_the_weights():
     generator = np.random.default_rng(2)
     leaves = generator.random(50) ** 4
     tree = tree_of(leaves.tolist())
-    for stratified in (False, True):
-        drawn = tree.sample(generator.random(100_000), stratified=stratified)
-        counts = np.bincount(drawn, minlength=50)
-        expected = leaves / leaves.sum() * 100_000
-        assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
+    counts = np.bincount(tree.sample(generator.random(100_000)), minlength=50)
+    expected = leaves / leaves.sum() * 100_000
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()

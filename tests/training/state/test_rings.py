@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from capsule.experiment.errors import CapsuleError
-from capsule.training.state.memmap import MappedArrays
 from capsule.training.state.rings import Rings, require_checkpoint
 
 
 def rings(directory=None, *, slots=5, slack=2, writers=2):
     fields = {"number": (np.int64, ()), "pair": (np.float32, (2,))}
-    return Rings(MappedArrays(directory), fields, slots=slots, slack=slack, writers=writers)
+    return Rings(directory, fields, slots=slots, slack=slack, writers=writers)
 
 
 def add(memory, count, writer=0):

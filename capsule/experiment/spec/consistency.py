@@ -1,0 +1,197 @@
+"""Checks of the spec's sections against one another."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from capsule.experiment.evaluation import EvaluationSpec, StartSet
+from capsule.experiment.spec.environment import (
+    AtariEnvironment,
+    EnvironmentSpec,
+    GymnasiumEnvironment,
+    references_of,
+    task_name,
+)
+from capsule.experiment.spec.randomness import SeedsSpec
+from capsule.experiment.spec.recording import RecordingSpec
+from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer
+
+MAX_UNROLLS_OF_A_RECORD = 8_192  # below 1 MiB; the tensors of 64 members take as much again
+
+_FITTING_NETWORKS = {  # by suite, and for Gymnasium by frames
+    "atari": ("nature", "shallow", "residual"),
+    "gymnasium, flat": ("mlp",),
+    "gymnasium, image": ("nature", "shallow", "residual", "small-conv"),
+    "minatar": ("small-conv",),
+}
+
+
+def check_program(
+    environment: EnvironmentSpec | None,
+    evaluation: EvaluationSpec,
+    recording: RecordingSpec,
+    seeds: SeedsSpec,
+) -> None:
+    """Check that a spec that runs a command has no sections that only algorithms use.
+
+    Raises:
+        ValueError: One is given, and would promise what the run does not do.
+    """
+    for section, value, default in (
+        ("environment", environment, None),
+        ("evaluation", evaluation, EvaluationSpec()),
+        ("recording", recording, RecordingSpec()),
+    ):
+        if value != default:
+            raise ValueError(f"{section} does not apply to trainer.command: leave it out")
+    if seeds.streams:
+        raise ValueError(
+            "seeds.streams does not apply to trainer.command: give it seeds as arguments"
+        )
+
+
+def check_training(
+    environment: EnvironmentSpec,
+    evaluation: EvaluationSpec,
+    recording: RecordingSpec,
+    trainer: AlgorithmTrainer,
+) -> None:
+    """Check the sections of a spec that trains with an algorithm.
+
+    Raises:
+        ValueError: Two sections do not fit each other.
+    """
+    unit = trainer.interval_steps
+    for name, value in (
+        ("recording.trace_interval", recording.trace_interval),
+        ("recording.tensor_interval", recording.tensor_interval),
+        ("recording.checkpoint_interval", recording.checkpoint_interval),
+        ("evaluation.interval", evaluation.interval),
+    ):
+        if value % unit:
+            raise ValueError(
+                f"{name} {value} is not a multiple of the {unit} steps between parameter updates"
+            )
+    if recording.tensor_interval % recording.trace_interval:
+        raise ValueError(
+            f"recording.tensor_interval {recording.tensor_interval} is not a multiple of "
+            f"recording.trace_interval {recording.trace_interval}"
+        )
+    if recording.segment_states and recording.checkpoint_interval % recording.trace_interval:
+        raise ValueError(
+            f"recording.segment_states: recording.checkpoint_interval "
+            f"{recording.checkpoint_interval} is not a multiple of recording.trace_interval "
+            f"{recording.trace_interval}"
+        )
+    _check_network(environment, trainer)
+    if isinstance(trainer, ImpalaTrainer):
+        _check_record(recording, trainer)
+    _check_language(environment, trainer)
+    _check_evaluation(evaluation, environment, trainer)
+    _check_tasks(evaluation, environment, trainer)
+    if isinstance(trainer, ImpalaTrainer) and trainer.population is not None:
+        references_of(environment, trainer.population)
+
+
+def _check_evaluation(
+    evaluation: EvaluationSpec, environment: EnvironmentSpec, trainer: AlgorithmTrainer
+) -> None:
+    """Reject an evaluation that the trainer or the suite does not support."""
+    if evaluation.actions == "sampled" and not isinstance(trainer, ImpalaTrainer):
+        raise ValueError(
+            f"evaluation.actions 'sampled' does not apply to trainer.algorithm "
+            f"{trainer.algorithm!r}, whose Q-values are not probabilities: use 'greedy'"
+        )
+    if evaluation.action_sweep and not isinstance(environment, AtariEnvironment):
+        raise ValueError(
+            f"evaluation.action_sweep does not apply to environment.suite {environment.suite!r}, "
+            "which counts no lives: leave it out"
+        )
+    if evaluation.start_set is not None:
+        _check_start_set(environment, evaluation.start_set)
+
+
+def _check_start_set(environment: EnvironmentSpec, pinned: StartSet) -> None:
+    """Reject starts of another task."""
+    full = isinstance(environment, AtariEnvironment) and environment.full_action_set
+    for name, value, made in (
+        ("the task", task_name(environment), pinned.task),
+        ("full_action_set", full, pinned.full_action_set),
+    ):
+        if value != made:
+            raise ValueError(
+                f"evaluation.start_set was made where {name} is {made!r}, here it is {value!r}: "
+                "make a start set with a run of this environment"
+            )
+
+
+def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Reject a network that cannot read the environment's frames."""
+    kind: str = environment.suite
+    said = f"environment.suite {kind!r}"
+    if isinstance(environment, GymnasiumEnvironment):
+        kind, said = f"{kind}, {environment.frames}", f"environment.frames {environment.frames!r}"
+    offered = get_args(type(trainer).model_fields["network"].annotation)
+    fitting = [name for name in _FITTING_NETWORKS[kind] if name in offered]
+    if trainer.network not in fitting:
+        raise ValueError(
+            f"trainer.network {trainer.network!r} does not fit {said}; use {fitting[0]!r}"
+        )
+
+
+def _check_tasks(
+    evaluation: EvaluationSpec, environment: EnvironmentSpec, trainer: AlgorithmTrainer
+) -> None:
+    """Reject several games where the other sections do not support them."""
+    if not isinstance(environment, AtariEnvironment) or not environment.further_games:
+        return
+    games = (environment.game, *environment.further_games)
+    if trainer.algorithm != "impala":
+        raise ValueError(
+            f"environment.further_games do not apply to trainer.algorithm {trainer.algorithm!r}: "
+            "leave them out, or use 'impala'"
+        )
+    if len({*games}) < len(games):
+        raise ValueError(f"environment.further_games: a game is named twice in {', '.join(games)}")
+    if not environment.full_action_set:
+        raise ValueError("environment.further_games need full_action_set: true")
+    if not evaluation.noop_max:
+        raise ValueError("environment.further_games need evaluation.noop_max, e.g. 30")
+    for name, number in (
+        ("trainer.actors", trainer.actors),
+        ("evaluation.starts", evaluation.starts),
+    ):
+        if number % len(games):
+            raise ValueError(f"{name} {number} is not a multiple of the {len(games)} games")
+
+
+def _check_record(recording: RecordingSpec, trainer: ImpalaTrainer) -> None:
+    """Reject trace records that would name too many unrolls."""
+    members = 1 if trainer.population is None else trainer.population.members
+    unrolls = members * (recording.trace_interval // trainer.unroll_length)
+    if unrolls > MAX_UNROLLS_OF_A_RECORD:
+        raise ValueError(
+            f"recording.trace_interval {recording.trace_interval} covers {unrolls} unrolls, each "
+            f"of which a record names: at most {MAX_UNROLLS_OF_A_RECORD}"
+        )
+
+
+def _check_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> None:
+    """Reject instructions that the trainer does not read, and a reader without instructions."""
+    told = environment.instruction if isinstance(environment, GymnasiumEnvironment) else None
+    language = trainer.language if isinstance(trainer, ImpalaTrainer) else None
+    if told is not None and not isinstance(trainer, ImpalaTrainer):
+        raise ValueError(
+            f"environment.instruction {told!r} is not read by trainer.algorithm "
+            f"{trainer.algorithm!r}: leave it out, or use 'impala'"
+        )
+    if told is not None and language is None:
+        raise ValueError(
+            f"environment.instruction {told!r} is not read: say in trainer.language which words "
+            "it has, or leave it out"
+        )
+    if told is None and language is not None:
+        raise ValueError(
+            "trainer.language has nothing to read: name in environment.instruction the entry of a "
+            "Gymnasium observation that is an instruction, or leave it out"
+        )

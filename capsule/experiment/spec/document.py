@@ -1,0 +1,89 @@
+"""The spec as a document: all sections, checked against one another."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.evaluation import EvaluationSpec
+from capsule.experiment.fields import Model, Name
+from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator
+from capsule.experiment.spec.consistency import check_program, check_training
+from capsule.experiment.spec.determinism import DeterminismSpec
+from capsule.experiment.spec.environment import EnvironmentSpec
+from capsule.experiment.spec.image import CodeSpec, ImageSpec
+from capsule.experiment.spec.randomness import EntropySpec, SeedsSpec
+from capsule.experiment.spec.recording import LimitsSpec, RecordingSpec
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
+
+
+class Spec(Model):
+    """A whole experiment."""
+
+    schema_id: Literal["capsule/spec/v1"] = Field(
+        "capsule/spec/v1", alias="schema", description="Version of the format."
+    )
+    name: Name = Field(
+        description="Name of the experiment; run directories and bundles are named after it."
+    )
+    image: ImageSpec = Field(ImageSpec(), description="The container image.")
+    accelerator: Annotated[CpuAccelerator | CudaAccelerator, Field(discriminator="kind")] = Field(
+        CpuAccelerator(), description="The hardware that trains."
+    )
+    determinism: DeterminismSpec = Field(DeterminismSpec(), description="The determinism layers.")
+    entropy: EntropySpec = Field(
+        EntropySpec(), description="The operating system's randomness, and the clock."
+    )
+    seeds: SeedsSpec = Field(SeedsSpec(), description="The seeds of the random streams.")
+    code: CodeSpec | None = Field(None, description="The source tree of trainer.command.")
+    environment: EnvironmentSpec | None = Field(
+        None, description="The task; required unless the trainer is a command."
+    )
+    trainer: TrainerSpec = Field(description="The algorithm, or a command.")
+    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="How networks are evaluated.")
+    recording: RecordingSpec = Field(
+        RecordingSpec(), description="How densely the run is recorded."
+    )
+    limits: LimitsSpec = Field(LimitsSpec(), description="Resources that the run may use.")
+
+    @field_validator("accelerator", mode="before")
+    @classmethod
+    def _cpu_unless_named(cls, accelerator: Any) -> Any:
+        if isinstance(accelerator, dict) and "kind" not in accelerator:
+            return {"kind": "cpu", **accelerator}
+        return accelerator
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Spec:
+        if isinstance(self.trainer, CommandTrainer):
+            check_program(self.environment, self.evaluation, self.recording, self.seeds)
+        elif self.environment is None:
+            raise ValueError("environment is missing: trainer.algorithm needs one")
+        elif self.code is not None:
+            raise ValueError("code does not apply to trainer.algorithm: only to trainer.command")
+        else:
+            check_training(self.environment, self.evaluation, self.recording, self.trainer)
+        return self
+
+    def digest(self) -> str:
+        """Return the SHA-256 of its canonical JSON, hexadecimal."""
+        return sha256_hex(self.document())
+
+    def training(self) -> TrainingSpec:
+        """Return the same spec, known to train with one of Capsule's own algorithms.
+
+        Raises:
+            TypeError: It runs a command.
+        """
+        if isinstance(self.trainer, CommandTrainer):
+            raise TypeError("the spec runs a command")
+        return TrainingSpec.model_construct(**dict(self))
+
+
+class TrainingSpec(Spec):
+    """A spec that trains with one of Capsule's own algorithms (:meth:`Spec.training`)."""
+
+    environment: EnvironmentSpec
+    trainer: AlgorithmTrainer

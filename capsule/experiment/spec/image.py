@@ -1,0 +1,67 @@
+"""The spec's sections ``image`` and ``code``: what runs, and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from capsule.experiment.fields import DebianName, Model, Patterns, Requirement
+
+
+class SourcesSpec(Model):
+    """Where packages come from. Never part of a lock: locks hold names and digests only."""
+
+    index: str | None = Field(
+        None,
+        description=(
+            "Main package index; default: the one that pip is configured to use, else PyPI."
+        ),
+    )
+    extra_indexes: tuple[str, ...] = Field(
+        (), description="Package indexes in addition to those that pip is configured to use."
+    )
+    find_links: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Folders or pages with wheels, in addition to those that pip is configured to use. "
+            "Paths are relative to the spec file."
+        ),
+    )
+    debian: tuple[str, ...] = Field(
+        (), description="Debian mirrors to use instead of those in apt's configuration."
+    )
+
+
+class ImageSpec(Model):
+    """What the image holds besides Capsule's own training code."""
+
+    base: Literal["debian-12"] = Field("debian-12", description="Base recipe of the image.")
+    python: Literal["3.11"] = Field("3.11", description="Python version; Debian 12 provides 3.11.")
+    packages: tuple[Requirement, ...] = Field(
+        (
+            "torch==2.13.0",
+            "numpy==2.4.6",
+            "gymnasium==1.4.0",
+            "ale-py==0.12.1",
+            "safetensors==0.8.0",
+        ),
+        description="Python packages (PEP 508). The lock pins each to one wheel and its SHA-256.",
+    )
+    debian: tuple[DebianName, ...] = Field((), description="Additional Debian packages.")
+    sources: SourcesSpec = Field(
+        SourcesSpec(), description="Where packages are downloaded from; never part of a lock."
+    )
+
+
+class CodeSpec(Model):
+    """The source tree of a program. In a git work tree: what git tracks or would not ignore."""
+
+    path: str = Field(".", description="Folder of the tree, relative to the spec file.")
+    files: Patterns = Field(
+        ("*",),
+        description=(
+            "Patterns that select files of the tree. '*' matches any characters, including '/'; "
+            "a leading '!' excludes; the last match wins. Example: ['*', '!data/*']."
+        ),
+    )

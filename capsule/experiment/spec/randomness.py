@@ -1,0 +1,71 @@
+"""The spec's sections ``seeds`` and ``entropy``: the sources of randomness, and the clock."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.fields import Model, Seed
+
+StreamName = Literal[
+    "environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"
+]
+
+
+class EntropySpec(Model):
+    """What becomes of the randomness that programs ask the operating system for."""
+
+    mode: Literal["virtual", "recorded", "system"] = Field(
+        "virtual",
+        description=(
+            "'virtual' derives the randomness from a key, the process, the thread and a counter;"
+            " 'recorded' records the system's randomness, which verify replays; 'system' leaves "
+            "it uncontrolled."
+        ),
+    )
+    seed: Seed | None = Field(None, description="Key of virtual entropy; default: seeds.root.")
+    on_exhaustion: Literal["fail", "virtual"] = Field(
+        "fail",
+        description=(
+            "What a replay does when the program requests more randomness than was recorded: "
+            "'fail' ends the run, 'virtual' derives the rest."
+        ),
+    )
+    supervised: bool = Field(
+        True, description="Also intercept raw system calls, which a preloaded library cannot see."
+    )
+    address_randomization: bool = Field(
+        False,
+        description="Load programs at random addresses, which id() and the order of sets reveal.",
+    )
+    clock: Literal["system", "fixed", "virtual"] | None = Field(
+        None,
+        description=(
+            "The calendar clock. 'virtual' starts at a fixed date and advances with what the "
+            "program does; 'fixed' stands still at that date; 'system' is the machine's clock. "
+            "Default: 'virtual' with trainer.command, 'system' with trainer.algorithm."
+        ),
+    )
+
+
+class SeedsSpec(Model):
+    """One root seed; any stream can be overridden alone (the sensitivity study of Nagarajan)."""
+
+    root: Seed = Field(0, description="Root seed of all streams.")
+    random: bool = Field(
+        False,
+        description=(
+            "Draw the root seed from the operating system at the start, as a program without a "
+            "seed does; section 'entropy' determines what the system gives."
+        ),
+    )
+    streams: dict[StreamName, Seed] = Field(
+        default_factory=dict, description="Root seeds of single streams, which override 'root'."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SeedsSpec:
+        if self.random and "root" in self.model_fields_set and self.root:
+            raise ValueError(f"root {self.root} is given although random is true")
+        return self

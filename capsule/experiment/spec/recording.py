@@ -1,0 +1,48 @@
+"""The spec's sections ``recording`` and ``limits``: what a run writes, and what it may use."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from capsule.experiment.fields import Model, PositiveInt
+
+
+class RecordingSpec(Model):
+    """How densely a run is traced and checkpointed. Part of the claims."""
+
+    trace_interval: PositiveInt = Field(4, description="Agent steps covered by one trace record.")
+    tensor_interval: PositiveInt = Field(
+        1_000,
+        description="Agent steps between trace records that also hold a digest of every tensor.",
+    )
+    checkpoint_interval: PositiveInt = Field(
+        250_000, description="Agent steps between checkpoints."
+    )
+    segment_states: bool = Field(
+        False,
+        description=(
+            "At every checkpoint, keep the state from which training resumes, so that verifiers "
+            "can execute single segments (capsule verify --challenge)."
+        ),
+    )
+
+
+MAX_MEBIBYTES = 1 << 26  # 64 TiB
+MAX_PROCESSES = 1 << 22  # of a Linux system: PID_MAX_LIMIT
+MAX_MINUTES = 366 * 24 * 60
+
+
+class LimitsSpec(Model):
+    """What a run may use. Exceeding one stops the run with an error."""
+
+    memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MB.")
+    processes: PositiveInt = Field(
+        256, le=MAX_PROCESSES, description="Number of processes and threads."
+    )
+    disk_mb: PositiveInt = Field(
+        32_768, le=MAX_MEBIBYTES, description="Size of the run directory, in MB."
+    )
+    minutes: PositiveInt = Field(20_160, le=MAX_MINUTES, description="Wall-clock time, in minutes.")
+    temporary_mb: PositiveInt = Field(
+        512, le=MAX_MEBIBYTES, description="Size of /tmp inside the container, in MB."
+    )

@@ -1,0 +1,294 @@
+"""The hyper-parameters of IMPALA (Espeholt et al. 2018, arXiv:1802.01561)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.fields import (
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Word,
+)
+from capsule.experiment.trainers.checks import require_micro_batches
+from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec
+
+# What a schedule log has room for. The longest training of Espeholt et al. 2018, 10^10 frames with
+# every action repeated four times in unrolls of 100 steps, has 25 million unrolls.
+MAX_RECORDED_ACTORS = 1 << 16
+MAX_RECORDED_LAG = (1 << 16) - 1
+MAX_RECORDED_UNROLLS = 1 << 25
+
+
+class LockstepSchedule(Model):
+    """Actors in turn, with a constant policy lag: a rule, so nothing needs to be recorded."""
+
+    mode: Literal["lockstep"]
+    policy_lag: NonNegativeInt = Field(
+        1,
+        description=(
+            "Parameter updates between the policy that acts and the policy that learns from it. "
+            "With 0, acting and learning alternate."
+        ),
+    )
+
+
+class RecordedSchedule(Model):
+    """Actors at full speed; who was learned when, and with which lag, is recorded and replayed."""
+
+    mode: Literal["recorded"]
+    policy_lag: PositiveInt = Field(
+        8,
+        le=MAX_RECORDED_LAG,
+        description=(
+            "Maximum number of parameter updates between the policy that acts and the policy "
+            "that learns from it: the learner waits for unrolls that would become older."
+        ),
+    )
+
+
+class ActorInference(Model):
+    """The processes that play actors answer them, too."""
+
+    mode: Literal["actor"]
+
+
+class ServerInference(Model):
+    """Other processes answer the actors: section 3.1, "dynamic batching".
+
+    How many there are is an option of ``capsule run``, as it changes no bit.
+    """
+
+    mode: Literal["server"]
+    rows: PositiveInt = Field(
+        16,
+        le=1024,
+        description=(
+            "Size of a batch; rows without a request are zeros. It matters only where the maths "
+            "libraries compute the layers (see docs/numerics.md)."
+        ),
+    )
+
+
+class LanguageSpec(Model):
+    """What instructions are made of: the language channel of Espeholt et al. 2018, figure 3."""
+
+    vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
+        "babyai", description="All words, in lower case; 'babyai': the 32 words of BabyAI."
+    )
+    longest: PositiveInt = Field(
+        72,
+        description=(
+            "Maximum number of words in an instruction. 72 are enough for every level of BabyAI."
+        ),
+    )
+
+
+class UnrollReplaySpec(Model):
+    """Experience replay of section 5.2.2: part of every batch is drawn from earlier unrolls."""
+
+    unrolls: PositiveInt = Field(
+        description=(
+            "Unrolls of each batch that are drawn uniformly from the replay memory; half of the "
+            "batch in the paper."
+        )
+    )
+    capacity: PositiveInt = Field(
+        10_000,
+        description="Maximum number of unrolls in the replay memory; the oldest are removed first.",
+    )
+
+
+Truncation = Literal["bootstrap", "terminal"]
+
+
+class ImpalaTrainer(Model):
+    """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
+
+    algorithm: Literal["impala"]
+    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned from.")
+    network: Literal["shallow", "nature", "residual", "small-conv", "mlp"] = Field(
+        "shallow",
+        description=(
+            "'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
+            "convolutions, as section 5.3.2 says of the shallow network of Atari."
+        ),
+    )
+    recurrent_units: NonNegativeInt = Field(
+        0, description="Units of the LSTM, 256 in the paper; 0: no LSTM, as on Atari."
+    )
+    hidden_units: PositiveInt = Field(
+        256,
+        description="Units of the dense layer after the convolutions; 'residual' always has 256.",
+    )
+    language: LanguageSpec | None = Field(
+        None, description="How environment.instruction is read; null: there is no instruction."
+    )
+    actors: PositiveInt = Field(
+        32,
+        description=(
+            "Number of logical actors. The number of processes that run them does not affect the"
+            " result."
+        ),
+    )
+    unroll_length: PositiveInt = Field(20, description="Agent steps in an unroll.")
+    batch_size: PositiveInt = Field(32, description="Unrolls in a parameter update.")
+    replay: UnrollReplaySpec | None = Field(
+        None, description="Experience replay; null: every unroll of a batch is new."
+    )
+    schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = Field(
+        LockstepSchedule(mode="lockstep", policy_lag=1),
+        description="Which unrolls are learned when, and with which policy lag.",
+    )
+    inference: Annotated[ActorInference | ServerInference, Field(discriminator="mode")] = Field(
+        ActorInference(mode="actor"), description="Which processes compute the actors' actions."
+    )
+    population: PopulationSpec | None = Field(
+        None, description="Population-based training; null: a single trainer."
+    )
+    discount: Probability = Field(0.99, description="Discount factor gamma.")
+    truncation: Truncation = Field(
+        "bootstrap",
+        description=(
+            "When a time limit ends an episode: 'bootstrap' continues the return with the value "
+            "of the last frame, which takes one step of the unroll; 'terminal' ends the return, "
+            "as the authors' code does."
+        ),
+    )
+    correction: Literal["v-trace", "one-step", "epsilon", "none"] = Field(
+        "v-trace", description="Off-policy correction (section 5.2.2)."
+    )
+    rho_bar: PositiveFloat = Field(
+        1.0,
+        description=(
+            "Clipping threshold of the importance weights in the temporal differences; it "
+            "determines what is learned."
+        ),
+    )
+    c_bar: PositiveFloat = Field(
+        1.0,
+        description=(
+            "Clipping threshold of the importance weights in the traces; it determines how fast."
+        ),
+    )
+    trace_decay: Probability = Field(1.0, description="Lambda of remark 2.")
+    correction_epsilon: PositiveFloat = Field(
+        1e-6, description="Epsilon of the correction 'epsilon'."
+    )
+    action_values: Literal["targets", "baseline"] = Field(
+        "targets",
+        description=(
+            "Estimate of q_s in the policy gradient: 'targets' is r + gamma v_s+1 (section 4.2),"
+            " 'baseline' is r + gamma V(x_s+1) (appendix E.3)."
+        ),
+    )
+    reward_clipping: Literal["unit", "asymmetric", "none"] = Field(
+        "unit",
+        description=(
+            "'unit' clips rewards to [-1, 1]; 'asymmetric' maps them to 0.3 min(tanh r, 0) + 5 "
+            "max(tanh r, 0), as for DMLab (figure D.1)."
+        ),
+    )
+    baseline_cost: NonNegativeFloat = Field(0.5, description="Weight of the baseline loss.")
+    entropy_cost: NonNegativeFloat = Field(0.01, description="Weight of the entropy bonus.")
+    learning_rate: PositiveFloat = Field(0.0006, description="Learning rate.")
+    annealing: bool | None = Field(
+        None,
+        description=(
+            "Decrease the learning rate linearly to 0 over the whole training (table G.1). "
+            "Default: true; false with a population, because its members adapt the rate (figure "
+            "F.1)."
+        ),
+    )
+    rmsprop_decay: Probability = Field(0.99, description="Decay rate of the mean squared gradient.")
+    rmsprop_momentum: Probability = Field(0.0, description="Momentum of RMSProp.")
+    rmsprop_epsilon: PositiveFloat = Field(
+        0.01, description="Added to the mean squared gradient under the root."
+    )
+    max_gradient_norm: PositiveFloat | None = Field(
+        40.0, description="Clip the gradient to this norm; null: no clipping."
+    )
+    micro_batches: tuple[PositiveInt, ...] = Field(
+        (16, 16),
+        description=(
+            "Sizes of the parts of a batch whose gradients are added in this order. They affect "
+            "the result; the number of threads that compute them does not."
+        ),
+    )
+
+    @property
+    def interval_steps(self) -> int:
+        """Agent steps from one parameter update to the next."""
+        return self.fresh * self.unroll_length
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the learning rate falls."""
+        return self.population is None if self.annealing is None else self.annealing
+
+    @property
+    def fresh(self) -> int:
+        """Unrolls of a batch that are new."""
+        return self.batch_size - (0 if self.replay is None else self.replay.unrolls)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ImpalaTrainer:
+        require_micro_batches(self.micro_batches, self.batch_size)
+        if self.fresh < 1:
+            raise ValueError(
+                f"replay.unrolls {self.batch_size - self.fresh} leave nothing new in a batch_size "
+                f"of {self.batch_size}"
+            )
+        if self.total_steps % self.interval_steps:
+            raise ValueError(
+                f"total_steps {self.total_steps} is not a multiple of the {self.fresh} new unrolls "
+                f"of a batch times unroll_length {self.unroll_length}"
+            )
+        if self.actors < self.fresh:
+            raise ValueError(
+                f"actors {self.actors} cannot fill a batch with {self.fresh} new unrolls: each has "
+                "one in it"
+            )
+        if self.schedule.mode == "recorded":
+            self._check_recorded(self.schedule.policy_lag)
+        if self.population is not None:
+            self._check_population()
+        if self.c_bar > self.rho_bar:
+            raise ValueError(f"c_bar {self.c_bar} exceeds rho_bar {self.rho_bar} (section 4.1)")
+        return self
+
+    def _check_population(self) -> None:
+        """Refuse what has no place, or no effect, beside a population."""
+        if self.schedule.mode == "recorded":
+            raise ValueError(
+                "schedule.mode 'recorded' is not supported with a population: use 'lockstep'"
+            )
+        for name in DRAWN_BY_MEMBERS:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default:
+                raise ValueError(
+                    f"{name} {value} does not apply: each member of the population draws its own; "
+                    "leave it out"
+                )
+
+    def _check_recorded(self, lag: int) -> None:
+        """Refuse a schedule that cannot be kept, or not be recorded."""
+        if self.actors > self.fresh * lag:
+            least = -(-self.actors // self.fresh)
+            raise ValueError(
+                f"schedule.policy_lag {lag} cannot be kept: {self.actors} actors take turns in "
+                f"batches of "
+                f"{self.fresh}, so it needs {least} at least"
+            )
+        unrolls = self.total_steps // self.unroll_length
+        for name, number, most in (
+            ("actors", self.actors, MAX_RECORDED_ACTORS),
+            ("total_steps / unroll_length", unrolls, MAX_RECORDED_UNROLLS),
+        ):
+            if number > most:
+                raise ValueError(f"{name} {number} exceeds the {most} of a recorded schedule")

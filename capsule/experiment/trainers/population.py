@@ -1,0 +1,77 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846), as IMPALA has it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.fields import (
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Probability,
+    Word,
+)
+
+DRAWN_BY_MEMBERS = ("entropy_cost", "learning_rate", "rmsprop_epsilon")  # table D.1
+
+
+class ScoreReference(Model):
+    """Scores of a task by which its returns are normalised."""
+
+    random: float = Field(description="Score of random play; it is normalised to 0.")
+    human: float = Field(description="Score of a human player; it is normalised to 1.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ScoreReference:
+        if self.human <= self.random:
+            raise ValueError(f"human {self.human} does not exceed random {self.random}")
+        return self
+
+
+class PopulationSpec(Model):
+    """Population-based training; the defaults are Espeholt et al. 2018, appendix F.
+
+    All steps of a spec are those of one member: ``members`` times as many are played. What learns
+    is a whole trainer for each member, with actors, seeds and a replay memory of its own.
+    """
+
+    members: int = Field(
+        24,
+        ge=2,
+        le=64,
+        description=(
+            "Number of members. Each draws its own entropy_cost, learning_rate and "
+            "rmsprop_epsilon (table D.1), starts with the max_gradient_norm of the spec, and "
+            "changes all four as it evolves."
+        ),
+    )
+    burn_in: NonNegativeInt = Field(
+        5_000_000,
+        description="Agent steps before a member evolves; 20 million frames on Atari.",
+    )
+    episodes: PositiveInt = Field(
+        5_000, description="Episodes, after the burn-in, from one fitness evaluation to the next."
+    )
+    margin: NonNegativeFloat = Field(
+        0.05,
+        description=(
+            "A member copies another only if that one's fitness is higher by more than this."
+        ),
+    )
+    probability: Probability = Field(
+        0.33, description="Probability that a hyper-parameter changes."
+    )
+    factor: Annotated[float, Field(gt=1)] = Field(
+        1.2, description="A change multiplies or divides by this factor, with equal probability."
+    )
+    references: dict[Word, ScoreReference] = Field(
+        default_factory=dict,
+        description=(
+            "Reference scores by game or id, for tasks other than those of Atari-57 and "
+            "DMLab-30: the fitness is the mean over the tasks of min(1, (return - random) / "
+            "(human - random))."
+        ),
+    )
