@@ -44,7 +44,7 @@ class Convolution(NamedTuple):
     stride: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LayerBackend:
     """The arithmetic of layers. Convolutions and dense layers can be differentiated.
 
@@ -53,7 +53,7 @@ class LayerBackend:
             torch's libraries compute the layers, on any device.
     """
 
-    fixed_order: bool
+    fixed_order: bool = False
 
     def convolution(
         self,
@@ -154,7 +154,7 @@ class LayerBackend:
         return kernels.matrix_product(left, right) if self.fixed_order else torch.mm(left, right)
 
 
-LIBRARY = LayerBackend(fixed_order=False)
+LIBRARY = LayerBackend()
 FIXED_ORDER = LayerBackend(fixed_order=True)
 
 

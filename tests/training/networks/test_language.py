@@ -229,7 +229,7 @@ def recording(products):
             sizes.append(tuple(inputs.shape))
             return super().dense(inputs, weight, bias)
 
-    return Recording(), sizes
+    return Recording(products.fixed_order), sizes
 
 
 def test_equal_instructions_are_read_once_and_none_beyond_the_longest():

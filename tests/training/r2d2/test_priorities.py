@@ -58,4 +58,4 @@ def test_a_snapshot_restores_weights():
     give(priorities, a0_0=5.0, a0_1=0.1)
     other.restore(json.loads(json.dumps(priorities.state())))
     assert other.state() == priorities.state()
-    assert other.tree.leaves.tolist() == [5.0, 0.25, 0.0]
+    assert other.tree.leaves.tolist() == [5.0, 0.25, 0.0, 0.0]
