@@ -3,7 +3,7 @@
 
 One resolution covers Python 3.11 to 3.14. It is divided into files that build on one another:
 setup.txt (what scripts/install.py itself needs), host.txt, train.txt and dev.txt. The training
-packages have the versions that a spec pins by default (ImageSpec in capsule/experiment/spec/image.py).
+packages have the versions that a spec pins by default (ImageSpec in experiment/spec/image.py).
 
 Versions that are locked already stay where pyproject.toml permits. Options are passed on to
 ``uv pip compile``: --upgrade, --upgrade-package NAME, --exclude-newer DATE.
