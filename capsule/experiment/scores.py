@@ -4,8 +4,8 @@ A score of 0 is that of random play, 1 (100 %) that of a person. The papers do n
 last digit of the references, which ``data/`` has from these:
 
 * ``atari57.csv``, up to 30 no-ops at the start of an episode: ``human`` from Kapturowski et al.
-  2019, table 4; ``random`` from Mitrovic et al. 2021 (arXiv:2010.07922), table 10, as neither
-  Espeholt et al. 2018 nor Kapturowski et al. print it.
+  2019, OpenReview r1lyTjAqYX, table 4; ``random`` from Mitrovic et al. 2021 (arXiv:2010.07922),
+  table 10, as neither Espeholt et al. 2018 (arXiv:1802.01561) nor Kapturowski et al. print it.
 * ``dmlab30.csv``: both columns from Espeholt et al. 2018, table B.1, with names spelled as in
   Kapturowski et al. 2019, table 3.
 

@@ -1,4 +1,4 @@
-"""Actor workers: each plays logical actors in one process (Horgan et al. 2018, arXiv 1803.00933).
+"""Actor workers: each plays logical actors in one process (Horgan et al. 2018, arXiv:1803.00933).
 
 A logical actor is an environment, random streams and a recurrent state of its own. An actor worker
 plays any set of a run's actors and evaluates the network for many of them at once. How actors are

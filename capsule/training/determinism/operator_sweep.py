@@ -32,7 +32,7 @@ def integers(*shape: int, key: int = 0, bits: int = 24) -> NDArray[np.int64]:
     """Return fixed integers in ``[0, 2^bits)`` without visible pattern.
 
     A multiplication of the index by an odd constant, its upper bits folded in, twice (Steele et al.
-    2014, section 3: the finalizer of SplitMix), modulo 2^64.
+    2014, doi:10.1145/2660193.2660195, section 3: the finalizer of SplitMix), modulo 2^64.
     """
     mixed = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + np.uint64(key << 32)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):

@@ -30,7 +30,10 @@ def trainings() -> dict[str, Operator]:
 
 
 def convolutional() -> list[torch.Tensor]:
-    """Train the network of Mnih et al. 2015 (narrower at its end) on Q-values, with Adam's rule."""
+    """Train the network of Mnih et al. 2015 on Q-values, with Adam's rule.
+
+    The paper is doi:10.1038/nature14236; the last hidden layer is narrower here.
+    """
     network = nn.Sequential(
         nn.Conv2d(4, 32, 8, 4),
         nn.ReLU(),
@@ -72,7 +75,7 @@ def recurrent() -> list[torch.Tensor]:
 
 
 def residual() -> list[torch.Tensor]:
-    """Train two residual blocks (He et al. 2016, figure 2) on classes, with momentum."""
+    """Train two residual blocks (He et al. 2016, arXiv:1512.03385, figure 2), with momentum."""
     network = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), _Block(16), _Block(16), _Mean(), nn.Linear(16, 10)
     )
@@ -123,7 +126,7 @@ def _trained(
 
 
 def _adam(parameters: Sequence[torch.Tensor]) -> Rule:
-    """Kingma and Ba 2015, algorithm 1, without the correction of the first steps."""
+    """Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, without the bias correction."""
     means = [torch.zeros_like(parameter) for parameter in parameters]
     squares = [torch.zeros_like(parameter) for parameter in parameters]
 

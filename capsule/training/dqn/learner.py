@@ -1,4 +1,7 @@
-"""Deep Q-learning (Mnih et al. 2015, Algorithm 1), deterministic as in Nagarajan et al. 2019.
+"""Deep Q-learning, deterministic.
+
+The algorithm is Algorithm 1 of Mnih et al. 2015, doi:10.1038/nature14236; it is made deterministic
+as in Nagarajan et al. 2019, arXiv:1809.05676.
 
 The run advances in *intervals* of ``update_interval`` steps, each ended by one update (or several:
 ``updates``). All that is random comes from named streams, all that is summed is summed in a fixed
@@ -24,8 +27,8 @@ compares every value:
 * Loss: summed over the minibatch, errors clipped to [-1, 1], as in C; M leaves the scale open, N
   takes the mean.
 * Greedy action: ties go to the lowest index, as in N; C breaks them at random.
-* Optimizer: centred RMSProp as in M. ``optimizer: adam`` (Kingma and Ba 2015) is ours; it descends
-  the mean over the minibatch, not the sum.
+* Optimizer: centred RMSProp as in M. ``optimizer: adam`` (Kingma and Ba 2015, arXiv:1412.6980) is
+  ours; it descends the mean over the minibatch, not the sum.
 * Update: C scales its rewards and has a weight decay of 0; we have neither. N's RMSProp is not
   centred and adds the minimum squared gradient after the root.
 * No-ops: 1 to 30 emulator frames at the start of a game, as in C; N has them after a lost life,

@@ -1,4 +1,6 @@
-"""Replay memory that stores every frame once (Mnih et al. 2015, Methods: experience replay).
+"""Replay memory that stores every frame once.
+
+This is the experience replay of Mnih et al. 2015, doi:10.1038/nature14236, Methods.
 
 An *entry* is one time step: a frame, the action taken on seeing it, its reward and whether it ended
 the return. Entries are numbered from 0 for ever and lie in a ring

@@ -1,10 +1,12 @@
-"""Atari 2600 games through the Arcade Learning Environment (Bellemare et al. 2013).
+"""Atari 2600 games through the Arcade Learning Environment.
 
-Preprocessing follows Mnih et al. 2015, Methods: an action is repeated for ``frame_skip`` frames,
-the newest two screens are joined by their maximum, turned grey and resized to 84x84; a lost life
-ends the return in training; an episode begins with a random number of no-ops. Sticky actions follow
-Machado et al. 2018, section 5.3. Both kinds of randomness are drawn here, from named streams; the
-emulator itself is left none.
+The emulator is that of Bellemare et al. 2013, arXiv:1207.4708.
+
+Preprocessing follows Mnih et al. 2015, doi:10.1038/nature14236, Methods: an action is repeated for
+``frame_skip`` frames, the newest two screens are joined by their maximum, turned grey and resized
+to 84x84; a lost life ends the return in training; an episode begins with a random number of no-ops.
+Sticky actions follow Machado et al. 2018, arXiv:1709.06009, section 5.3. Both kinds of randomness
+are drawn here, from named streams; the emulator itself is left none.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-SIDE = 84  # Mnih et al. 2015, Methods: frames are rescaled to 84 x 84
+SIDE = 84  # Mnih et al. 2015, doi:10.1038/nature14236, Methods: frames are rescaled to 84 x 84
 _FLOAT32_INTEGERS = 2**24  # float32 holds every integer up to here
 
 

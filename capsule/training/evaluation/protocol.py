@@ -1,4 +1,4 @@
-"""Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
+"""Evaluation from predetermined starts (Nagarajan et al. 2019, arXiv:1809.05676, supplement).
 
 A greedy policy in a deterministic game plays the same episode each time. So every evaluation plays
 one episode from each of a fixed list of starts, random action sequences that a network judged
@@ -163,12 +163,12 @@ def generate_starts(
 ) -> Starts:
     """Choose the start sequences of a run.
 
-    With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015). Otherwise all candidates are
-    drawn first, each a length in ``[min_actions, max_actions]`` and then its actions. Candidate
-    ``c`` is played in environment ``c``; those whose game ends are dropped, the others are ranked
-    by the largest value of what the agent sees last (ties: earlier candidate first). ``starts`` are
-    drawn from the best ``shortlist`` without replacement. In a stochastic environment a start meets
-    other chances in the evaluation than when it was ranked.
+    With ``noop_max`` each is 1 to that many no-ops (Mnih et al. 2015, doi:10.1038/nature14236).
+    Otherwise all candidates are drawn first, each a length in ``[min_actions, max_actions]`` and
+    then its actions. Candidate ``c`` is played in environment ``c``; those whose game ends are
+    dropped, the others are ranked by the largest value of what the agent sees last (ties: earlier
+    candidate first). ``starts`` are drawn from the best ``shortlist`` without replacement. In a
+    stochastic environment a start meets other chances in the evaluation than when it was ranked.
 
     Args:
         make_env: Makes the environment of an index; up to ``starts`` in a row are used at once.

@@ -1,4 +1,4 @@
-"""IMPALA, the importance-weighted actor-learner (Espeholt et al. 2018), under a schedule.
+"""IMPALA under a schedule (Espeholt et al. 2018, arXiv:1802.01561).
 
 Each *interval* is one parameter update. The learner takes the unrolls that the schedule names, lets
 their actors go on, and descends the gradient of the loss at theta_k, to theta_{k+1}, which is
@@ -10,8 +10,9 @@ Deviations from the paper (docs/papers/espeholt2018.md compares every value):
 
 * The lag between the policy that acts and the one that learns is bounded; in lockstep it is
   constant.
-* ``network: nature`` has the sizes of Mnih et al. 2015. Section 5.3.2 only says of the shallow
-  network of Atari that it has three convolutions and is the one of Mnih et al. 2016, which has two.
+* ``network: nature`` has the sizes of Mnih et al. 2015, doi:10.1038/nature14236. Section 5.3.2 only
+  says of the shallow network of Atari that it has three convolutions and is the one of Mnih et al.
+  2016, arXiv:1602.01783, which has two.
 * The first step of an episode has no previous action and a previous reward of 0; the LSTM of the
   authors' code reads those of the episode before. Rewards that it reads are clipped as the
   environment clips them, not always to [-1, 1].

@@ -1,7 +1,8 @@
-"""Population-based training as IMPALA has it (Espeholt et al. 2018, appendix F).
+"""Population-based training as IMPALA has it (Espeholt et al. 2018, arXiv:1802.01561, appendix F).
 
 Several members train apart, each with hyper-parameters of its own. Time and again one of them asks
-whether another does better (Jaderberg et al. 2017: *exploit*) and changes its own a little
+whether another does better (Jaderberg et al. 2017, arXiv:1711.09846: *exploit*) and changes its own
+a little
 (*explore*)::
 
     after 20 million frames without, and 5,000 returns each time:                         ready

@@ -1,4 +1,4 @@
-"""A population of IMPALA trainers (Espeholt et al. 2018, appendix F).
+"""A population of IMPALA trainers (Espeholt et al. 2018, arXiv:1802.01561, appendix F).
 
 The rules are those of :mod:`capsule.training.impala.population`, whose frames are agent steps here.
 Its members are whole trainers, with actors, seeds, a schedule and a replay memory of their own,

@@ -1,4 +1,4 @@
-"""Experience replay of unrolls (Espeholt et al. 2018, section 5.2.2).
+"""Experience replay of unrolls (Espeholt et al. 2018, arXiv:1802.01561, section 5.2.2).
 
 "We draw 50% of the items in each batch uniformly at random from the replay buffer." When the memory
 is full, a new unroll replaces the oldest one: table D.3 says "Removal: First-in-first-out". Fresh

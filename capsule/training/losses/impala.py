@@ -1,4 +1,4 @@
-"""The loss of IMPALA (Espeholt et al. 2018, section 4.2).
+"""The loss of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, section 4.2).
 
 *Loss*. With the targets of :mod:`capsule.training.losses.v_trace` as constants it is, summed over
 time and batch (table D.1: "the loss is summed across the batch and time dimensions")::

@@ -1,4 +1,4 @@
-"""The mathematics of deep Q-learning (Mnih et al. 2015, Methods, Algorithm 1)."""
+"""The equations of deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236, Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mathematics of R2D2 (Kapturowski et al. 2019, section 2.3), with no network in it.
+"""The equations of R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX, section 2.3).
 
 Tensors are time-major: ``[time, batch]``. Row ``t`` is one step of the learned part of a sequence;
 values have one row more, for the state after the last step. A sequence shorter than ``time`` is
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 
 def rescale(values: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x`` (Pohlen et al. 2018).
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x``.
 
-    Computed as ``x / (sqrt(|x| + 1) + 1) + epsilon x``, the same without a difference: the textbook
-    form loses all digits of a small ``x``.
+    The source is Pohlen et al. 2018, arXiv:1805.11593. Computed as ``x / (sqrt(|x| + 1) + 1) +
+    epsilon x``, the same without a difference: the textbook form loses all digits of a small ``x``.
 
     Args:
         values: float32, any shape.
@@ -135,7 +135,8 @@ def sequence_loss(
     """Return ``1 / batch sum_b w_b sum_t 1/2 error_tb^2`` over the valid steps.
 
     The paper leaves the scale open. Half the square, summed over time and averaged over sequences,
-    is that of SEED RL (Espeholt et al. 2020) and Acme (Hoffman et al. 2020).
+    is that of SEED RL (Espeholt et al. 2020, arXiv:1910.06591) and Acme (Hoffman et al. 2020,
+    arXiv:2006.00979).
 
     Args:
         errors: float32 ``[time, sequences]``.
@@ -170,7 +171,9 @@ def sequence_priorities(
 
 
 def exponentiate(priorities: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
-    """Return ``p^alpha``, to which the chance to be sampled is proportional (Schaul et al. 2016).
+    """Return ``p^alpha``, to which the probability of a draw is proportional.
+
+    This is Schaul et al. 2016, arXiv:1511.05952, equation 1.
 
     Args:
         priorities: float64, not negative.
@@ -203,8 +206,8 @@ def importance_weights(probabilities: NDArray[np.float64], exponent: float) -> N
 def clip_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return ``0.3 min(tanh(r), 0) + 5 max(tanh(r), 0)``: optimistic asymmetric clipping.
 
-    The equation is that of Espeholt et al. 2018, Figure D.1, which R2D2+ takes over. (The code
-    published with that paper has ``tanh(r / 5)`` and factors 1.5 and 5 instead.)
+    The equation is that of Espeholt et al. 2018, arXiv:1802.01561, Figure D.1, which R2D2+ takes
+    over. (The code published with that paper has ``tanh(r / 5)`` and factors 1.5 and 5 instead.)
 
     Args:
         rewards: float64, any shape.

@@ -1,13 +1,14 @@
-"""Actor-critic networks: the architectures of IMPALA (Espeholt et al. 2018, figure 3).
+"""Actor-critic networks of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
 
 *Torso*. ``shallow`` is the small network of figure 3: convolutions of 16 filters of 8x8 in strides
 of 4 and of 32 of 4x4 in strides of 2, then a dense layer of 256, all rectified. Nothing is padded:
 on frames of 72x96 that makes the paper's 1.2 million parameters; padded as TensorFlow's "SAME" it
 would have 1.5. ``residual`` is the large one, with 15 convolutions, as
 :mod:`capsule.training.networks.recurrent` describes it. ``nature`` has the three convolutions of
-Mnih et al. 2015: section 5.3.2 says that the shallow network of Atari "features three convolutional
-layers". For small tasks ``small-conv`` has the convolution of Young and Tian 2019 instead, and
-``mlp``, for flat observations, none. A rectified dense layer follows each of them.
+Mnih et al. 2015, doi:10.1038/nature14236: section 5.3.2 says that the shallow network of Atari
+"features three convolutional layers". For small tasks ``small-conv`` has the convolution of Young
+and Tian 2019 (arXiv:1903.03176) instead, and ``mlp``, for flat observations, none. A rectified
+dense layer follows each of them.
 
 *Language*. With a ``vocabulary`` the features of an instruction, as
 :mod:`capsule.training.networks.language` makes them, follow those of the torso.

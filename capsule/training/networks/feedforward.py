@@ -1,9 +1,10 @@
 """Q-networks: pure functions of one flat parameter buffer.
 
-``nature`` is the network of Mnih et al. 2015 (Methods, "Model architecture"), ``shallow`` that of
-Mnih et al. 2013 (section 4.1), ``small-conv`` that of Young and Tian 2019 (MinAtar, section 3),
-``mlp`` two hidden layers for flat observations. Hidden layers end in rectifiers. ``nature`` and
-``shallow`` see numbers from 0 to 1, and pad nothing.
+``nature`` is the network of Mnih et al. 2015 (doi:10.1038/nature14236, Methods, "Model
+architecture"), ``shallow`` that of Mnih et al. 2013 (arXiv:1312.5602, section 4.1), ``small-conv``
+that of Young and Tian 2019 (MinAtar, arXiv:1903.03176, section 3), ``mlp`` two hidden layers for
+flat observations. Hidden layers end in rectifiers. ``nature`` and ``shallow`` see numbers from 0 to
+1, and pad nothing.
 
 Weights and biases start uniform in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``, the default of Torch7
 that DQN used. They are drawn from the stream ``initialization``, never from torch's generator.

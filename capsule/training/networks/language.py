@@ -1,4 +1,4 @@
-"""The language channel of IMPALA (Espeholt et al. 2018, figure 3): what an instruction says.
+"""The language channel of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3).
 
 *Words*. A :class:`Vocabulary` numbers its words in the order of their characters. An instruction is
 split at white space and at ``, . ; : ! ?``, which have no numbers; capitals count as small letters.
@@ -39,7 +39,8 @@ _UNITS = 64
 _PREFIX = "language."
 _BETWEEN_WORDS = re.compile(r"[\s,.;:!?]+")
 
-# The grammar of BabyAI (Chevalier-Boisvert et al. 2019, figure 2), as minigrid writes its missions.
+# The grammar of BabyAI (Chevalier-Boisvert et al. 2019, arXiv:1810.08272, figure 2), as minigrid
+# writes its missions.
 BABYAI_WORDS = (
     *("a", "after", "and", "ball", "behind", "blue", "box", "door", "front", "go", "green", "grey"),
     *("in", "key", "left", "next", "object", "of", "on", "open", "pick", "purple", "put", "red"),

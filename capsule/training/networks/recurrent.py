@@ -1,15 +1,17 @@
-"""Recurrent dueling Q-networks: the architecture of R2D2 (Kapturowski et al. 2019, appendix).
+"""Recurrent dueling Q-networks of R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX, appendix).
 
-*Torso*. ``nature`` is the three convolutions of Mnih et al. 2015, ``small-conv`` the one of Young
-and Tian 2019, ``mlp`` one rectified dense layer of ``hidden_units`` for flat observations, and
-``residual`` the 15 convolutions of IMPALA's large network (Espeholt et al. 2018, figure 3, right;
-R2D2+): three sections of a 3x3 convolution, a maximum over 3x3 in strides of 2 and two residual
-blocks, then a rectifier and a rectified dense layer of 256. Its convolutions and maxima are padded
-as TensorFlow's "SAME" has it: a single row or column goes to the bottom or the right. ``nature``
-and ``residual`` see numbers from 0 to 1.
+*Torso*. ``nature`` is the three convolutions of Mnih et al. 2015, doi:10.1038/nature14236,
+``small-conv`` the one of Young and Tian 2019, arXiv:1903.03176, ``mlp`` one rectified dense layer
+of ``hidden_units`` for flat observations, and ``residual`` the 15 convolutions of IMPALA's large
+network (Espeholt et al. 2018, arXiv:1802.01561, figure 3, right; R2D2+): three sections of a 3x3
+convolution, a maximum over 3x3 in strides of 2 and two residual blocks, then a rectifier and a
+rectified dense layer of 256. Its convolutions and maxima are padded as TensorFlow's "SAME" has it:
+a single row or column goes to the bottom or the right. ``nature`` and ``residual`` see numbers from
+0 to 1.
 
-*Memory*. An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) reads
-the torso's features, the previous reward and the previous action, one-hot (none: all zero)::
+*Memory*. An LSTM (Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735, with the forget
+gate of Gers et al. 2000, doi:10.1162/089976600300015015) reads the torso's features, the previous
+reward and the previous action, one-hot (none: all zero)::
 
     i, f, o = sigmoid(...), g = tanh(...)    of (W x + b) + U h, in the order i, f, g, o
     c <- f c + i g
@@ -19,7 +21,7 @@ With ``recurrent_units`` 0 it is a rectified dense layer of ``hidden_units`` ove
 the paper's feed-forward variant (table 1).
 
 *Heads*. Advantages ``A`` and a value ``V``, each behind a rectified layer of ``hidden_units`` of
-its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, equation 9).
+its own: ``Q = V + (A - mean A)`` (Wang et al. 2016, arXiv:1511.06581, equation 9).
 
 Weights and biases start as :func:`capsule.training.networks.feedforward.initialize` has them, the
 biases of the LSTM, of the forget gate as of any other, uniform in ``[-1/sqrt(units),

@@ -1,15 +1,16 @@
-"""Adam (Kingma and Ba 2015, algorithm 1), with clipping by the norm of the whole gradient.
+"""Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1), with clipping by the global norm.
 
 With gradient ``g`` of update ``t``, in this order::
 
-    g <- min(1, M / |g|) g              M: maximum norm (Pascanu et al. 2013, algorithm 1)
+    g <- min(1, M / |g|) g              M: maximum norm
     m <- a m + (1 - a) g                a: decay of the mean, beta_1
     v <- b v + (1 - b) g^2              b: decay of the mean square, beta_2
     w <- w - lr (m / (1 - a^t)) / (sqrt(v / (1 - b^t)) + e)
 
-``a``, ``b``, their complements, the two corrections and the factor of ``g`` are computed in float64
-and rounded to float32; all else is one IEEE 754 basic operation on float32 after another. On the
-CPU one fused loop does them all, and running means that are subnormal are stored as zero
+The clipping is algorithm 1 of Pascanu et al. 2013, arXiv:1211.5063. ``a``, ``b``, their
+complements, the two corrections and the factor of ``g`` are computed in float64 and rounded to
+float32; all else is one IEEE 754 basic operation on float32 after another. On the CPU one fused
+loop does them all, and running means that are subnormal are stored as zero
 (:mod:`capsule.training.optimizers.centred_rmsprop` says why).
 """
 

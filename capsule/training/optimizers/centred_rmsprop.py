@@ -1,4 +1,4 @@
-"""Centred RMSProp as DQN uses it (Mnih et al. 2015, Extended Data Table 1).
+"""Centred RMSProp of DQN (Mnih et al. 2015, doi:10.1038/nature14236, Extended Data Table 1).
 
 With gradient ``g``, in this order::
 

@@ -1,4 +1,4 @@
-"""RMSProp with momentum, as IMPALA uses it (Espeholt et al. 2018, table G.1).
+"""RMSProp with momentum, as IMPALA uses it (Espeholt et al. 2018, arXiv:1802.01561, table G.1).
 
 With gradient ``g``, clipped by the norm of all of it, in this order::
 

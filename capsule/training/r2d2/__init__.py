@@ -1,1 +1,1 @@
-"""R2D2 (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX)."""
+"""R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX)."""

@@ -1,4 +1,7 @@
-"""What an R2D2 actor does (Kapturowski et al. 2019; Horgan et al. 2018, arXiv 1803.00933).
+"""R2D2's actors.
+
+The sources are Kapturowski et al. 2019, OpenReview r1lyTjAqYX, and Horgan et al. 2018,
+arXiv:1803.00933.
 
 An actor chooses actions epsilon-greedily, at an exploration rate of its own, and sends back its
 steps with the Q-values that give priorities and the recurrent states that sequences begin with.

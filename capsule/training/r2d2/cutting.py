@@ -1,4 +1,6 @@
-"""How episodes are cut into overlapping sequences (Kapturowski et al. 2019, sections 2.3 and 3).
+"""How episodes are cut into overlapping sequences.
+
+The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
 Sequence ``k`` of an episode *learns* the ``learned`` steps from step ``k period`` on. The
 ``burn_in`` steps before them are its prefix, to bring the recurrent state up to date; ``lookahead``

@@ -1,4 +1,4 @@
-"""R2D2, recurrent replay distributed DQN (Kapturowski et al. 2019), under a lockstep schedule.
+"""R2D2 under a lockstep schedule (Kapturowski et al. 2019, OpenReview r1lyTjAqYX).
 
 The run advances in *intervals*. In each, every logical actor takes ``update_interval`` steps and
 the learner makes one update, beside each other::

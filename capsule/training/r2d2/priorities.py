@@ -1,4 +1,6 @@
-"""Priorities of sequences, and drawing in proportion to them (Schaul et al. 2016, section 3.3).
+"""Priorities of sequences, and drawing in proportion to them.
+
+The source is Schaul et al. 2016, arXiv:1511.05952, section 3.3.
 
 Sequence ``i`` is drawn with probability ``p_i^a / sum_k p_k^a``, for the priority exponent ``a``.
 The weights ``p_i^a`` are the leaves of a sum tree. Each actor has a block of a power of two of

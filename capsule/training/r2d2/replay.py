@@ -1,4 +1,6 @@
-"""Prioritized replay of overlapping sequences (Kapturowski et al. 2019, sections 2.3 and 3).
+"""Prioritized replay of overlapping sequences.
+
+The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
 Each actor writes *entries*, one per time step: a frame, the action taken on seeing it, its reward,
 and whether the return ends there. They are numbered from 0 for ever and lie in a ring of that actor

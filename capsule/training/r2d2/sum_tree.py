@@ -1,4 +1,6 @@
-"""A tree of sums to draw from a discrete distribution (Schaul et al. 2016, appendix B.2.1).
+"""A tree of sums to draw from a discrete distribution.
+
+The source is Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1.
 
 Leaf ``i`` holds a weight; every inner node is the float64 sum of its two children, computed anew
 whenever one of them changes and never by adding a difference. So the whole tree is a function of

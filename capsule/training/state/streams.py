@@ -1,10 +1,11 @@
-"""Named random streams: one per source of randomness (Nagarajan et al. 2019).
+"""Named random streams: one per source of randomness (Nagarajan et al. 2019, arXiv:1809.05676).
 
-Every stream is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
-in counter mode: word ``n`` of a stream is word ``n mod 4`` of the block that encrypts the counter
-``n // 4`` under the stream's key. The key is a hash of (seed, name, index), so streams never share
-words, adding one never shifts another, and any one can be re-seeded alone. Only raw 64-bit words
-are taken from numpy; every distribution below is a formula of this module.
+Every stream is Philox4x64-10 (Salmon et al. 2011, doi:10.1145/2063384.2063405, "Parallel random
+numbers: as easy as 1, 2, 3") in counter mode: word ``n`` of a stream is word ``n mod 4`` of the
+block that encrypts the counter ``n // 4`` under the stream's key. The key is a hash of (seed, name,
+index), so streams never share words, adding one never shifts another, and any one can be re-seeded
+alone. Only raw 64-bit words are taken from numpy; every distribution below is a formula of this
+module.
 """
 
 from __future__ import annotations

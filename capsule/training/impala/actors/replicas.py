@@ -1,4 +1,6 @@
-"""Replicas: processes that answer the actors of all others (Espeholt et al. 2018, section 3.1).
+"""Replicas: processes that compute the actions for actors in other processes.
+
+This is the dynamic batching of Espeholt et al. 2018, arXiv:1802.01561, section 3.1.
 
 Workers ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
 batches*: what arrives while one batch is computed makes the next. It waits for nobody, so there is

@@ -1,4 +1,4 @@
-"""Unrolls: what the actors of an actor-learner do (Espeholt et al. 2018, section 3).
+"""Unrolls: what actors send to the learner (Espeholt et al. 2018, arXiv:1802.01561, section 3).
 
 For one *unroll* an actor takes a fixed number of steps with one version of the policy, which is
 then the behaviour policy mu of these steps; its actions are drawn from it.
