@@ -1,4 +1,4 @@
-"""What a run says that it used: its surroundings, its Python processes, its trainer.
+"""The mechanisms that a run used: its surroundings, its Python processes, its trainer.
 
 Each Python process of a run appends lines to ``interpreters.jsonl``
 (:mod:`capsule.training.determinism.child_processes`); here they are counted. A program of the

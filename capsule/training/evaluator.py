@@ -40,7 +40,7 @@ _PROGRESS = f"{contract.STATE}/evaluation.json"
 
 
 class EvaluationProgress(Model):
-    """What a resumed evaluation need not do again."""
+    """The part of an evaluation that is done already when it is resumed."""
 
     stream: dict[str, Any] = Field(description="Stream 'evaluation' after the starts were chosen.")
     evaluation: Evaluation

@@ -1,4 +1,4 @@
-"""The progress of a run: ``events.jsonl``, which the host shows while the run goes on."""
+"""The progress of a run: ``events.jsonl``, which the host shows during the run."""
 
 from __future__ import annotations
 

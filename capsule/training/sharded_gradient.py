@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 
 
 class ShardGradient(NamedTuple):
-    """What one shard contributes to an update.
+    """The contribution of one shard to an update.
 
     Attributes:
         loss: Scalar.

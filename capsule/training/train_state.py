@@ -1,4 +1,4 @@
-"""What an agent has learned, as checkpoints hold it and the trace digests it."""
+"""The learned state of a trainer, as checkpoints hold it and the trace digests it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ STATE_STEPS = 50_000  # most steps between resume states: bounds a replay memory
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """What a trainer is given.
+    """The surroundings of a trainer: its run, and what it may use.
 
     Attributes:
         directory: Where it may keep what is too large for a checkpoint.

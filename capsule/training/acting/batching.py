@@ -30,7 +30,7 @@ Network = Callable[[Tensors], Tensors]
 
 
 class Evaluated(NamedTuple):
-    """What a network gave for some actors, a row for each.
+    """The outputs of a network for some actors, a row for each.
 
     Attributes:
         outputs: ``[actors, …]`` each.

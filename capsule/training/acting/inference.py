@@ -1,4 +1,4 @@
-"""Inference: an action for each request of an actor, whoever else asks, and whoever answers.
+"""Inference: an action for each request, whatever else is in its batch and whichever answers.
 
 A *replica* evaluates the policy for requests of any actors and draws their actions. Three things
 would let timing into the results, and each has a switch in the spec's ``determinism`` section:

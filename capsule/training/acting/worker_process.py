@@ -29,7 +29,7 @@ Method = Callable[..., Any]
 
 
 class Role(NamedTuple):
-    """What a process is for, as messages say it.
+    """The purpose of a process, as messages name it.
 
     Attributes:
         name: Of the process, for the operating system.
@@ -141,7 +141,7 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 
 class WorkerFailure(NamedTuple):
-    """What a :class:`CapsuleError` says; unlike that, it can be pickled."""
+    """The content of a :class:`CapsuleError`; unlike that, it can be pickled."""
 
     code: str
     message: str
@@ -201,7 +201,7 @@ def _receive(pipe: Connection[Any, Any]) -> Any:
 
 
 def _send(pipe: Connection[Any, Any], answer: Any) -> None:
-    """Send an answer; end this process where nobody is left to hear it."""
+    """Send an answer; end this process where the trainer has gone."""
     try:
         pipe.send(answer)
     except OSError:

@@ -178,7 +178,7 @@ class _Task(Generic[Result]):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a call gave: a value or an exception."""
+    """The outcome of a call: a value or an exception."""
 
     value: Any
     error: Exception | None = None

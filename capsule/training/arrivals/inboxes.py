@@ -85,7 +85,7 @@ class Inbox(Generic[Item]):
 
         Args:
             item: Any object; queues of processes pickle it.
-            source: Who sends. Only one thread of one process sends as one source.
+            source: Name of the sender. Only one thread of one process sends as one source.
         """
         self._queue.put(self._messages.numbered(item, source))
 

@@ -53,7 +53,8 @@ def next_place() -> Place | None:
 class Scope:
     """A context in which the calling thread draws randomness as the work of a place.
 
-    It can be entered again, by any thread, and goes on where it was left; but not by two at a time.
+    It can be entered again, by any thread, and continues where it was left. Two threads cannot be
+    in it at the same time.
     """
 
     def __init__(self, place: Place | None, item: int | None = None) -> None:

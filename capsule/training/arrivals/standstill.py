@@ -56,7 +56,7 @@ class Standstill:
 
 
 def _sleeping() -> dict[Path, str] | None:
-    """Return how often each thread has gone to sleep; None if one can go on by itself."""
+    """Return how often each thread has gone to sleep; None if one can continue by itself."""
     switches = {}
     try:
         for thread in _threads():

@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class NothingCameError(Exception):
-    """The program goes on without an arrival, as it did when the run was recorded."""
+    """The program continues without an arrival, as it did when the run was recorded."""
 
 
 def run_directory() -> Path | None:
@@ -125,7 +125,7 @@ class Wait(Generic[Item]):
         return self._early.pop(label)
 
     def nothing(self) -> None:
-        """Record that the program goes on although nothing has come."""
+        """Record that the program continues although nothing has come."""
         self._write(None)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Determinism in every Python process of a run, whoever started it.
+"""Determinism in every Python process of a run, whichever process started it.
 
 A run's settings travel in the environment variable ``CAPSULE_DETERMINISM``, made by
 :func:`capsule.experiment.variables.environment_variables`: JSON with the spec's ``determinism``

@@ -1,4 +1,4 @@
-"""TrainerContext every determinism flag, and reading back what took effect.
+"""Setting every determinism flag, and reading back what took effect.
 
 :func:`prepare` runs before torch is imported and checks what only the parent process can set.
 :func:`apply` imports torch, sets the rest, and asks each library what it will really do: a flag

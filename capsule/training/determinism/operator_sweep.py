@@ -4,7 +4,7 @@ One entry per operator of torch, numpy, the C library and Python's ``random`` th
 lean on, forwards and, where there is one, backwards. Inputs come from integer arithmetic and are
 exact, so that whatever differs between two machines was computed by the operator that is named.
 Sizes leave a remainder at every vector width. Entries are independent of each other and of their
-order, and never return NaN, whose sign bit nobody promises.
+order, and never return NaN, whose sign bit IEEE 754 leaves open.
 """
 
 # ruff: noqa: PLW0108 -- lambdas throughout, although some could be methods

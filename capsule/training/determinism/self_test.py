@@ -3,7 +3,7 @@
 Golden digests of every operator of the sweep and of the sample trainings lie in ``golden/``, a file
 per profile, each set under the versions of the libraries that it belongs to. A run compares all of
 them before it begins, and stops at the first that differs. With libraries that no set is known for
-it goes on, and its flags say so.
+it continues, and its flags say so.
 
 ``python -m capsule.training.determinism.self_test PROFILE`` prints the comparison as JSON
 (``capsule doctor`` does so); with ``--record`` this machine's digests become the golden ones.

@@ -22,7 +22,7 @@ CACHED = 65_536  # elements of a product on the CPU: a quarter of a megabyte
 
 
 class FactoredShard(NamedTuple):
-    """What one shard contributes to an update.
+    """The contribution of one shard to an update.
 
     Attributes:
         loss: Scalar.

@@ -113,7 +113,7 @@ class ReplayMemory:
         self._put(frame, action, reward, _TERMINAL if terminal else 0)
 
     def end_episode(self, last_frame: NDArray[Any]) -> None:
-        """Close a truncated episode with its last frame, which nobody acted on.
+        """Close a truncated episode with its last frame, after which no action was taken.
 
         The transition before it then bootstraps from the frame that really followed.
 

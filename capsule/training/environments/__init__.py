@@ -28,7 +28,7 @@ def make_environment(
             episodes begin without no-ops; sticky actions stay.
 
     Raises:
-        CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had.
+        CapsuleError: CAP-T212 to CAP-T215, the environment is not available.
     """
     if isinstance(spec, AtariEnvironment):
         from capsule.training.environments.atari import AtariGame

@@ -224,7 +224,7 @@ def evaluate(
         make_env: Makes the environment of an index; all ``len(starts)`` are used at once.
         starts: Start sequences, as ``generate_starts`` chose them.
         spec: The spec's ``evaluation`` section.
-        policy: Who plays: row ``k`` is start ``k``, inactive once its episode is over.
+        policy: The policy that plays: row ``k`` is start ``k``, inactive once its episode is over.
         step: Training step of the network, for the record.
         choose: What makes actions of the policy's values; begun anew for every evaluation.
 

@@ -1,4 +1,4 @@
-"""What IMPALA's learner descends: the loss of some unrolls, and its gradient (section 4.2)."""
+"""The loss of some unrolls, and its gradient (Espeholt et al. 2018, arXiv:1802.01561, 4.2)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class ImpalaGradient:
         )
         policy = softmax_policy(logits[:-1])
         log_target, values = policy.of(batch.actions), baselines.detach()
-        # Where nobody acts, a reward of the state's own value and a discount of 0 make that value
-        # its target: what comes before bootstraps from it, and nothing is learned about it.
+        # Where no action is taken, a reward of the state's own value and a discount of 0 make that
+        # value its target: earlier steps bootstrap from it, and nothing is learned about it.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
         targets = self._correction.targets(
             log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values

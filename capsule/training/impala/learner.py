@@ -131,7 +131,7 @@ class Impala(BaseTrainer):
             self.record()
 
     def publish(self) -> None:
-        """Let actors have theta_k, unless they have it."""
+        """Give the actors theta_k, unless they have it already."""
         if self._published:
             return
         flat = self.online.flat.detach().cpu().numpy().copy()
@@ -155,12 +155,12 @@ class Impala(BaseTrainer):
     def adopt(
         self, values: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
-        """Go on with other hyper-parameters, and with what another learner has learned.
+        """Continue with other hyper-parameters, and with what another learner has learned.
 
         Args:
             values: Some or all of ``entropy_cost``, ``learning_rate``, ``rmsprop_epsilon`` and
                 ``max_gradient_norm``, by name.
-            tensors: The other's :meth:`tensors`; None: go on with its own.
+            tensors: The other's :meth:`tensors`; None: continue with its own.
         """
         self._trainer = self._trainer.model_copy(update=dict(values))
         self.optimizer.epsilon = self._trainer.rmsprop_epsilon

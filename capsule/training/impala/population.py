@@ -19,7 +19,7 @@ those of table D.1.
 Left open there, and here so: frames and returns are a member's own, the returns those of all its
 tasks together. Returns of the burn-in do not count, and a fitness is of those since the last one.
 It needs a return of every task. It belongs to the weights: with them a member takes it over. A
-member that has none yet is copied by nobody. Frames are never copied, and no value has bounds.
+member that has none yet is never copied. Frames are never copied, and no value has bounds.
 
 All draws are of one stream: the initial values, by member and by name; then for each question one
 word for the other member and one for each parameter, by name. A population is therefore a pure
@@ -185,7 +185,7 @@ def lineage(generations: Sequence[MemberGeneration], number: int) -> list[Segmen
 
 @dataclass
 class _Progress:
-    """What a member did so far.
+    """The progress of a member so far.
 
     Attributes:
         frames: Of its training.

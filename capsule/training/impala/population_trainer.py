@@ -4,7 +4,7 @@ The rules are those of :mod:`capsule.training.impala.population`, whose frames a
 Its members are whole trainers, with actors, seeds, a schedule and a replay memory of their own,
 which take turns in one process. An *interval* of the population is one of each::
 
-    whoever has returns enough evolves                          member 0, 1, …
+    every member with enough returns evolves                    member 0, 1, …
     every member gives its actors the parameters
     every member learns a batch                                 member 0, 1, …
 
@@ -160,7 +160,7 @@ class ImpalaPopulation:
     # The algorithm
 
     def train_step(self) -> None:
-        """Let whoever is ready evolve; then have every member learn one batch."""
+        """Let every member that is ready evolve; then have every member learn one batch."""
         self._evolve()
         for member in self._members:
             member.publish()

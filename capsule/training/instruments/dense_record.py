@@ -2,7 +2,7 @@
 
 They are asked for by ``Job.dense`` when two runs are bisected; :mod:`capsule.experiment.dense` has
 the format. The claimed trace stays what it would have been. A run with a dense record has one
-thread, so that the operators come in one order. What is watched are torch's operators, below
+thread, so that the operators come in one order. Watched are torch's operators, below
 autograd, and our own loops (:mod:`capsule.training.layers.kernels`).
 """
 
@@ -92,7 +92,7 @@ class DenseTrace(Trace):
     """
 
     def __init__(self, path: Path, dense: Path) -> None:
-        """Open both files; :meth:`restore` decides where the claimed trace goes on."""
+        """Open both files; :meth:`restore` decides where the claimed trace continues."""
         super().__init__(path)
         self._lines = _Lines(dense)
         self._watched = self._dense = False

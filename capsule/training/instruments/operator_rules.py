@@ -29,7 +29,7 @@ CPU: tuple[Device, ...] = ("cpu",)
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of some operators.
+    """The status of some operators.
 
     Attributes:
         status: Their status where the rule applies.

@@ -27,11 +27,11 @@ from torch.nn import functional
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.training.layers import kernels
 
-IMAGES = 32  # that go through a stack of convolutions together, and stay in the cache
+IMAGES = 32  # that pass a stack of convolutions together: so few stay in the cache
 
 
 class Convolution(NamedTuple):
-    """A layer.
+    """A convolutional layer.
 
     Attributes:
         filters: float32 ``[filters, channels, size, size]``, channels-last in memory.
@@ -204,7 +204,7 @@ class _Convolution(torch.autograd.Function):
 def _back(
     gradient: torch.Tensor, outputs: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Go back through the bias and the rectifier, if there is one."""
+    """Return the gradients before the bias and for the bias, through a rectifier, if any."""
     if outputs is None:
         return gradient, kernels.column_sums(gradient.flatten(0, -2))
     bias = gradient.new_zeros(gradient.shape[-1])
@@ -212,9 +212,10 @@ def _back(
 
 
 class _Convolutions(torch.autograd.Function):
-    """A stack of them, some images at a time, which stay in the cache from layer to layer.
+    """A stack of rectified convolutions, applied to :data:`IMAGES` images at a time.
 
-    The gradients' sums are taken up again where the images before left them.
+    So few images stay in the cache from layer to layer. The sums of the gradients continue from one
+    part of the images to the next, so the parts do not change the order of any sum.
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""The loops of ``libcapsule-kernels.so``, on CPU tensors' memory.
+"""Calls of the C functions of ``libcapsule-kernels.so``, which work on the memory of CPU tensors.
 
-They give the bits of the same operations done one by one; numpy does them in the tests. Unless it
-says otherwise, every tensor is contiguous float32, and images and filters are channels-last:
+A fused loop gives the same bits as its operations one by one, which the tests do with numpy. Unless
+a function says otherwise, every tensor is contiguous float32, and images and filters are
+channels-last:
 ``[rows, height, width, channels]`` and ``[filters, size, size, channels]``. The order of every sum
 is in :mod:`capsule.training.layers.backends`.
 """
@@ -87,7 +88,9 @@ def centred_rmsprop(
     floor: float,
     rate: float,
 ) -> None:
-    """Update in place as ``capsule.training.optimizers.centred_rmsprop`` has it.
+    """Update ``weights``, ``mean`` and ``square`` in place.
+
+    :mod:`capsule.training.optimizers.centred_rmsprop` has the equations.
 
     Args:
         weights: float32 ``[size]``, contiguous, as are the others.
@@ -127,18 +130,20 @@ def adam(
     epsilon: float,
     rate: float,
 ) -> None:
-    """Update in place as ``capsule.training.optimizers.adam`` has it.
+    """Update ``weights``, ``mean`` and ``square`` in place.
+
+    :mod:`capsule.training.optimizers.adam` has the equations.
 
     Args:
         weights: float32 ``[size]``, contiguous, as are the others.
         mean: Running mean of the gradient.
         square: Running mean of its square.
-        gradient: To be multiplied by ``factor``.
-        factor: What clipping leaves of the gradient.
-        decay: Of the mean.
-        square_decay: Of the mean square.
-        correction: Divides the mean.
-        square_correction: Divides the mean square.
+        gradient: The gradient before it is clipped.
+        factor: Factor of the gradient by which it is clipped.
+        decay: Decay rate of the mean, ``beta_1``.
+        square_decay: Decay rate of the mean square, ``beta_2``.
+        correction: ``1 - beta_1^t``, which divides the mean.
+        square_correction: ``1 - beta_2^t``, which divides the mean square.
         epsilon: Added to the root.
         rate: Learning rate.
     """
@@ -167,15 +172,17 @@ def rmsprop(
     epsilon: float,
     rate: float,
 ) -> None:
-    """Update in place as ``capsule.training.optimizers.rmsprop`` has it.
+    """Update ``weights``, ``square`` and ``step`` in place.
+
+    :mod:`capsule.training.optimizers.rmsprop` has the equations.
 
     Args:
         weights: float32 ``[size]``, contiguous, as are the others.
         square: Running mean of the squared gradient.
         step: The last step.
-        gradient: To be multiplied by ``factor``.
-        factor: What clipping leaves of the gradient.
-        decay: Of the mean square.
+        gradient: The gradient before it is clipped.
+        factor: Factor of the gradient by which it is clipped.
+        decay: Decay rate of the mean square.
         momentum: Share of the last step in this one.
         epsilon: Added to the mean square.
         rate: Learning rate.
@@ -211,13 +218,13 @@ def lstm(
     """Take one step of an LSTM as ``capsule.training.networks.recurrent`` has it.
 
     Args:
-        inputs: ``[rows, 4 units]``: what the inputs contribute to the gates.
-        recurrent: ``[rows, 4 units]``: what the hidden state contributes.
-        before: ``[rows, units]``: the cell before.
-        gates: Takes the gates, ``[rows, 4 units]``.
-        cell: Takes the cell after, ``[rows, units]``.
-        squashed: Takes its tanh.
-        hidden: Takes the hidden state.
+        inputs: Contribution of the inputs to the gates, ``[rows, 4 units]``.
+        recurrent: Contribution of the hidden state to the gates, ``[rows, 4 units]``.
+        before: Cell before the step, ``[rows, units]``.
+        gates: Output: the gates ``i``, ``f``, ``g`` and ``o``, ``[rows, 4 units]``.
+        cell: Output: the cell after the step, ``[rows, units]``.
+        squashed: Output: the tanh of that cell, ``[rows, units]``.
+        hidden: Output: the hidden state after the step, ``[rows, units]``.
     """
     rows, units = before.shape
     pointers = map(_pointer, (inputs, recurrent, before, gates, cell, squashed, hidden))
@@ -233,15 +240,17 @@ def lstm_backward(
     cell_gradient: torch.Tensor,
     gate_gradients: torch.Tensor,
 ) -> None:
-    """Go back through :func:`lstm`.
+    """Differentiate :func:`lstm`.
 
     Args:
-        gates: As it gave them, ``[rows, 4 units]``.
-        before: The cell before the step, ``[rows, units]``.
-        squashed: As it gave it.
-        hidden_gradient: For the hidden state after.
-        cell_gradient: For the cell after; becomes that for the cell before.
-        gate_gradients: Takes the gradient for ``inputs`` and ``recurrent``, ``[rows, 4 units]``.
+        gates: Output of :func:`lstm`, ``[rows, 4 units]``.
+        before: Cell before the step, ``[rows, units]``.
+        squashed: Output of :func:`lstm`, ``[rows, units]``.
+        hidden_gradient: Gradient with respect to the hidden state after it, ``[rows, units]``.
+        cell_gradient: Gradient with respect to the cell after the step, ``[rows, units]``; becomes
+            the gradient with respect to the cell before it.
+        gate_gradients: Output: the gradient with respect to ``inputs``, which is also the one with
+            respect to ``recurrent``, ``[rows, 4 units]``.
     """
     rows, units = before.shape
     tensors = gates, before, squashed, hidden_gradient, cell_gradient, gate_gradients
@@ -280,17 +289,17 @@ def log_softmax_backward(
     logarithm_gradients: torch.Tensor,
     entropy_gradients: torch.Tensor,
 ) -> torch.Tensor:
-    """Go back through :func:`log_softmax`, of which the first three arguments are the results.
+    """Differentiate :func:`log_softmax`, of which the first three arguments are the results.
 
     Args:
         logarithms: ``[rows, actions]``.
         probabilities: ``[rows, actions]``.
         entropies: ``[rows]``.
-        logarithm_gradients: For ``logarithms``.
-        entropy_gradients: For ``entropies``.
+        logarithm_gradients: Gradient with respect to ``logarithms``, ``[rows, actions]``.
+        entropy_gradients: Gradient with respect to ``entropies``, ``[rows]``.
 
     Returns:
-        The gradient for the logits.
+        The gradient with respect to the logits, ``[rows, actions]``.
     """
     result = _empty(*logarithms.shape)
     known = logarithms, probabilities, entropies
@@ -336,13 +345,13 @@ def limit_instruction_set(name: str) -> str:
         name: One of :data:`INSTRUCTION_SETS`.
 
     Returns:
-        What is used: less where the processor has less.
+        The instruction set that is used: a narrower one where the processor lacks ``name``.
     """
     return INSTRUCTION_SETS[_library.capsule_limit_instruction_set(INSTRUCTION_SETS.index(name))]
 
 
 def instruction_set() -> str:
-    """Return which of :data:`INSTRUCTION_SETS` products use."""
+    """Return the one of :data:`INSTRUCTION_SETS` that products use."""
     return INSTRUCTION_SETS[_library.capsule_instruction_set()]
 
 
@@ -360,9 +369,15 @@ def convolution(
     rectified: bool,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``images * filters + bias``, ``[rows, down, across, filters]``, or at least zero.
+    """Return the convolution ``images * filters + bias``, ``[rows, down, across, filters]``.
 
-    ``out`` is where to; new memory by default.
+    Args:
+        images: ``[rows, height, width, channels]``.
+        filters: ``[filters, size, size, channels]``.
+        bias: ``[filters]``.
+        stride: In both directions.
+        rectified: Whether results below zero become zero.
+        out: Memory for the result; new memory by default.
     """
     shape = _convolution(images.shape, filters.shape, stride)
     result = convolved(images, filters, stride) if out is None else out
@@ -386,15 +401,16 @@ def convolved(
 def relu_backward(
     gradient: torch.Tensor, outputs: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """Go back through a rectifier and the bias before it.
+    """Differentiate a rectifier and the bias before it.
 
     Args:
-        gradient: ``[rows, down, across, filters]``, for the rectifier's ``outputs``.
-        outputs: What came out.
-        bias: The bias's gradient of the rows before, ``[filters]``; these rows are added.
+        gradient: Gradient with respect to ``outputs``, ``[rows, down, across, filters]``.
+        outputs: Results of the rectifier, of the same shape.
+        bias: Gradient with respect to the bias, ``[filters]``: the sum over earlier rows, to which
+            these rows are added in place.
 
     Returns:
-        The gradient for what went in.
+        The gradient with respect to the rectifier's inputs, of the shape of ``outputs``.
     """
     through = _empty(*outputs.shape)
     _library.capsule_relu_backward(
@@ -406,12 +422,13 @@ def relu_backward(
 def conv2d_weight_grad(
     images: torch.Tensor, gradient: torch.Tensor, filters: torch.Tensor, stride: int
 ) -> None:
-    """Go back to the filters of a convolution.
+    """Differentiate a convolution with respect to its filters.
 
     Args:
-        images: What it was of.
-        gradient: ``[rows, down, across, filters]``, for what came out.
-        filters: The filters' gradient of the images before, of their shape; these are added.
+        images: Its inputs, ``[rows, height, width, channels]``.
+        gradient: Gradient with respect to its results, ``[rows, down, across, filters]``.
+        filters: Gradient with respect to the filters, ``[filters, size, size, channels]``: the sum
+            over earlier images, to which these images are added in place.
         stride: In both directions.
     """
     shape = _convolution(images.shape, filters.shape, stride)
@@ -423,7 +440,7 @@ def conv2d_weight_grad(
 def conv2d_input_grad(
     gradient: torch.Tensor, filters: torch.Tensor, images: torch.Size, stride: int
 ) -> torch.Tensor:
-    """Return the gradient for the images of a convolution, of shape ``images``."""
+    """Return the gradient of a convolution with respect to its images, of shape ``images``."""
     result, scratch = _empty(*images), _empty(filters.numel())
     shape = _convolution(images, filters.shape, stride)
     _library.capsule_conv2d_input_grad(
@@ -462,7 +479,7 @@ def outer(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = No
     Args:
         left: ``[steps, rows]``; its rows may be apart in memory.
         right: ``[steps, columns]``.
-        out: Where to; new memory by default.
+        out: Memory for the result; new memory by default.
     """
     (steps, rows), columns = left.shape, right.shape[1]
     result = _empty(rows, columns) if out is None else out
@@ -485,7 +502,7 @@ def column_sums(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _lanes(rows: int) -> int:
-    """Return the number of rows that fills the vectors in which ``rows`` find room."""
+    """Return the smallest number of rows, at least ``rows``, that fills whole vectors."""
     return next((lanes for lanes in (1, 4, 8) if rows <= lanes), -(-rows // 16) * 16)
 
 

@@ -90,7 +90,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 class Losses(NamedTuple):
-    """What is minimized, and its parts without their costs: float32 scalars.
+    """The minimized loss, and its parts before they are weighted by their costs: float32 scalars.
 
     Attributes:
         total: ``policy + b baseline + e entropy``.

@@ -92,7 +92,8 @@ def double_q_targets(
 ) -> torch.Tensor:
     """Return ``h(sum_k<n d^k r_t+k + d^n h^-1(Q^(s_t+n, argmax_a Q(s_t+n, a))))`` as constants.
 
-    Among equal maxima the lowest action is selected.
+    This is double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461) with n-step returns. Among
+    equal maxima the lowest action is selected.
 
     Args:
         rewards: float32 ``[time, batch]``.

@@ -42,7 +42,7 @@ ActionValues = Literal["targets", "baseline"]
 
 
 class Targets(NamedTuple):
-    """What a trajectory teaches.
+    """The targets of a trajectory.
 
     Attributes:
         values: For the baseline, ``v_t``: float32 ``[time, batch]``.

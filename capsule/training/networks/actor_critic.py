@@ -85,7 +85,7 @@ class ActorCriticNetwork(Architecture):
             previous_rewards: float32 ``[time, batch]``, its reward.
             states: float32 ``[batch, *state_shape]``, before row 0.
             resets: bool ``[time, batch]``: the rows that begin an episode. Before each of them the
-                recurrent state becomes zero; elsewhere row 0 goes on from ``states``.
+                recurrent state becomes zero; elsewhere row 0 continues from ``states``.
             instructions: int64 ``[time, batch, words]``, as
                 :meth:`capsule.training.networks.language.Vocabulary.encode` numbers words; None or
                 of no words if the network reads none.

@@ -465,7 +465,7 @@ def _step_back(
     hidden_gradient: torch.Tensor,
     **out: torch.Tensor,
 ) -> None:
-    """Go back through one step; the arguments are those of :func:`kernels.lstm_backward`."""
+    """Differentiate one step; the arguments are those of :func:`kernels.lstm_backward`."""
     if gates.device.type == "cpu":
         kernels.lstm_backward(gates, before, squashed, hidden_gradient, **out)
         return

@@ -107,10 +107,11 @@ def global_norm(gradient: torch.Tensor) -> float:
 
 
 def clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
-    """Return what brings a gradient to the norm ``maximum``, 1 if it is no longer than that."""
+    """Return the factor that brings a gradient to the norm ``maximum``; 1 if it is no longer."""
     if maximum == math.inf:
         return 1.0
-    # A norm that is not a number clips nothing: it stands in the gradient, and so in the weights.
+    # A norm of NaN clips nothing: the NaN of the gradient reaches the weights, and the next loss
+    # reports it (CAP-T151).
     norm = global_norm(gradient)
     return maximum / norm if norm > maximum else 1.0
 

@@ -27,7 +27,7 @@ from capsule.training.optimizers.centred_rmsprop import without_subnormals
 
 
 def annealed(rate: float, done: int, total: int) -> float:
-    """Return the learning rate that falls in a line to 0, "from beginning to end of training".
+    """Return the learning rate that decreases linearly to 0, "from beginning to end of training".
 
     Args:
         rate: At the beginning; the paper has 0.0006 on Atari.

@@ -55,7 +55,7 @@ class Recorder:
     Attributes:
         outputs: Folder of all that is written here; other files are as welcome in it.
         state: Folder for what a resumption needs, kept when a run is interrupted.
-        resumed: Whether the program is to go on from what it saved in ``state``.
+        resumed: Whether the program is to resume from what it saved in ``state``.
         seed: ``seeds.root`` of the spec; 0 without Capsule.
         under_capsule: Whether Capsule runs this program.
     """
@@ -115,7 +115,7 @@ class Recorder:
     def go_on_from(self, step: int) -> None:
         """Drop the lines that an interrupted attempt wrote after ``step``, which come again.
 
-        A resumed program calls this first, with the step of the state that it goes on from.
+        A resumed program calls this first, with the step of the state that it resumes from.
         """
         for name in (METRICS, EVALUATION):
             path = self.outputs / name

@@ -86,7 +86,7 @@ class Experience(NamedTuple):
         values: float32 ``[steps, 2]``: Q-value of the action taken, and the largest one.
         states: Step to the recurrent state before it, float32 ``[*state_shape]``, for the steps at
             which a sequence may begin.
-        last_frames: Step that was truncated to the frame it led to, which nobody acted on.
+        last_frames: Step that was truncated to the frame it led to, the last of its episode.
         last_values: Step that was truncated to the largest Q-value of that frame.
         returns: Game returns of the environment's episodes that ended, in order.
     """

@@ -379,7 +379,7 @@ class R2D2(BaseTrainer):
 
 
 class _Part(NamedTuple):
-    """What a shard of a minibatch gives.
+    """The result of a shard of a minibatch.
 
     Attributes:
         batch: Its sequences.
@@ -395,7 +395,7 @@ class _Part(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What a network sees of a batch, as :meth:`RecurrentNetwork.unroll` takes it."""
+    """The inputs of a network, as :meth:`RecurrentNetwork.unroll` takes it."""
 
     observations: torch.Tensor
     previous_actions: torch.Tensor

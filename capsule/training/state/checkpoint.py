@@ -1,4 +1,4 @@
-"""Checkpoints (claims about a run) and resume states (what goes on where it stopped).
+"""Checkpoints (claims about a run) and resume states (from which a run continues).
 
 Tensors are safetensors files, everything else is canonical JSON; nothing is ever unpickled. A
 resume state is two files: ``tensors-STEP.safetensors`` and then, by atomic rename, ``resume.json``,
@@ -85,7 +85,7 @@ def load_resume_state(
 
     Args:
         directory: Where the state lies.
-        spec: Digest of the spec that goes on.
+        spec: Digest of the spec that is resumed.
 
     Raises:
         CapsuleError: CAP-T132, a file is damaged; CAP-T133, the state belongs to another spec.

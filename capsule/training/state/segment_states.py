@@ -22,7 +22,7 @@ def keep_state(directory: Path, step: int) -> None:
     """Keep what the run directory's folder ``state`` holds now as the state at ``step``.
 
     The pack appears before the index that names it, each by atomic rename, so that a killed run
-    keeps the state when it goes on; nothing is done where there is an index.
+    keeps the state when it resumes; nothing is done where there is an index.
 
     Raises:
         CapsuleError: CAP-T161, CAP-T131, there is no room.

@@ -79,7 +79,7 @@ class Account:
         )
 
     def _jump(self, draws: int, head: bytes) -> None:
-        """Go on after ``draws`` words whose chain ends in ``head``."""
+        """Continue after ``draws`` words whose chain ends in ``head``."""
         self.draws = draws
         self._head = head
 
@@ -119,7 +119,7 @@ class Stream(Account):
         return int(self.uniform() * bound)
 
     def integers(self, bound: int, count: int) -> NDArray[np.int64]:
-        """Draw ``count`` integers as ``below`` does: int64 ``[count]``.
+        """Draw ``count`` integers as :meth:`integer` does: int64 ``[count]``.
 
         Raises:
             ValueError: ``bound`` is not in ``[1, 2^53]``.

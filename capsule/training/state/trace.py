@@ -35,7 +35,7 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the trace at ``path`` for appending; :meth:`restore` decides where it goes on."""
+        """Open the trace at ``path`` for appending; :meth:`restore` decides where it continues."""
         self._file = path.open("ab")
         self.records = 0
         self._head = GENESIS

@@ -1,7 +1,7 @@
 """IMPALA's actors: they unroll the policy (Espeholt et al. 2018, arXiv:1802.01561, section 3).
 
 A worker asks for the actions of all its actors at once that unroll with the same version of the
-policy. Who answers changes no bit (:mod:`capsule.training.acting.inference`).
+policy. Which process answers changes no bit (:mod:`capsule.training.acting.inference`).
 """
 
 from __future__ import annotations

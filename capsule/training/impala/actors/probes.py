@@ -28,7 +28,7 @@ def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, S
         Weights; inputs with ``shape`` in front; and the stream, to draw more from.
 
     Raises:
-        CapsuleError: CAP-T212 to CAP-T216, the environment cannot be had.
+        CapsuleError: CAP-T212 to CAP-T216, the environment is not available.
     """
     network, stream = settings.network, Stream("initialization", _SEED)
     parameters = Parameters(network.shapes, torch.device("cpu"))

@@ -3,8 +3,8 @@
 This is the dynamic batching of Espeholt et al. 2018, arXiv:1802.01561, section 3.1.
 
 Workers ask for their actors' next actions and wait. A replica answers whatever is there in *dynamic
-batches*: what arrives while one batch is computed makes the next. It waits for nobody, so there is
-no time-out to choose.
+batches*: what arrives while one batch is computed makes the next. It never waits for a batch to
+fill, so there is no time-out to choose.
 
 Which requests share a batch is a matter of timing, and reaches no result: nothing of an answer
 depends on the batch, the replica, or the order of arrival
@@ -280,7 +280,8 @@ def require_batch_invariance(settings: UnrollSettings) -> int:
         How many rows were compared; 0 where ``determinism.batch_invariance`` is off.
 
     Raises:
-        CapsuleError: CAP-T321, they have not; CAP-T212 to CAP-T216, the environment cannot be had.
+        CapsuleError: CAP-T321, they are not independent; CAP-T212 to CAP-T216, the environment
+            is not available.
     """
     if not settings.determinism.batch_invariance:
         return 0

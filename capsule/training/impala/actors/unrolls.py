@@ -37,11 +37,11 @@ class Unroll(NamedTuple):
         previous_rewards: float32 ``[steps + 1]``.
         instructions: int64 ``[steps + 1, words]``.
         acted: bool ``[steps]``; False: the row shows the last frame of a truncated episode, where
-            nobody acts. The action, its logarithm and the reward are 0 then.
+            no action is taken. The action, its logarithm and the reward are 0 then.
         actions: int64 ``[steps]``.
         log_behaviour: ``ln mu(a_t|x_t)``: float32 ``[steps]``.
         rewards: float64 ``[steps]``: training rewards.
-        terminals: bool ``[steps]``: nothing after the step counts for it. True where nobody acts.
+        terminals: bool ``[steps]``: the return ends there. True where no action is taken.
         state: Recurrent, before row 0: float32 ``[*state_shape]``.
         returns: Game returns of the episodes that ended, in order.
     """

@@ -37,7 +37,7 @@ class Executor:
         lag: The most that the schedule has.
         schedule: What decides.
         snapshots: Each actor after its last unroll that was learned; None before the first. With
-            :attr:`learned` and :attr:`versions` they are all that a run goes on from: what was
+            :attr:`learned` and :attr:`versions` they are all that a run resumes from: what was
             played and not learned is played again.
         learned: How many unrolls of each actor were learned.
         versions: The policy versions that are still played with, by number, in the order of
@@ -90,7 +90,7 @@ class Executor:
         learned: list[int],
         versions: Mapping[int, NDArray[np.float32]],
     ) -> None:
-        """Go on from where another executor was, before anything was published here.
+        """Continue from where another executor was, before anything was published here.
 
         Raises:
             CapsuleError: An environment does not return to its snapshot.

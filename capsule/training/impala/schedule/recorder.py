@@ -1,4 +1,4 @@
-"""Recording a schedule as it happens, so that a killed run goes on with what it has recorded."""
+"""Recording a schedule as it happens, so that a killed run continues with what it has recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScheduleRecorder:
     """Appends actor and lag of every unroll that is learned to a file."""
 
     def __init__(self, path: Path, spec: str, actors: int, batch: int) -> None:
-        """Open the file; :meth:`cut` decides where it goes on, else it begins anew.
+        """Open the file; :meth:`cut` decides where it continues, else it begins anew.
 
         Args:
             path: The file, which need not exist.
@@ -41,7 +41,7 @@ class ScheduleRecorder:
         self._file.write(entry.astype(_TYPE).tobytes())
 
     def flush(self) -> None:
-        """Make what was recorded last."""
+        """Make the recording durable up to here."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -60,8 +60,8 @@ class Lockstep:
     """Actors in turn: unroll ``n`` is of actor ``n mod actors``, with a constant lag.
 
     Update ``t`` learns unrolls ``t batch`` to ``(t + 1) batch - 1``, played with version
-    ``max(0, t - lag)``. Lag 0 is synchronous: nobody acts while the learner learns. With lag 1 they
-    act for the next update meanwhile.
+    ``max(0, t - lag)``. Lag 0 is synchronous: no actor acts while the learner learns. With lag 1
+    they act for the next update meanwhile.
     """
 
     kind: Kind = "lockstep"

@@ -57,7 +57,7 @@ class Cluster:
             self._refuse(brief(error))
 
     def free_processors(self) -> int:
-        """Return how many processors nobody has claimed, 1 at least."""
+        """Return how many processors are not claimed, 1 at least."""
         return max(1, int(self.ray.available_resources().get("CPU", 0)))
 
     def node_name(self, node: str) -> str:

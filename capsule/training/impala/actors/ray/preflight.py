@@ -1,4 +1,4 @@
-"""What a machine is asked before it may play along: a pass of the run's own network, digested."""
+"""The test of a machine before actors play on it: a pass of the run's own network, digested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pass_digest(settings: UnrollSettings) -> str:
     every parameter.
 
     Raises:
-        CapsuleError: CAP-T212 to CAP-T215, the environment cannot be had.
+        CapsuleError: CAP-T212 to CAP-T215, the environment is not available.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
