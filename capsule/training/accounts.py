@@ -91,18 +91,17 @@ def record_mechanisms(
 def surroundings(directory: Path) -> Surroundings:
     """Return paths, libraries, routes and devices as this process sees them."""
     devices = Path("/dev")
+    file_systems = {
+        "run directory": file_system_of(directory.resolve()),
+        "temporary files": file_system_of(Path("/tmp").resolve()),  # noqa: S108 - it is only looked at
+    }
     return Surroundings(
         fixed_paths=str(directory.absolute()) == contract.RUN_FOLDER,
         c_library=os.confstr("CS_GNU_LIBC_VERSION") or "unknown",
         interfaces=interfaces([*_routes_4(), *_routes_6()]),
-        file_systems={name: kind for name, kind in _file_systems(directory) if kind is not None},
+        file_systems={name: kind for name, kind in file_systems.items() if kind is not None},
         gpus=tuple(sorted(str(path) for name in _GPU_DEVICES for path in devices.glob(name))),
     )
-
-
-def _file_systems(directory: Path) -> Iterator[tuple[str, str | None]]:
-    yield "run directory", file_system_of(directory.resolve())
-    yield "temporary files", file_system_of(Path("/tmp").resolve())  # noqa: S108 - it is only looked at
 
 
 def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:

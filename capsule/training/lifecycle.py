@@ -156,15 +156,15 @@ class TrainingAttempt:
         self.learner.close()
 
     def _train(self) -> None:
-        learner = self.learner
+        learner, interval = self.learner, self._spec.recording.trace_interval
         self._evaluator.keep_network()
         while learner.step < self._end:
             if self._dense is None:
                 learner.train_step()
             else:
                 self._dense.interval(learner)
-            if learner.step == self._spec.trainer.total_steps:
-                self._record_rest()
+            if learner.step == self._spec.trainer.total_steps and learner.step % interval:
+                learner.record()  # the steps since the last record
             self._evaluator.keep_network()
             if self._checkpointer.checkpoint(final=learner.step == self._end):
                 self._events.write("checkpoint")
@@ -172,11 +172,6 @@ class TrainingAttempt:
             if self._stop.is_set() and learner.step < self._end:
                 self._checkpointer.save_state()
                 raise Interrupted
-
-    def _record_rest(self) -> None:
-        """Close the trace with a record of the steps since the last one."""
-        if self.learner.step % self._spec.recording.trace_interval:
-            self.learner.record()
 
     def _write_results(self) -> None:
         """Write what the run gave out, and the result last of all."""

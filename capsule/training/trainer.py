@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from capsule.experiment.spec import CpuAccelerator, Numerics, SeedsSpec, StreamName, TrainingSpec
+from capsule.experiment.spec import SeedsSpec, StreamName, TrainingSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,12 +115,6 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """End its threads and processes."""
-
-
-def cpu_numerics(spec: TrainingSpec) -> Numerics:
-    """Return the numerics profile of a run's CPU; it promises nothing beside a GPU."""
-    accelerator = spec.accelerator
-    return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
 
 
 def state_interval(spec: TrainingSpec) -> int:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import EvaluationSpec
 from capsule.experiment.fields import Model, Name
-from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator
+from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.spec.consistency import check_program, check_training
 from capsule.experiment.spec.determinism import DeterminismSpec
 from capsule.experiment.spec.environment import EnvironmentSpec
@@ -66,6 +66,12 @@ class Spec(Model):
         else:
             check_training(self.environment, self.evaluation, self.recording, self.trainer)
         return self
+
+    @property
+    def cpu_numerics(self) -> Numerics:
+        """The numerics profile of the CPU: ``native``, which promises nothing, beside a GPU."""
+        accelerator = self.accelerator
+        return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
 
     def digest(self) -> str:
         """Return the SHA-256 of its canonical JSON, hexadecimal."""

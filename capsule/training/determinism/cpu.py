@@ -179,7 +179,8 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
             "mkl.vendor_check": SHIM,
             "nnpack.enabled": False,
         }
-    elif _vendor() == "GenuineIntel":  # elsewhere oneMKL turns every branch but two into AUTO
+    elif cpu_facts().get("vendor_id") == "GenuineIntel":
+        # Elsewhere oneMKL turns every branch but two into AUTO.
         wanted["mkl.branch"] = "AVX2"
     return {name: value for name, value in wanted.items() if found[name] is not None}
 
@@ -198,10 +199,6 @@ def loaded_library(part: str) -> str | None:
         if part in path.rpartition("/")[2]:
             return f"/{path}"
     return None
-
-
-def _vendor() -> str:
-    return cpu_facts().get("vendor_id", "unknown")
 
 
 def _onednn_isa() -> str | None:

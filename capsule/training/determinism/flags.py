@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.contract import Runtime
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.experiment.spec import CudaAccelerator, Spec
 from capsule.experiment.variables import environment_variables
 from capsule.training.determinism import cpu, self_test, torch_flags
 from capsule.training.determinism.child_processes import check_start, environment_of
@@ -50,8 +50,7 @@ def prepare(spec: Spec) -> None:
             "torch was imported before its determinism flags were checked",
             fix="Start the run as 'python -m capsule.training RUN_DIRECTORY'.",
         )
-    if isinstance(spec.accelerator, CpuAccelerator):
-        cpu.require(spec.accelerator.numerics)
+    cpu.require(spec.cpu_numerics)
 
 
 def apply(spec: Spec) -> Runtime:
@@ -69,19 +68,17 @@ def apply(spec: Spec) -> Runtime:
         # A program of the user's own may do without; _libraries() misses it for any other run.
         return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
     flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
-    accelerator = spec.accelerator
-    profile = accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
-    cpu.settle(profile)
-    flags |= torch_flags.expect(cpu.read_back(profile, spec.determinism.threads), "library")
-    flags["numerics.self_test"] = self_test.start_up_test(profile)
+    cpu.settle(spec.cpu_numerics)
+    found = cpu.read_back(spec.cpu_numerics, spec.determinism.threads)
+    flags |= torch_flags.expect(found, "library")
+    flags["numerics.self_test"] = self_test.start_up_test(spec.cpu_numerics)
     device = _cuda_device(spec.accelerator) if spec.accelerator.kind == "cuda" else _cpu_device()
     return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
 
 
 def is_portable(spec: Spec) -> bool:
     """Tell whether a run promises the same bits on other processors."""
-    accelerator = spec.accelerator
-    return isinstance(accelerator, CpuAccelerator) and cpu.is_portable(accelerator.numerics)
+    return cpu.is_portable(spec.cpu_numerics)
 
 
 def device_of(spec: Spec) -> torch.device:

@@ -29,7 +29,7 @@ from capsule.training.networks.feedforward import Parameters
 from capsule.training.networks.language import make_vocabulary
 from capsule.training.sharded_gradient import Learners, LocalLearners, Ranks
 from capsule.training.state.streams import make_streams
-from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
+from capsule.training.trainer import TrainerContext, state_interval
 
 _RECORDING = "schedule"
 
@@ -95,7 +95,7 @@ def make_learners(
         ranks=context.learners,
         shapes=network.shapes,
         determinism=context.spec.determinism,
-        numerics=cpu_numerics(context.spec),
+        numerics=context.spec.cpu_numerics,
     )
 
 
@@ -117,7 +117,7 @@ def make_settings(
     return UnrollSettings(
         tasks=tasks_of(context.spec.environment),
         seeds=context.seeds,
-        network=make_network(trainer, example, CpuAccelerator(numerics=cpu_numerics(context.spec))),
+        network=make_network(trainer, example, CpuAccelerator(numerics=context.spec.cpu_numerics)),
         steps=trainer.unroll_length,
         vocabulary=make_vocabulary(trainer.language),
         rows=trainer.inference.rows if trainer.inference.mode == "server" else ROWS,
@@ -134,7 +134,7 @@ def make_transport(
     Raises:
         CapsuleError: CAP-T321, the bits of a row depend on its batch in a replica.
     """
-    numerics = cpu_numerics(context.spec)
+    numerics = context.spec.cpu_numerics
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
 

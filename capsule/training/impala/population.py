@@ -28,9 +28,9 @@ function of its seed and of the order in which returns arrive and questions are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -110,20 +110,6 @@ class MemberGeneration:
         return self.rival_score if self.copied else self.score
 
 
-class Segment(NamedTuple):
-    """Part of a learning curve.
-
-    Attributes:
-        generation: Whose member's curve it is.
-        first: That member's frames where it begins.
-        last: And where it ends; None for what is going on.
-    """
-
-    generation: MemberGeneration
-    first: int
-    last: int | None
-
-
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -160,24 +146,6 @@ def _changed(value: float, rules: PopulationSpec, uniform: float) -> float:
         return value
     grows = uniform < rules.probability / 2
     return value * rules.factor if grows else value / rules.factor
-
-
-def lineage(generations: Sequence[MemberGeneration], number: int) -> list[Segment]:
-    """Return what the weights of a generation went through, from new ones on.
-
-    That is how the paper draws learning curves: "by backtracking through the ancestry".
-
-    Args:
-        generations: All of a population.
-        number: Of the generation.
-    """
-    generation = generations[number]
-    segments = [Segment(generation, generation.frames, None)]
-    while generation.parent is not None:
-        parent = generations[generation.parent]
-        segments.append(Segment(parent, parent.frames, generation.parent_frames))
-        generation = parent
-    return segments[::-1]
 
 
 # --- the population -------------------------------------------------------------------------------

@@ -147,7 +147,9 @@ class ImpalaPopulation:
         self._recording, self._trace = context.spec.recording, context.trace
         self._members, self._population, self._tasks = members, population, tasks
         self._shared = context.streams
-        self._own = {_STREAM: stream} | _named_by_member([_by_name(each) for each in streams])
+        self._own = {_STREAM: stream} | _named_by_member(
+            [dict(sorted(each.items())) for each in streams]
+        )
         self._recorded = 0  # generations that the trace has
         self.actions = members[0].actions
         self._sum_up()
@@ -288,9 +290,7 @@ class ImpalaPopulation:
     def artifacts(self) -> dict[str, bytes]:
         """Return the ancestry."""
         ancestry = contract.Ancestry(generations=tuple(self._generations()))
-        return {
-            contract.POPULATION: ancestry.document(),
-        }
+        return {contract.POPULATION: ancestry.document()}
 
     def close(self) -> None:
         """End every thread and process."""
@@ -320,10 +320,6 @@ def _document(generation: MemberGeneration) -> contract.Generation:
 
 def _hex(value: float | None) -> str | None:
     return None if value is None else float(value).hex()
-
-
-def _by_name(streams: Mapping[Any, Stream]) -> dict[str, Stream]:
-    return {name: streams[name] for name in sorted(streams)}
 
 
 def _name(number: int, what: str, form: str = "member {}/{}") -> str:

@@ -39,6 +39,7 @@ ALIGNMENT = 64  # bytes; copies keep a tensor's place in a cache line, on which 
 _UNMARKED_WRITES = frozenset({"running_mean", "running_var", "dropout_state"})
 # Results that a kernel need not fill: scratch memory kept for the backward pass.
 _SCRATCH_RESULTS = {"aten::mkldnn_rnn_layer": {3}, "aten::_cudnn_rnn": {3}}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # other subclasses wrap tensors
 # Namespaces whose operators do something besides computing: communicate, or take time stamps.
 _EFFECTS = ("c10d", "_c10d", "symm_mem", "rpc", "profiler")
 
@@ -235,7 +236,7 @@ class DispatchedCall:
             or torch.Tag.inplace_view in func.tags
             or func.namespace.startswith(_EFFECTS)
             or self.status()[0] == "uninitialized"
-            or any(issubclass(kind, torch.Tensor) and _is_wrapper(kind) for kind in types)
+            or any(issubclass(kind, torch.Tensor) and kind not in _PLAIN for kind in types)
             or any(_unusual(tensor) for tensor in _tensors(self._written()))
         )
 
@@ -384,10 +385,6 @@ def _bytes_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
-def _is_wrapper(kind: type[torch.Tensor]) -> bool:
-    return kind not in (torch.Tensor, torch.nn.Parameter)
 
 
 def _unusual(tensor: torch.Tensor) -> bool:

@@ -77,38 +77,6 @@ def _overwrites(arguments: Arguments) -> bool:
     return not _accumulates(arguments)
 
 
-def _from_tensor(arguments: Arguments) -> bool:
-    return "src" in arguments
-
-
-def _reduces_sum(arguments: Arguments) -> bool:
-    return arguments.get("reduce") in {"sum", "mean"}
-
-
-def _reduces_product(arguments: Arguments) -> bool:
-    return arguments.get("reduce") == "prod"
-
-
-def _weighted(arguments: Arguments) -> bool:
-    return arguments.get("weights") is not None
-
-
-def _along_dimension(arguments: Arguments) -> bool:
-    return "dim" in arguments
-
-
-def _takes_maximum(arguments: Arguments) -> bool:
-    return arguments.get("mode") == 2  # EmbeddingBag: 0 sum, 1 mean, 2 max
-
-
-def _sparse(arguments: Arguments) -> bool:
-    return str(arguments["self"].layout) != "torch.strided"
-
-
-def _quantized(arguments: Arguments) -> bool:
-    return bool(arguments["self"].is_quantized)
-
-
 def _floating(arguments: Arguments) -> bool:
     dtype = arguments.get("dtype") or arguments["self"].dtype
     return bool(dtype.is_floating_point or dtype.is_complex)
@@ -143,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("bmm",),
         ("torch.bmm when called on sparse-dense CUDA tensors",),
-        _sparse,
+        lambda arguments: str(arguments["self"].layout) != "torch.strided",
     ),
     Rule(
         "with-flag",
@@ -202,7 +170,7 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("scatter",),
         ("torch.Tensor.scatter when src type is Tensor and called on CUDA tensor",),
-        _from_tensor,
+        lambda arguments: "src" in arguments,
     ),
     Rule(
         "with-flag",
@@ -214,7 +182,7 @@ RULES: tuple[Rule, ...] = (
                 "tensor"
             ),
         ),
-        _reduces_sum,
+        lambda arguments: arguments.get("reduce") in {"sum", "mean"},
     ),
     Rule(
         "with-flag",
@@ -293,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("_embedding_bag_backward", "_embedding_bag_dense_backward"),
         ("torch.nn.EmbeddingBag when attempting to differentiate a CUDA tensor when mode='max'",),
-        _takes_maximum,
+        lambda arguments: arguments.get("mode") == 2,  # 0 sum, 1 mean, 2 max
     ),
     Rule("raises", BOTH, ("put",), ("torch.Tensor.put_ when accumulate=False",), _overwrites),
     Rule(
@@ -309,14 +277,14 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("bincount",),
         ("torch.bincount when called on a CUDA tensor and weights tensor is given",),
-        _weighted,
+        lambda arguments: arguments.get("weights") is not None,
     ),
     Rule(
         "raises",
         CUDA,
         ("median",),
         ("torch.median with indices output when called on a CUDA tensor",),
-        _along_dimension,
+        lambda arguments: "dim" in arguments,
     ),
     Rule(
         "raises",
@@ -336,14 +304,14 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("scatter_reduce",),
         ("torch.Tensor.scatter_reduce when reduce='prod' and called on CUDA tensor",),
-        _reduces_product,
+        lambda arguments: arguments.get("reduce") == "prod",
     ),
     Rule(
         "raises",
         BOTH,
         ("resize",),
         ("torch.Tensor.resize_ when called with a quantized tensor",),
-        _quantized,
+        lambda arguments: bool(arguments["self"].is_quantized),
     ),
 )
 

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from capsule.experiment import contract
 from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath, open_beneath
@@ -71,13 +72,18 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
             output = _output(directory / contract.WORKSPACE, entry)
             if output.fact != tree.get(entry.path):
                 files[entry.path] = output
-    printed = _hashed(directory / contract.STANDARD_OUTPUT) if trainer.standard_output else None
+    printed = None
+    if trainer.standard_output:
+        with open_regular(directory / contract.STANDARD_OUTPUT, os.O_NOFOLLOW) as stream:
+            printed = _hashed(stream)
     return Outputs(
         files=files,
         deleted=tuple(
             path for path in sorted(tree) if path not in kept and chosen(path, trainer.outputs)
         ),
-        empty_folders=tuple(_chosen_folders(entries, trainer)),
+        empty_folders=tuple(
+            path for path in _empty_folders(entries) if chosen(path, trainer.outputs)
+        ),
         standard_output=printed,
     )
 
@@ -153,10 +159,6 @@ def _check_limits(
         raise _unclaimable(f"the program wrote {len(outputs):,} files, more than {MAX_OUTPUTS:,}")
 
 
-def _chosen_folders(entries: list[FolderEntry], trainer: CommandTrainer) -> Iterator[str]:
-    return (path for path in _empty_folders(entries) if chosen(path, trainer.outputs))
-
-
 def _empty_folders(entries: list[FolderEntry]) -> Iterator[str]:
     """Yield the folders that hold nothing at all."""
     parents = {entry.path.rpartition("/")[0] for entry in entries}
@@ -179,16 +181,14 @@ def _output(workspace: Path, entry: FolderEntry) -> Output:
             return Output(size=len(data), sha256=sha256_hex(data), target=target)
         executable = bool(entry.facts.st_mode & stat.S_IXUSR)
         with open_beneath(workspace, entry.path) as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return Output(size=stream.tell(), sha256=digest, executable=executable)
+            return _hashed(stream, executable=executable)
     except OSError as error:
         raise _unreadable(entry.path, error) from error
 
 
-def _hashed(path: Path) -> Output:
-    with open_regular(path, os.O_NOFOLLOW) as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return Output(size=stream.tell(), sha256=digest)
+def _hashed(stream: BinaryIO, *, executable: bool = False) -> Output:
+    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return Output(size=stream.tell(), sha256=digest, executable=executable)
 
 
 def _check_utf8(text: str, what: str) -> None:

@@ -17,7 +17,7 @@ from capsule.training.r2d2.learner import R2D2
 from capsule.training.r2d2.priorities import PriorityRule
 from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import make_streams
-from capsule.training.trainer import TrainerContext, cpu_numerics, state_interval
+from capsule.training.trainer import TrainerContext, state_interval
 
 LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and then
 
@@ -33,7 +33,7 @@ def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
         trainer.actors,
         processes=context.actor_processes,
         lag=0,
-        numerics=cpu_numerics(spec),
+        numerics=spec.cpu_numerics,
     )
     actors = Actors(settings, transport)
     options = replay_options(context, trainer, example, network)
@@ -72,7 +72,7 @@ def actor_settings(
     context: TrainerContext, trainer: R2d2Trainer, example: Environment, layout: SequenceLayout
 ) -> ActorSettings:
     """Return what makes the actors, who act on the CPU, whatever the learner computes on."""
-    cpu = CpuAccelerator(numerics=cpu_numerics(context.spec))
+    cpu = CpuAccelerator(numerics=context.spec.cpu_numerics)
     return ActorSettings(
         tasks=(context.spec.environment,),
         seeds=context.seeds,

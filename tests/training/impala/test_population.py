@@ -23,7 +23,6 @@ from capsule.training.impala.population import (
     Population,
     explore,
     is_fitter,
-    lineage,
     mean_capped_score,
 )
 from capsule.training.state.streams import Stream
@@ -45,6 +44,14 @@ class Scripted(Stream):
 
 def population(rules=SMALL, references=UNIT, seed=0, priors=DMLAB_PRIORS):
     return Population(rules, references, Stream("population", seed), priors)
+
+
+def ancestors(generations, number):
+    """Return a generation, the one whose weights it began with, and so on."""
+    line = [generations[number]]
+    while line[-1].parent is not None:
+        line.append(generations[line[-1].parent])
+    return line
 
 
 def scores(value, count=2, task="task"):
@@ -226,14 +233,13 @@ def test_a_learning_curve_goes_back_through_the_copies():
         found.collect(member, frames, scores(score))
         found.evolve(member)
     found.collect(1, 170, [])
-    parts = lineage(found.generations, 6)
-    assert [(part.generation.member, part.first, part.last) for part in parts] == [
-        (0, 0, 150),
-        (0, 150, 180),
-        (1, 160, 160),
-        (0, 200, None),
+    line = ancestors(found.generations, 6)
+    assert [(each.member, each.frames, each.parent_frames) for each in line] == [
+        (0, 200, 160),
+        (1, 160, 180),
+        (0, 150, 150),
+        (0, 0, None),
     ]
-    assert lineage(found.generations, 2) == [(found.generations[2], 0, None)]
 
 
 def test_any_other_member_may_be_selected_but_never_itself():
@@ -312,13 +318,8 @@ def test_the_ancestry_is_a_forest_of_the_first_members(steps, seed):
                 before = generations[generation.parent].hyperparameters[name]
                 assert value in (before, before * 1.2, before / 1.2)
         current[generation.member] = number
-        *parts, last = lineage(generations, number)
-        root = parts[0].generation if parts else last.generation
-        assert root.parent is None
-        assert last == (generation, generation.frames, None)
-        assert all(part.first <= part.last for part in parts)
-        for part, following in pairwise([*parts, last]):
-            assert following.generation.parent == part.generation.number
+        for child, parent in pairwise(ancestors(generations, number)):
+            assert parent.frames <= child.parent_frames
     assert [found.current(member).number for member in range(4)] == [current[m] for m in range(4)]
 
 
