@@ -13,8 +13,8 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from capsule.experiment import contract
 from capsule.experiment.beneath import FolderEntry, UnboundedError, entries_beneath, open_beneath
@@ -186,7 +186,7 @@ def _output(workspace: Path, entry: FolderEntry) -> Output:
         raise _unreadable(entry.path, error) from error
 
 
-def _hashed(stream: BinaryIO, *, executable: bool = False) -> Output:
+def _hashed(stream: BufferedReader, *, executable: bool = False) -> Output:
     digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return Output(size=stream.tell(), sha256=digest, executable=executable)
 
