@@ -263,7 +263,7 @@ def test_numbers_are_the_same_in_a_namespace_of_ones_own(tmp_path, busy):
     for number in range(5):
         folder = tmp_path / f"start-{number}"
         folder.mkdir()
-        ended = in_own_namespace(folder, sys.executable, "-c", code)
+        ended = in_own_namespace(folder, sys.executable, "-uc", code)
         assert (ended.returncode, ended.stderr) == (0, "")
         found.add(ended.stdout)
         report = collect(folder)

@@ -64,7 +64,9 @@ def test_the_network_before_training_is_left_out_where_the_spec_says_so():
 
 def test_an_interrupted_evaluation_continues_to_the_same_bytes(run):
     assert list(run.begin().evaluate()) == [800, 1_600]
-    assert run.learner.asked == [900, -700, 100, 900]  # the first chose the starts
+    # The first chose the starts; two threads share the rest.
+    assert run.learner.asked[0] == 900
+    assert sorted(run.learner.asked[1:]) == [-700, 100, 900]
     path = run.directory / contract.EVALUATION
     whole = path.read_bytes()
     assert [point.step for point in Evaluation.model_validate_json(whole).points] == [0, 800, 1_600]
