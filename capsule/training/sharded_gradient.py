@@ -94,7 +94,7 @@ def split(batch: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def added(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of tensors of one shape, added one after the other."""
+    """Return the sum of tensors of one shape, added one after the other in order."""
     return reduce(add, tensors)
 
 

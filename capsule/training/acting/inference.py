@@ -293,7 +293,10 @@ def _by_version(columns: Arrays) -> Iterator[Asked]:
 
 
 def require_probabilities(probabilities: NDArray[np.float32]) -> None:
-    """Check what actions are drawn from.
+    """Check the distributions that actions are drawn from.
+
+    Args:
+        probabilities: float32 ``[rows, actions]``.
 
     Raises:
         CapsuleError: CAP-T151, it is no distribution, as the parameters are too large.

@@ -80,7 +80,7 @@ class FactoredGradient:
                 yield Piece(tensor, 0, len(shards[0]), shards)
 
     def whole(self) -> list[torch.Tensor]:
-        """Return the gradient of every parameter tensor, flat, in memory order."""
+        """Return the gradient of every parameter tensor, float32 ``[size]``, in memory order."""
         found: dict[int, list[torch.Tensor]] = {}
         for piece in self.pieces(0, 1):
             found.setdefault(piece.tensor, []).append(added(piece.parts).clone())

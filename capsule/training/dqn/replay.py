@@ -109,13 +109,26 @@ class ReplayMemory:
         return int(self._ring.counts[0])
 
     def append(self, frame: NDArray[Any], action: int, reward: float, terminal: bool) -> None:
-        """Add the entry ``(frame, action, reward, terminal)``."""
+        """Add an entry.
+
+        Args:
+            frame: ``[*frame_shape]``, the newest frame before the action.
+            action: What the agent did.
+            reward: Training reward of the action.
+            terminal: Whether the return ends with it.
+
+        Raises:
+            RuntimeError: More than ``slack`` entries were added since the last checkpoint.
+        """
         self._put(frame, action, reward, _TERMINAL if terminal else 0)
 
     def end_episode(self, last_frame: NDArray[Any]) -> None:
         """Close a truncated episode with its last frame, after which no action was taken.
 
         The transition before it then bootstraps from the frame that really followed.
+
+        Args:
+            last_frame: ``[*frame_shape]``.
 
         Raises:
             ValueError: There is no running episode: the newest entry already ended one.
@@ -146,6 +159,9 @@ class ReplayMemory:
 
         One uniform is drawn per row; then one for each row that hit a closing entry or the newest
         entry of a running episode, in row order, and again until every row holds a transition.
+
+        Returns:
+            int64 ``[batch]``.
 
         Raises:
             CapsuleError: CAP-T222, too few entries to hold a transition.

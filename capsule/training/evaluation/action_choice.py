@@ -20,7 +20,12 @@ Choose = Callable[[NDArray[np.float32], Sequence[int]], list[int]]
 
 
 def greedy(values: NDArray[np.float32], rows: Sequence[int]) -> list[int]:
-    """Choose the actions of the largest values; ties go to the lowest index."""
+    """Choose the actions of the largest values; ties go to the lowest index.
+
+    Args:
+        values: float32 ``[rows, actions]``, of all rows.
+        rows: Those to choose for.
+    """
     best: NDArray[Any] = values.argmax(axis=1)
     return [int(best[row]) for row in rows]
 

@@ -258,7 +258,10 @@ def lstm_backward(
 
 
 def exponentiate(numbers: torch.Tensor) -> torch.Tensor:
-    """Return ``e^x``, computed in float64; 0 or infinite where float32 has no room for it."""
+    """Return ``e^x``, of any shape, computed in float64.
+
+    A result that is too small or too large for float32 is 0 or infinite.
+    """
     result = _empty(*numbers.shape)
     _library.capsule_exponentiate(_pointer(numbers), _pointer(result), numbers.numel())
     return result
@@ -393,7 +396,14 @@ def convolution(
 def convolved(
     images: torch.Tensor, filters: torch.Tensor, stride: int, rows: int | None = None
 ) -> torch.Tensor:
-    """Return memory for the convolution of images, as many as there are or ``rows`` of them."""
+    """Return memory for the results of :func:`convolution`, ``[rows, down, across, filters]``.
+
+    Args:
+        images: ``[batch, height, width, channels]``.
+        filters: ``[filters, size, size, channels]``.
+        stride: In both directions.
+        rows: Images that it is for; as many as ``images`` by default.
+    """
     shape = _convolution(images.shape, filters.shape, stride)
     return _empty(shape.rows if rows is None else rows, shape.down, shape.across, shape.filters)
 
@@ -440,7 +450,14 @@ def conv2d_weight_grad(
 def conv2d_input_grad(
     gradient: torch.Tensor, filters: torch.Tensor, images: torch.Size, stride: int
 ) -> torch.Tensor:
-    """Return the gradient of a convolution with respect to its images, of shape ``images``."""
+    """Return the gradient of a convolution with respect to its images.
+
+    Args:
+        gradient: Gradient with respect to its results, ``[rows, down, across, filters]``.
+        filters: Its filters, ``[filters, size, size, channels]``.
+        images: Shape of its images, which is that of the result.
+        stride: In both directions.
+    """
     result, scratch = _empty(*images), _empty(filters.numel())
     shape = _convolution(images, filters.shape, stride)
     _library.capsule_conv2d_input_grad(

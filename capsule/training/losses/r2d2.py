@@ -212,6 +212,9 @@ def clip_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
 
     Args:
         rewards: float64, any shape.
+
+    Returns:
+        float32 of the same shape.
     """
     squeezed = np.tanh(rewards)
     clipped: NDArray[np.float32] = (

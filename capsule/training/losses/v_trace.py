@@ -115,8 +115,8 @@ def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> 
     """Return ``pi / mu``: exactly 1 for equal logarithms, infinite where float32 has no room.
 
     Args:
-        log_target: ``ln pi``, any shape.
-        log_behaviour: ``ln mu``, of the same.
+        log_target: ``ln pi``, float32 of any shape; no gradient flows through it.
+        log_behaviour: ``ln mu``, float32 of the same shape.
     """
     return _exponentiate(log_target.detach() - log_behaviour.detach())
 

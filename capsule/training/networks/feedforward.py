@@ -158,7 +158,7 @@ class Parameters:
             view.copy_(torch.from_numpy(arrays[name]))
 
     def leaves(self) -> dict[str, torch.Tensor]:
-        """Return name to a view of the same memory by which a loss can be differentiated."""
+        """Return name to a leaf tensor for autograd, which is a view of the same memory."""
         return {name: view.detach().requires_grad_() for name, view in self.views.items()}
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -166,7 +166,7 @@ class Parameters:
         return list(torch.split(flat, [len(segment) for segment in self.segments]))
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return a copy of every tensor as a C-ordered numpy array."""
+        """Return name to a copy of each tensor: float32, of its natural shape, C-ordered."""
         return {name: view.cpu().numpy().copy(order="C") for name, view in self.views.items()}
 
 
@@ -264,7 +264,7 @@ def initialize(parameters: Parameters, stream: Stream) -> None:
 
 
 def flatten(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as one dimension, in the memory order of :class:`Parameters`."""
+    """Return a tensor's gradient as ``[size]``, in the memory order of :class:`Parameters`."""
     return (gradient.permute(0, 2, 3, 1) if gradient.dim() == 4 else gradient).reshape(-1)
 
 

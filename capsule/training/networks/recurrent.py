@@ -490,5 +490,12 @@ def _lstm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def dense(
     products: LayerBackend, parameters: Tensors, name: str, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return the outputs, not rectified, of the dense layer called ``name``."""
+    """Return the outputs, not rectified, of a dense layer: float32 ``[batch, out]``.
+
+    Args:
+        products: How it is computed.
+        parameters: Name to tensor.
+        name: Of the layer, before ``.weight`` and ``.bias``.
+        inputs: float32 ``[batch, in]``.
+    """
     return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

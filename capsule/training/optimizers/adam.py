@@ -107,7 +107,12 @@ def global_norm(gradient: torch.Tensor) -> float:
 
 
 def clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
-    """Return the factor that brings a gradient to the norm ``maximum``; 1 if it is no longer."""
+    """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is no longer.
+
+    Args:
+        gradient: float32 ``[size]``.
+        maximum: Infinite for no clipping.
+    """
     if maximum == math.inf:
         return 1.0
     # A norm of NaN clips nothing: the NaN of the gradient reaches the weights, and the next loss

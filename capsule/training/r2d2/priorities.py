@@ -71,7 +71,7 @@ class Priorities:
         self.tree.set(self._leaves(actors, numbers), weights)
 
     def clear(self, actor: int, numbers: NDArray[np.int64]) -> None:
-        """Take the priorities of some sequences of an actor away."""
+        """Remove the priorities of evicted sequences of an actor, int64 ``[count]``."""
         leaves = self._leaves(np.full_like(numbers, actor), numbers)
         self.tree.set(leaves, np.zeros(len(numbers)))
 

@@ -63,7 +63,13 @@ class Executor:
         self._arrived: dict[int, Played[Unroll]] = {}
 
     def publish(self, version: int, parameters: NDArray[np.float32]) -> None:
-        """Give actors a version of the policy; it is not written to afterwards."""
+        """Give actors a version of the policy.
+
+        Args:
+            version: Its number: the parameter updates made so far.
+            parameters: float32 ``[size]``, in the order of :attr:`Parameters.flat`; not written to
+                afterwards.
+        """
         oldest = version - self.lag
         self.versions = {v: kept for v, kept in self.versions.items() if v >= oldest}
         self.versions[version] = parameters
