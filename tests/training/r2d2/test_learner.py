@@ -260,7 +260,6 @@ def test_a_snapshot_continues_to_the_same_bits(make):
 
 
 def _copy_files(source, target):
-    source._replay.flush()
     for rings in ("_entries", "_sequences"):
         for name, array in getattr(source._replay, rings).fields.items():
             getattr(target._replay, rings).fields[name][:] = array
