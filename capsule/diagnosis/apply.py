@@ -82,12 +82,17 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
             fix="Write the value on the line of its key, or set the fields by hand.",
         ) from error
     yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
+    set_fields(document, patch)
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()
+
+
+def set_fields(document: Any, patch: Mapping[str, Setting]) -> None:
+    """Set dotted fields of a document, with the sections that they need."""
     for name, value in patch.items():
         *sections, key = name.split(".")
         node = document
         for section in sections:
             node = node.setdefault(section, {})
         node[key] = value
-    stream = io.StringIO()
-    yaml.dump(document, stream)
-    return stream.getvalue()

@@ -14,9 +14,14 @@ from pydantic import Field, ValidationError
 from capsule import execution
 from capsule.bundle.claims import read_document
 from capsule.diagnosis.attribution import asked_findings, line_findings, operator_findings
-from capsule.diagnosis.entropy import STRACE, entropy_findings, unreached_findings
+from capsule.diagnosis.entropy import (
+    STRACE,
+    entropy_findings,
+    race_findings,
+    read_draws,
+    unreached_findings,
+)
 from capsule.diagnosis.findings import Finding, finding
-from capsule.diagnosis.races import race_findings, read_draws
 from capsule.diagnosis.settings import UNKNOWN, given_up, tailored, unexplained
 from capsule.engine.interface import RUN_DIRECTORY, Engine, Exit, Progress, Task
 from capsule.entropy.report import EntropyReport
@@ -236,7 +241,7 @@ def compare_runs(first: Path, second: Path) -> list[str]:
         found = compare_traces(first / contract.TRACE, second / contract.TRACE, prefix=False)
         if found is not None:
             inside = f", {found.name}" if found.name else ""
-            part = f"the traces part at step {found.step}, in {found.component}{inside}"
+            part = f"the traces diverge at step {found.step}, in {found.component}{inside}"
             differences.append(part)
     if (first / contract.OUTPUTS).exists():
         left, right = (_outputs(path) for path in (first, second))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
+from capsule.diagnosis.apply import set_fields
 from capsule.diagnosis.findings import CATALOGUE, Finding, Setting, finding
 from capsule.experiment.spec import Spec, calendar_clock
 from capsule.host.errors import CapsuleError
@@ -42,12 +43,7 @@ def in_force(spec: Spec, field: str) -> Setting | None:
 def with_settings(spec: Spec, patch: Mapping[str, Setting]) -> Spec | None:
     """Return the spec with some fields set; None if a spec of its kind may not hold them."""
     document: Any = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for name, value in patch.items():
-        *sections, key = name.split(".")
-        node = document
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[key] = value
+    set_fields(document, patch)
     try:
         return parse_spec(json.dumps(document).encode(), spec.name)
     except CapsuleError:

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.diagnosis.apply import apply_patch, patch_of, patched
-from capsule.diagnosis.entropy import entropy_findings, unreached_findings
+from capsule.diagnosis.entropy import entropy_findings, race_findings, unreached_findings
 from capsule.diagnosis.findings import CATALOGUE, finding, shortened
-from capsule.diagnosis.races import race_findings
 from capsule.diagnosis.settings import described, given_up, in_force, tailored, with_settings
 from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.errors import CapsuleError
