@@ -29,7 +29,7 @@ class AllowedSigner:
     """One line of a trust file.
 
     Attributes:
-        principals: Pattern list of the identities that the key stands for.
+        principals: Pattern list of the identities that the key belongs to.
         key: The key.
         namespaces: Pattern list of what it may sign, or None for everything.
         valid_after: The first moment at which it counts, or None.
@@ -43,7 +43,7 @@ class AllowedSigner:
     valid_before: datetime | None = None
 
     def identity(self, wanted: tuple[str, ...]) -> str:
-        """Name whom the key stands for: the one of these who is among its principals, or all."""
+        """Name the key's owner: the one of these names among its principals, or all principals."""
         return next((name for name in wanted if matches(name, self.principals)), self.principals)
 
     def rejection_reason(

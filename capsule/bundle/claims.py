@@ -80,7 +80,8 @@ class TrainingClaims(Claims):
     schema_id: Literal["capsule/claims/v1"] = Field("capsule/claims/v1", alias="schema")
     streams: tuple[contract.StreamProfile, ...]
     schedule: Sha256 | None = Field(
-        None, description="Of the schedule log; null unless the spec has the schedule recorded."
+        None,
+        description="Digest of the schedule log; null unless the spec has the schedule recorded.",
     )
     trace: TraceClaim
     checkpoints: tuple[CheckpointClaim, ...]
@@ -100,7 +101,7 @@ class ProgramClaims(Claims):
         description="New and changed files and links, by path in the working folder."
     )
     deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
-    empty_folders: tuple[str, ...] = Field((), description="Folders that hold nothing.")
+    empty_folders: tuple[str, ...] = Field((), description="Folders without any content.")
     standard_output: contract.Output | None = Field(description="Null if the spec says so.")
     arrivals: Sha256 | None = Field(
         None, description="SHA-256 of the arrival log; null unless the program recorded one."
@@ -162,7 +163,7 @@ def read_document(path: Path, model: type[Document]) -> Document:
 
 
 def read_beneath(folder: Path, path: str, model: type[Document]) -> Document:
-    """Read a canonical JSON document at a path below a run directory that is no link anywhere.
+    """Read a canonical JSON document at a path without links below a run directory.
 
     Raises:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.

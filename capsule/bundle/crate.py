@@ -55,7 +55,7 @@ _TAKEN: frozenset[Role] = frozenset({"lock", "job"})
 _MADE: frozenset[Role] = frozenset(
     {"claims", "profile", "run", "checkpoint", "state", "output", "log"}
 )
-_SIGNED = {  # what stands before the files of the manifest: meaning and media type
+_SIGNED = {  # the members in front of those of the manifest: meaning and media type
     MANIFEST: ("Every file of this bundle with its size, SHA-256 and role", "application/json"),
     CHECKSUMS: ("The same digests in the format of sha256sum", "text/plain"),
     ENVELOPE: (

@@ -38,7 +38,7 @@ def verify(data: bytes, message: bytes, identity: str, issuer: str) -> None:
             "--keyless requires the sigstore package, which is not installed",
             fix="pip install 'capsule-rl[sigstore]'",
         ) from error
-    logging.getLogger("sigstore").setLevel(logging.ERROR)  # being offline is no news
+    logging.getLogger("sigstore").setLevel(logging.ERROR)  # it warns of being offline
     try:
         bundle = Bundle.from_json(data)
         policy = Identity(identity=identity, issuer=issuer)

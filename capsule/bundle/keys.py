@@ -42,7 +42,7 @@ class PublicKey:
         raw: The encoded point: 32 bytes (RFC 8032 section 5.1.2), or 65 (SEC 1 section 2.3.3).
         comment: The unsigned comment of the key's file.
         algorithm: The only algorithm with which this key verifies anything.
-        application: For whom a FIDO token made the key, ``ssh:`` as a rule; else empty.
+        application: What a FIDO token made the key for, ``ssh:`` as a rule; else empty.
     """
 
     raw: bytes
@@ -393,7 +393,7 @@ _UNLOCK = (
 
 def _no_passphrase(path: Path) -> CapsuleError:
     fix = "Write the passphrase into the first line of the file, in UTF-8."
-    return CapsuleError("CAP-B139", f"{path} holds no passphrase", fix=fix)
+    return CapsuleError("CAP-B139", f"{path} contains no passphrase", fix=fix)
 
 
 def _undecipherable(path: Path) -> CapsuleError:
@@ -407,5 +407,5 @@ def _not_public(path: Path) -> CapsuleError:
 
 
 def _wrong_type(path: Path, kind: str) -> CapsuleError:
-    message = f"{path} holds a key of type {kind!a}; only Ed25519 and ECDSA P-256 are supported"
+    message = f"{path} contains a key of type {kind!a}; only Ed25519 and ECDSA P-256 are supported"
     return CapsuleError("CAP-B133", message, fix=_NEW_KEY)

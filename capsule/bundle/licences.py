@@ -56,7 +56,7 @@ def collect_licences(
             none of their licences are known.
 
     Returns:
-        Package URL to choice. A package that declares none that is certain is left out.
+        Package URL to choice. A package without a certain declaration is left out.
 
     Raises:
         CapsuleError: CAP-B061 a wheel cannot be read.
@@ -121,7 +121,7 @@ def expression_choice(expression: str) -> Choice:
     """Return the choice of one SPDX expression.
 
     Raises:
-        CapsuleError: CAP-B060 it is none.
+        CapsuleError: CAP-B060 it is not one.
     """
     from cyclonedx.spdx import is_supported_id
 

@@ -68,7 +68,7 @@ class Members(Mapping[str, Path]):
     def open(self, path: str) -> BinaryIO:
         """Open a file where it lies.
 
-        What is read is whatever stands there now: compare it with something that was signed.
+        The content may have changed since it was checked: compare it with a signed digest.
         """
         member = self._members[path]
         return io.BufferedReader(_Slice(self._archive.fileno(), member.offset, member.file.size))

@@ -106,7 +106,7 @@ class PolicyReference(Model):
 
 
 class InputAttestation(Model):
-    """The bundle, by the document that stands for all of it."""
+    """The bundle, by the document that covers all its files."""
 
     name: Literal["manifest.json"] = "manifest.json"
     digest: Digest

@@ -197,7 +197,7 @@ def _training_members(lock: Lock, claims: TrainingClaims) -> Iterator[tuple[str,
 
 
 def checkpoint_member(step: int) -> str:
-    """Return the member that holds the tensors of the checkpoint at ``step``."""
+    """Return the member with the tensors of the checkpoint at ``step``."""
     return f"{CHECKPOINT}{contract.checkpoint_name(step)}.safetensors"
 
 
@@ -208,7 +208,7 @@ def claimed_outputs(claims: ProgramClaims) -> dict[str, str]:
 
 
 def state_members(step: int) -> tuple[str, str]:
-    """Return the members that hold index and pack of the state at ``step``."""
+    """Return the members with index and pack of the state at ``step``."""
     name = STATES + contract.checkpoint_name(step)
     return f"{name}.json", f"{name}.zst"
 

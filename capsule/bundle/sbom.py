@@ -1,7 +1,7 @@
 """Bills of materials in CycloneDX 1.6 (ECMA-424): what the image holds, and what the machine is.
 
 The documents are written directly, as canonical JSON, and the CycloneDX library only validates
-them: its object model drops fields it does not know. They hold no date, no host and no tool
+them: its object model drops fields it does not know. They contain no date, no host and no tool
 version, so that equal images have equal bytes and a verifier can derive the image's SBOM again
 from the lock. Packages are located relative to wherever packages come from: a Debian pool path as
 a property, a wheel's file name in its package URL. External references are avoided: they want a
@@ -91,7 +91,7 @@ def image_document(
 
 
 def _licensed(component: Component, choice: Choice | None) -> Component:
-    """Add a component's licence, or that there is none to tell."""
+    """Add a component's licence, or state that none is known."""
     if choice is not None:
         return {**component, "licenses": choice}
     return {**component, "properties": [*component.get("properties", []), _NO_LICENCE]}
@@ -146,7 +146,7 @@ def _wheel(wheel: LockedWheel) -> Component:
 
 
 def _code(code: LockedCode) -> Component:
-    # The digest covers a listing of files, not one file, so that it is no 'hash' of CycloneDX.
+    # The digest covers a listing of files, not one file, so it is not a 'hash' of CycloneDX.
     return {
         **_component("application", "capsule-code", "capsule-rl", code.version),
         "licenses": expression_choice(CODE_LICENCE),

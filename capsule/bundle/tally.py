@@ -131,7 +131,7 @@ class Receipt(Model):
 
 
 class Refusal(Model):
-    """A file that is no receipt for the claim id in question, and why."""
+    """A file that is not a receipt for the claim id in question, and why."""
 
     file: str
     code: str
@@ -151,7 +151,9 @@ class Receipts(Model):
     schema_id: Literal["capsule/receipts/v1"] = Field("capsule/receipts/v1", alias="schema")
     claim_id: Sha256
     summary: str = Field(description="The tallies in one sentence.")
-    tallies: dict[Verdict, ReceiptTally] = Field(description="Of what counts, the strongest first.")
+    tallies: dict[Verdict, ReceiptTally] = Field(
+        description="The tallies of what counts, the strongest verdict first."
+    )
     receipts: tuple[Receipt, ...]
     refused: tuple[Refusal, ...]
 

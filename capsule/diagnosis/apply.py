@@ -30,14 +30,14 @@ def patch_of(findings: Iterable[Finding]) -> dict[str, Setting]:
 def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
     """Set fields of a spec file in place: comments, order and notation stay.
 
-    The file holds either all of the patch or, if anything fails, what it held before.
+    The file gets all of the patch or, if anything fails, stays as it was.
 
     Args:
         path: The spec, YAML.
         patch: Dotted field to value.
 
     Raises:
-        CapsuleError: CAP-S001 the file cannot be read, CAP-S002 or CAP-S003 it is no valid spec,
+        CapsuleError: CAP-S001 the file cannot be read, CAP-S002 or CAP-S003 it is not a valid spec,
             CAP-D004 it cannot be written, or a comment of it cannot be kept.
     """
     try:

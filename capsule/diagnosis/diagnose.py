@@ -42,7 +42,7 @@ from capsule.verification.analysis.outputs import STANDARD_OUTPUT
 VARIABLE = "CAPSULE_DIAGNOSE"
 FOLDER = "instruments"  # of the run directory
 STRACE_OUTPUT = "strace.txt"
-RUNS = ("run-1", "run-2")  # equally long: paths move what lies in memory
+RUNS = ("run-1", "run-2")  # equally long: the length of a path moves what is in memory
 MAX_REPORT_BYTES = 256 << 20
 _LEVELS = ("error", "warning", "note")
 
@@ -120,7 +120,7 @@ def diagnose(
     Args:
         lock: The locked experiment; ``engine`` must have been prepared for it.
         engine: Where it runs.
-        directory: Where the two run directories go; must not hold any yet.
+        directory: Where the two run directories go; must not contain any yet.
         steps: Steps of each run. A program of the user's own is run to its end.
         reporter: Called with each event.
 
@@ -134,7 +134,7 @@ def diagnose(
     failure: CapsuleError | None = None
     for number, name in enumerate(RUNS, 1):
         reporter.note(f"run {number} of 2, under instruments")
-        # The second run is the one that is traced: it must give the same bits all the same.
+        # The second run is the one that is traced: tracing must not change a bit.
         strace = number == 2 and engine.name == "process" and shutil.which("strace") is not None
         runs.append(_Run(directory / name, Instrumented(engine, strace=strace)))
         try:

@@ -1,4 +1,4 @@
-"""Settings of a spec as remedies: which are in force, which it may hold, which are given up."""
+"""Settings of a spec as remedies: which are in force, which are possible, which are given up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GUARANTEES: tuple[tuple[str, tuple[Setting | None, ...], Setting], ...] = (
 
 
 def in_force(spec: Spec, field: str) -> Setting | None:
-    """Return what a field, dotted, stands for in a run of the spec."""
+    """Return the value that a dotted field has in a run of the spec."""
     if field == CLOCK:
         return calendar_clock(spec)
     node: Any = spec
@@ -41,7 +41,7 @@ def in_force(spec: Spec, field: str) -> Setting | None:
 
 
 def with_settings(spec: Spec, patch: Mapping[str, Setting]) -> Spec | None:
-    """Return the spec with some fields set; None if a spec of its kind may not hold them."""
+    """Return the spec with some fields set; None if such a spec cannot have them."""
     document: Any = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     set_fields(document, patch)
     try:
@@ -51,7 +51,7 @@ def with_settings(spec: Spec, patch: Mapping[str, Setting]) -> Spec | None:
 
 
 def tailored(item: Finding, spec: Spec) -> Finding:
-    """Keep of a finding's remedies those that are not in force and that the spec may hold."""
+    """Keep those remedies of a finding that are not in force and that the spec can have."""
     entry = CATALOGUE[item.code]
     patch = {
         name: value

@@ -25,7 +25,7 @@ class Trial(Model):
     """The result of two runs with other settings."""
 
     settings: dict[str, Setting] = Field(description="Dotted field of the spec to value.")
-    diagnosis: Diagnosis = Field(description="Of the runs with these settings.")
+    diagnosis: Diagnosis = Field(description="The diagnosis of the runs with these settings.")
     applied: bool = Field(description="Whether the runs were equal, and the spec was changed.")
 
 

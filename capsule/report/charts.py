@@ -49,7 +49,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Chart:
-    """What every chart has: an identity, unique in the page, a title, a description and ticks."""
+    """The parts of every chart: an identity, unique in the page, title, description and ticks."""
 
     identity: str
     title: str

@@ -130,7 +130,7 @@ def _access(subject: ReportedRun) -> str:
         if subject.lock.project is not None
         else f"The training code is Capsule's own, named by digest in {files('spec/lock.json')}."
     )
-    return f"{code_of} {todo('where the bundle and the data can be had.')}"
+    return f"{code_of} {todo('where the bundle and the data are available.')}"
 
 
 def _statistics(subject: ReportedRun) -> str:
@@ -158,7 +158,7 @@ def artifact_appendix(subject: ReportedRun) -> str:
         "## Artifact check-list (meta-information)",
         rows(("item", "this artifact"), _meta(subject)),
         "## Description",
-        f"**How to access.** {todo('where the bundle can be had.')}",
+        f"**How to access.** {todo('where the bundle is available.')}",
         f"**Hardware dependencies.** {facts.hardware_needed(subject)}.",
         "**Software dependencies.** Python 3.11 and pip for Capsule; Docker or Podman for the "
         "image, whose content is pinned by SHA-256 in "

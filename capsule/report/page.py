@@ -208,7 +208,7 @@ def _scores(subject: ReportedRun) -> Rows | str:
 
 
 class _Difference(NamedTuple):
-    """What a report says of a difference; ``equal`` has the map of a run without one."""
+    """The differences in a report; ``equal`` is the map of a run without any."""
 
     name: str
     report: Report
@@ -305,7 +305,7 @@ def _population(subject: ReportedRun) -> Rows:
 def _number(hexadecimal: str) -> str:
     try:
         return f"{float.fromhex(hexadecimal):.4g}"
-    except (ValueError, OverflowError):  # shown as it stands there
+    except (ValueError, OverflowError):  # shown as it is
         return hexadecimal
 
 

@@ -239,7 +239,7 @@ def _claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
     except ValueError as error:
         raise CapsuleError(
             "CAP-P103",
-            "the evaluation in claims.json holds something that is not a C99 hexadecimal float: "
+            "the evaluation in claims.json contains something that is not a C99 hexadecimal float: "
             f"{error}",
             fix="Do not trust this bundle; ask its signer for a consistent one.",
         ) from error

@@ -41,7 +41,7 @@ _NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
 
 @dataclass(frozen=True)
 class DiffRequest:
-    """What ``capsule diff`` was asked.
+    """A request to ``capsule diff``.
 
     Attributes:
         a: Bundle, run directory, or dense record.

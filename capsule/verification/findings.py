@@ -1,8 +1,8 @@
-"""What each stage of a verification finds, and the report that is built from the findings.
+"""The findings of each stage of a verification, and the report that is built from them.
 
 A stage returns its finding, which is frozen. A stage that fails leaves those before it as they are,
-so that the report of a failed verification has everything that was found until then. A field of a
-finding that the report has, too, has the same name in both.
+so that the report of a failed verification has everything that was found until then. A field that
+a finding and the report have in common has the same name in both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from capsule.verification.verdict import (
 
 @dataclass(frozen=True)
 class IntegrityFinding:
-    """Of a bundle that is unchanged since it was signed, and agrees with itself.
+    """A bundle that is unchanged since it was signed, and agrees with itself.
 
     Attributes:
         claim_id: Digest of its claims.
@@ -127,7 +127,7 @@ class ExecutionFinding:
 
 @dataclass(frozen=True)
 class ComparisonFinding:
-    """What differs between the claims of the bundle and those of the re-execution.
+    """The differences between the claims of the bundle and those of the re-execution.
 
     Attributes:
         differences: The facts that differ, causes before effects.

@@ -1,4 +1,4 @@
-"""What a verifier asks of ``capsule verify``: how far, by whose signatures, of which experiment."""
+"""A request to ``capsule verify``: how far, by whose signatures, of which experiment."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the reader knows from elsewhere, such as a paper: another experiment must not pass.
+    """The experiment that the verifier expects, for example from a paper; no other may pass.
 
     Attributes:
         spec: The experiment, as its authors published it.
@@ -164,7 +164,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What ``capsule verify`` was asked.
+    """A request to ``capsule verify``.
 
     Attributes:
         bundle: The bundle, which is never changed.

@@ -205,7 +205,7 @@ class OperatorDivergence(Model):
 
 
 class Bisection(Model):
-    """What the re-execution of both sides with dense records found."""
+    """The result of executing both sides again with dense records."""
 
     step: int = Field(description="Step at which the first differing parameter update ends.")
     component: str
@@ -257,7 +257,7 @@ class ReexecutedSegment(Model):
     equal: bool = Field(description="Every trace record, the checkpoint and the state at its end.")
     first_difference: TraceDifference | None = None
     differences: tuple[ComponentDifference, ...] = Field(
-        (), description="Of the checkpoint, and of the state that the next segment begins with."
+        (), description="In the checkpoint, and in the state that the next segment begins with."
     )
 
 
@@ -291,7 +291,7 @@ class FreshSeed(Model):
 
 
 class Report(Model):
-    """What was checked, what was found, and the verdict."""
+    """The checks of a verification, their findings, and the verdict."""
 
     schema_id: Literal["capsule/verify-report/v1"] = Field(
         "capsule/verify-report/v1", alias="schema"
@@ -312,7 +312,7 @@ class Report(Model):
     expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")
     machine: MachineKind | None = Field(None, description="The kind of machine that verified.")
     manifest: str | None = Field(
-        None, description="SHA-256 of the bundle's manifest.json, which stands for all of it."
+        None, description="SHA-256 of the bundle's manifest.json, which covers all its files."
     )
     environment: tuple[FactComparison, ...] = ()
     image_rebuilt: bool | None = Field(None, description="Rebuilding gave the claimed image.")
@@ -338,7 +338,7 @@ class Report(Model):
     claimed: str | None = Field(None, description="What a program's run claims, in words.")
     first_difference: TraceDifference | OutputDifference | None = None
     outputs: OutputComparison | None = Field(
-        None, description="Of a program, the outputs that differ; null if none does."
+        None, description="The outputs of a program that differ; null if none does."
     )
     differences: tuple[ComponentDifference, ...] = ()
     statistics: ReturnStatistics | None = Field(

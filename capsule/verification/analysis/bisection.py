@@ -114,7 +114,7 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
 
     Returns:
         The first update and operator that differ, and whether the operator's results could be
-        compared, or there is none.
+        compared, or no operator differs.
 
     Raises:
         CapsuleError: CAP-V074, CAP-V077.
@@ -133,7 +133,7 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
     raise CapsuleError(
         "CAP-V077",
         f"all updates of the dense records are equal, up to step {steps}",
-        fix="Compare the traces again: what differs lies elsewhere, or does not repeat; 'capsule "
+        fix="Compare the traces again: the difference is elsewhere, or does not repeat; 'capsule "
         "diagnose' finds what does not repeat.",
     )
 
@@ -238,7 +238,7 @@ def _data(result: OperatorResult) -> bytes:
     except binascii.Error as error:
         raise CapsuleError(
             "CAP-V074",
-            f"a dense record holds results that are not base64: {error}",
+            f"a dense record contains results that are not base64: {error}",
             fix="Make it again with 'capsule diff … --dense FILE', with the same version of "
             "Capsule.",
         ) from error

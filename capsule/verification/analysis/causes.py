@@ -36,7 +36,7 @@ _EVIDENCE = 3  # changes named for one cause
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of two runs that are not equal.
+    """The known facts about two runs that are not equal.
 
     Attributes:
         walk: Their traces side by side; None for programs of the user's own.
@@ -241,7 +241,7 @@ def _clock(facts: Facts) -> Cause | None:
         certainty="shown" if only else "likely",
         evidence=(
             *(f"{place}: {part.claimed} / {part.found}" for place, part in dated[:_EVIDENCE]),
-            "each is a date by its format, or lies in the time of the run that wrote it"
+            "each is a date by its format, or falls within the time of the run that wrote it"
             + ("; nothing else differs" if only else "; what else differs may follow from it"),
         ),
         fix="Set entropy.clock: virtual, whose calendar starts at the same date in every run; or "

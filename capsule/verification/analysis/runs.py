@@ -27,7 +27,7 @@ LOCK, WORK = "lock.json", "work"  # in the folder that 'capsule run' makes
 
 @dataclass(frozen=True)
 class Training:
-    """What a trainer of Capsule's own left.
+    """The files and documents of a finished run of one of Capsule's trainers.
 
     Attributes:
         trace: The trace.
@@ -97,7 +97,7 @@ def open_side(path: Path, keys: Sequence[PublicKey]) -> Iterator[ComparedRun]:
     Contradictions inside of it are noted.
 
     Raises:
-        CapsuleError: CAP-V071, it is none of them; or the bundle is not intact (CAP-B…).
+        CapsuleError: CAP-V071, it is not one of them; or the bundle is not intact (CAP-B…).
     """
     if path.is_dir():
         side = directory_side(path, path.name)

@@ -18,7 +18,7 @@ _AT_A_STEP = frozenset({"parameters", "target", "optimizer"})
 
 @dataclass
 class TraceAlignment:
-    """What two traces have in common, and where they diverge.
+    """The common part of two traces, and their differences.
 
     Attributes:
         first: The first difference, None if there is none.

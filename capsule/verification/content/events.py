@@ -86,7 +86,7 @@ def _fields(data: bytes) -> Iterator[_Field]:
     """Yield the fields of a message of protobuf.
 
     Raises:
-        NotComparableError: It is none.
+        NotComparableError: It is not a message.
     """
     place = 0
     while place < len(data):

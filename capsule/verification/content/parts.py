@@ -1,4 +1,4 @@
-"""What a comparison of two files finds, and the bounds that it keeps."""
+"""The findings of a comparison of two files, and its bounds."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Context:
-    """What a comparison is given beside the two files.
+    """The circumstances of a comparison of two files.
 
     Attributes:
         times: When the two runs took place.

@@ -90,7 +90,7 @@ def _opcodes(data: Data) -> Iterator[_Opcode]:
     """Yield the opcodes of a file that is one pickle.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a pickle.
         NotComparableError: It has more than :data:`MAX_OPCODES`, or something else behind it.
     """
     if data[:2] not in _PROTOCOLS:

@@ -20,7 +20,7 @@ def parse(text: str) -> Any:
     """Parse JSON in which no name occurs twice and no number is too large for a float.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not JSON of this form.
         RecursionError: It is too deep.
     """
     return json.loads(text, object_pairs_hook=_without_duplicates, parse_float=_finite)

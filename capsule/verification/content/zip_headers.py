@@ -37,7 +37,7 @@ class LocalFileHeader(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What extra fields say beside sizes."""
+    """The contents of extra fields, except for sizes."""
 
     dates: tuple[bytes, ...]
     others: tuple[bytes, ...]

@@ -86,7 +86,7 @@ class _Archive:
         return data
 
     def storage(self, name: str) -> Tensor | None:
-        """Return a member as the numbers that it holds; None if it is no storage."""
+        """Return a member as the numbers that it holds; None if it is not a storage."""
         dtype = self._types.get(name)
         data = None if dtype is None else self.whole(name)
         if dtype is None or data is None or len(data) % _SIZES[dtype]:

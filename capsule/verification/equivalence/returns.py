@@ -66,11 +66,13 @@ class TaskReturns(Model):
 
     task: str
     recorded: tuple[float, ...] = Field(description="Return per start, of the bundle's run.")
-    found: tuple[float, ...] = Field(description="Of the re-execution, in the same order.")
+    found: tuple[float, ...] = Field(
+        description="The returns of the re-execution, in the same order."
+    )
     paired: bool = Field(description="Both runs played the same starts.")
     recorded_metric: Interval
     found_metric: Interval
-    difference: Interval = Field(description="Of the metric: found less recorded.")
+    difference: Interval = Field(description="Difference of the metric: found less recorded.")
     cliffs_delta: Interval = Field(description="Positive where the re-execution scores more.")
     rank_sum: RankTest = Field(description="Wilcoxon's rank-sum test, of the samples.")
     signed_rank: RankTest | None = Field(description="Wilcoxon's signed-rank test, of pairs.")
@@ -85,7 +87,7 @@ class ReturnStatistics(Model):
     tolerance: ToleranceSpec | None = Field(description="As the lock declares it.")
     metric: Literal["iqm", "mean"]
     alpha: float
-    confidence: float = Field(description="Of every interval: 1 - 2 alpha.")
+    confidence: float = Field(description="Confidence of every interval: 1 - 2 alpha.")
     tasks: tuple[TaskReturns, ...]
     shown: str = Field(description="What follows from the numbers, in a sentence.")
     not_shown: str = Field(description="What does not, in a sentence.")

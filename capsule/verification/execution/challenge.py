@@ -99,7 +99,7 @@ def choose(number: int | None, of: int) -> list[int]:
 
 
 def _marks(trace: Path, checkpoints: Sequence[Checkpoint]) -> list[Mark]:
-    """Return where the trace stands at the beginning of each segment."""
+    """Return the place in the trace at which each segment begins."""
     steps = {checkpoint.step for checkpoint in checkpoints[:-1]}
     marks = {record.step: record.after for record in read_trace(trace) if record.step in steps}
     for step in sorted(steps - marks.keys()):

@@ -87,7 +87,7 @@ def check_state(
     Args:
         run: The recorded run.
         checkpoints: The claimed ones, in order, up to the state's.
-        mark: Where the recorded trace stands there.
+        mark: The end of the recorded trace at that checkpoint.
         directory: The state.
 
     Raises:

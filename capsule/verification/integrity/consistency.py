@@ -117,7 +117,7 @@ def _check_members(run: RecordedRun, kinds: Mapping[str, Kind]) -> None:
     """Check that a bundle has the members of its run, and no others.
 
     Raises:
-        CapsuleError: CAP-V045, a member is missing, of another kind, or none that a run has.
+        CapsuleError: CAP-V045, a member is missing, of another kind, or unknown.
     """
     listed = {file.path: (file.role, file.media_type) for file in run.bundle.manifest.files}
     for path in sorted({*kinds, *listed}):

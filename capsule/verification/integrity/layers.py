@@ -193,7 +193,7 @@ def unpacked_layer(
 
 
 def check_layer(bundle: OpenedBundle, name: str, identity: LayerIdentity) -> None:
-    """Check where it lies that a layer unpacks to what it must be.
+    """Check, without a copy, that a layer unpacks to what it must be.
 
     Raises:
         CapsuleError: CAP-B144 the bundle has none of that name, CAP-V004 it cannot be unpacked,

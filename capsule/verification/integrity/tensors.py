@@ -67,7 +67,7 @@ def digests_of(stream: BinaryIO, size: int, name: str) -> dict[str, str]:
 def tensors_of(stream: BinaryIO, size: int, name: str) -> list[TensorEntry]:
     """Return the tensors of a stream in the order of their places, which follow upon each other.
 
-    Afterwards the stream stands at the first one; :func:`digests_of` has the arguments.
+    Afterwards the stream is at the first one; :func:`digests_of` has the arguments.
 
     Raises:
         CapsuleError: CAP-V011, not a well-formed safetensors file.
