@@ -16,6 +16,7 @@ from capsule.cli.options import (
     QuietOption,
     SetOption,
     SpecArgument,
+    option,
 )
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ def command(
     engine: EngineOption = "auto",
     archive: Annotated[
         Path | None,
-        typer.Option(
-            "--archive",
-            metavar="FILE",
-            help="Also write the image to a file for 'docker load'.",
-            rich_help_panel=OUTPUT,
-        ),
+        option("--archive FILE", "Also write the image to a file for 'docker load'.", OUTPUT),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

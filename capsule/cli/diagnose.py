@@ -16,6 +16,7 @@ from capsule.cli.options import (
     QuietOption,
     SetOption,
     SpecArgument,
+    option,
 )
 from capsule.host.owner import temporary_folder
 
@@ -28,28 +29,19 @@ def command(
     *,
     steps: Annotated[
         int,
-        typer.Option(
-            "--steps",
-            metavar="N",
-            help="Agent steps of each run. Your own program runs to its end.",
-        ),
+        option("--steps N", "Agent steps of each run. Your own program runs to its end."),
     ] = DEFAULT_STEPS,
     apply: Annotated[
         bool,
-        typer.Option(
+        option(
             "--apply",
-            help="Try the settings that may make the runs equal, and write them into the spec if "
+            "Try the settings that may make the runs equal, and write them into the spec if "
             "they do.",
         ),
     ] = False,
     keep: Annotated[
         Path | None,
-        typer.Option(
-            "--keep",
-            metavar="FOLDER",
-            help="Keep the two run directories in this folder.",
-            rich_help_panel=OUTPUT,
-        ),
+        option("--keep FOLDER", "Keep the two run directories in this folder.", OUTPUT),
     ] = None,
     overrides: SetOption = None,
     engine: EngineOption = "auto",

@@ -16,6 +16,7 @@ from capsule.cli.options import (
     KeysOption,
     QuietOption,
     UntrustedOption,
+    option,
 )
 
 SideArgument = Annotated[
@@ -30,19 +31,17 @@ def command(
     *,
     bisect: Annotated[
         bool,
-        typer.Option(
+        option(
             "--bisect",
-            help="Execute both runs again up to their first difference, and find the operator "
+            "Execute both runs again up to their first difference, and find the operator "
             "that causes it.",
         ),
     ] = False,
     dense: Annotated[
         Path | None,
-        typer.Option(
-            "--dense",
-            metavar="FILE",
-            help="Execute only A again, and write a dense record of it to compare on another "
-            "machine.",
+        option(
+            "--dense FILE",
+            "Execute only A again, and write a dense record of it to compare on another machine.",
         ),
     ] = None,
     keys: KeysOption = None,
@@ -50,12 +49,7 @@ def command(
     engine: EngineOption = "auto",
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Also write the comparison to a file, as JSON.",
-            rich_help_panel=OUTPUT,
-        ),
+        option("--report FILE", "Also write the comparison to a file, as JSON.", OUTPUT),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

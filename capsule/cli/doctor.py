@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import JsonOption
+from capsule.cli.options import JsonOption, option
 
 if TYPE_CHECKING:
     from capsule.experiment.spec import Numerics
@@ -21,10 +21,9 @@ _NAMED = 5  # the most differing operators that are named
 def command(
     profile: Annotated[
         Literal["all", "portable-v3", "portable-v3-strict", "portable-v2"],
-        typer.Option(
-            "--profile",
-            metavar="NAME",
-            help="Numerics profile to test: portable-v3, portable-v3-strict, portable-v2 or all.",
+        option(
+            "--profile NAME",
+            "Numerics profile to test: portable-v3, portable-v3-strict, portable-v2 or all.",
         ),
     ] = "all",
     *,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import DEFAULT_SPEC, JsonOption
+from capsule.cli.options import DEFAULT_SPEC, JsonOption, option
 
 TEMPLATES = {
     "dqn": "dqn-breakout-small.yaml",
@@ -24,10 +24,9 @@ def command(
     *,
     template: Annotated[
         Literal["dqn", "r2d2", "impala", "own-program"],
-        typer.Option(
-            "--template",
-            metavar="NAME",
-            help="dqn, r2d2 or impala: a training on Breakout that is small enough for two CPU "
+        option(
+            "--template NAME",
+            "dqn, r2d2 or impala: a training on Breakout that is small enough for two CPU "
             "cores. own-program: your own program, in the same folder as the spec.",
         ),
     ] = "dqn",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import JsonOption, PassphraseOption
+from capsule.cli.options import JsonOption, PassphraseOption, option
 from capsule.cli.passphrase import chosen_passphrase
 
 
@@ -23,13 +23,11 @@ def command(
     *,
     kind: Annotated[
         Literal["ed25519", "ecdsa-p256"],
-        typer.Option("--type", metavar="TYPE", help="Signature algorithm: ed25519 or ecdsa-p256."),
+        option("--type TYPE", "Signature algorithm: ed25519 or ecdsa-p256."),
     ] = "ed25519",
     ask: Annotated[
         bool,
-        typer.Option(
-            "--passphrase", help="Ask for a passphrase, and encrypt the private key with it."
-        ),
+        option("--passphrase", "Ask for a passphrase, and encrypt the private key with it."),
     ] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,

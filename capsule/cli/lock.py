@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from capsule.cli.common import guarded, locked, print_json
-from capsule.cli.options import DEFAULT_SPEC, JsonOption, QuietOption, SetOption, SpecArgument
+from capsule.cli.options import (
+    DEFAULT_SPEC,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    SpecArgument,
+    option,
+)
 
 
 @guarded
@@ -17,13 +24,12 @@ def command(
     overrides: SetOption = None,
     refresh: Annotated[
         bool,
-        typer.Option("--refresh", help="Resolve again even if the lock still satisfies the spec."),
+        option("--refresh", "Resolve again even if the lock still satisfies the spec."),
     ] = False,
     refresh_base: Annotated[
         bool,
-        typer.Option(
-            "--refresh-base",
-            help="Resolve the base packages with this machine's apt configuration.",
+        option(
+            "--refresh-base", "Resolve the base packages with this machine's apt configuration."
         ),
     ] = False,
     as_json: JsonOption = False,

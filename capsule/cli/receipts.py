@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import TRUST, AllowedSignersOption, JsonOption, RevokedOption
+from capsule.cli.options import TRUST, AllowedSignersOption, JsonOption, RevokedOption, option
 
 if TYPE_CHECKING:
     from capsule.bundle.tally import Receipt, Receipts
@@ -29,12 +29,10 @@ def command(
     *,
     keys: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Public key of the bundle's signer or of a verifier that you trust. May be "
-            "repeated.",
-            rich_help_panel=TRUST,
+        option(
+            "--key FILE",
+            "Public key of the bundle's signer or of a verifier that you trust. May be repeated.",
+            TRUST,
         ),
     ] = None,
     allowed_signers: AllowedSignersOption = None,

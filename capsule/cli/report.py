@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded
-from capsule.cli.options import OUTPUT, KeysOption
+from capsule.cli.options import OUTPUT, KeysOption, option
 
 if TYPE_CHECKING:
     from capsule.report.subject import ReportedRun
@@ -27,22 +27,19 @@ def command(
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write. Without --output and --format, a summary is printed.",
-            rich_help_panel=OUTPUT,
+        option(
+            "--output -o FILE",
+            "File to write. Without --output and --format, a summary is printed.",
+            OUTPUT,
         ),
     ] = None,
     form: Annotated[
         Format | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="html (the default with --output), ro-crate, neurips, acm or model-card. Printed "
+        option(
+            "--format FORMAT",
+            "html (the default with --output), ro-crate, neurips, acm or model-card. Printed "
             "if there is no --output.",
-            rich_help_panel=OUTPUT,
+            OUTPUT,
         ),
     ] = None,
     keys: KeysOption = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption
+from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption, option
 from capsule.cli.passphrase import unlock
 
 
@@ -19,27 +19,21 @@ def command(
     *,
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key", metavar="KEY", help="Private key, made by 'capsule keygen' or OpenSSH."
-        ),
+        option("--key KEY", "Private key, made by 'capsule keygen' or OpenSSH."),
     ] = None,
     ssh_key: Annotated[
         Path | None,
-        typer.Option(
-            "--ssh-key",
-            metavar="KEY",
-            help="Key with which ssh-keygen signs: a file, or one held by an agent.",
+        option(
+            "--ssh-key KEY", "Key with which ssh-keygen signs: a file, or one held by an agent."
         ),
     ] = None,
     passphrase_file: PassphraseOption = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the signature. By default it is BUNDLE.KEY.sshsig.",
-            rich_help_panel=OUTPUT,
+        option(
+            "--output -o FILE",
+            "File for the signature. By default it is BUNDLE.KEY.sshsig.",
+            OUTPUT,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.options import OUTPUT, JsonOption, KeysOption
+from capsule.cli.options import OUTPUT, JsonOption, KeysOption, option
 
 
 @guarded
@@ -20,12 +20,8 @@ def command(
     *,
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write, for evaluation.start_set of other specs.",
-            rich_help_panel=OUTPUT,
+        option(
+            "--output -o FILE", "File to write, for evaluation.start_set of other specs.", OUTPUT
         ),
     ] = Path("starts.json"),
     keys: KeysOption = None,
