@@ -53,6 +53,18 @@ def test_a_version_without_a_section_is_not_released(checkout):
     assert (status, "has no section" in errors) == (1, True)
 
 
+def test_a_commit_without_its_tag_is_not_signed(checkout):
+    status, errors = release(checkout, "sign", "out", "key")
+    assert (status, "does not exist, or is of another commit" in errors) == (1, True)
+
+
+def test_a_tag_is_released_once(checkout):
+    version = (checkout / "capsule/__init__.py").read_text().split('"')[-2]
+    subprocess.run(["git", "tag", f"v{version}"], cwd=checkout, check=True)
+    status, errors = release(checkout, "release", "out", "key")
+    assert (status, f"the tag v{version} exists" in errors) == (1, True)
+
+
 def test_what_is_missing_is_said(checkout):
     assert "usage" in release(checkout)[1]
     assert "usage" in release(checkout, "release", "out")[1]
