@@ -4,7 +4,9 @@
 #   launcher with supervisor, enclose   AddressSanitizer, UndefinedBehaviorSanitizer
 #   kernels                             both; the tests' Python preloads the former's library
 #   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves, and
-#                                       AddressSanitizer would have to come before them
+#                                       AddressSanitizer would have to come before them; without that,
+#                                       it takes what earlier frames left poisoned on the stack for
+#                                       errors in the interposer's execve and posix_spawn
 #
 # Leaks are not reported: a launcher ends with its run, and frees nothing for that. A finding ends the
 # process that it is in, and so its test. As root, missing Debian packages are installed.
