@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally, ToldReport
+from capsule.entropy.journal import ToldReport
+from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.arrival_log import ArrivalLog
 from capsule.experiment.contract import Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from capsule.experiment.canonical import open_regular
+from capsule.experiment.fields import Model, NonNegativeInt
 from capsule.host.errors import CapsuleError
 
 FILE_NAME = "journal"
@@ -166,29 +167,28 @@ class Mismatch:
         return f"{asked}; nothing was recorded for it"
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Answers that a process got in place of the machine's.
+class ToldReport(Model):
+    """Answers that one process got in place of the machine's.
 
     Attributes:
-        process: Process path.
+        process: Its path.
         clock: Its calendar clock.
         readings: How often it read that clock.
         waits: How many of its sleeps and time-outs advanced it.
         sorted: Whether it was given the names in folders in order.
-        listings: How many folders it listed.
+        listings: How many folders it listed in order.
         cores: The number of processors it was told; None for the machine's.
-        core_questions: How often it asked.
+        core_questions: How often it was told that.
     """
 
     process: str
     clock: Clock
-    readings: int
-    waits: int
+    readings: NonNegativeInt
+    waits: NonNegativeInt
     sorted: bool
-    listings: int
-    cores: int | None
-    core_questions: int
+    listings: NonNegativeInt
+    cores: NonNegativeInt | None
+    core_questions: NonNegativeInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Journal:
     machine: int
     threads: tuple[Thread, ...]
     uses: tuple[Use, ...]
-    told: tuple[Told, ...]
+    told: tuple[ToldReport, ...]
     mismatch: Mismatch | None
     full: bool
 
@@ -279,7 +279,7 @@ class _Reader:
         self._threads: dict[int, Thread] = {}
         self._counters: dict[int, tuple[int, Use]] = {}
         self._recorded: dict[int, list[Call]] = {}
-        self._told: list[Told] = []
+        self._told: list[ToldReport] = []
         self._mismatch: Mismatch | None = None
 
     def journal(self, *, full: bool) -> Journal:
@@ -360,9 +360,15 @@ class _Reader:
         if clock >= len(_CLOCKS) or is_sorted > 1 or cores > _MAX_CORES:
             _contradiction(self._path, f"has an impossible setting at {offset}")
         self._told.append(
-            Told(
-                *(self._text(process), _CLOCKS[clock], readings, waits),
-                *(bool(is_sorted), listings, cores or None, questions),
+            ToldReport(
+                process=self._text(process),
+                clock=_CLOCKS[clock],
+                readings=readings,
+                waits=waits,
+                sorted=bool(is_sorted),
+                listings=listings,
+                cores=cores or None,
+                core_questions=questions,
             )
         )
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from capsule.entropy.journal import FILE_NAME, Clock, Journal, read_journal
+from capsule.entropy.journal import FILE_NAME, Journal, ToldReport, read_journal
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
@@ -23,7 +22,6 @@ from capsule.host.errors import CapsuleError
 
 REPORT = "launch-report.json"
 FAILURE = "launch-failure.json"
-FAILURE_STATUS = 87  # the launcher could not do what it was asked; FAILURE says why
 MISMATCH_STATUS = 86  # a replay did not fit its profile; the journal says where
 
 _KERNEL = "(kernel)"  # in the place of a calling library: the supervisor answered
@@ -85,30 +83,6 @@ class LibraryUse(Model):
     caller: str
     calls: NonNegativeInt
     bytes: NonNegativeInt
-
-
-class ToldReport(Model):
-    """Answers that one process got in place of the machine's.
-
-    Attributes:
-        process: Its path.
-        clock: Its calendar clock.
-        readings: How often it read that clock.
-        waits: How many of its sleeps and time-outs advanced it.
-        sorted: Whether it was given the names in folders in order.
-        listings: How many folders it listed in order.
-        cores: The number of processors it was told; None for the machine's.
-        core_questions: How often it was told that.
-    """
-
-    process: str
-    clock: Clock
-    readings: NonNegativeInt
-    waits: NonNegativeInt
-    sorted: bool
-    listings: NonNegativeInt
-    cores: NonNegativeInt | None
-    core_questions: NonNegativeInt
 
 
 class Coverage(Model):
@@ -241,7 +215,7 @@ def collect(directory: Path, starts: int = 1) -> EntropyReport:
         outlived=launch.outlived,
         programs=programs,
         uses=uses,
-        told=() if journal is None else tuple(ToldReport(**asdict(told)) for told in journal.told),
+        told=() if journal is None else journal.told,
         coverage=tuple(_coverage(launch, uses)),
         starts=starts,
     )

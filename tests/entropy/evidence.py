@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from capsule.entropy.evidence import Evidence
+from capsule.entropy.journal import ToldReport
 from capsule.entropy.report import (
     EntropyReport,
     LibraryUse,
     ProgramReport,
     RequestTally,
-    ToldReport,
 )
 from capsule.experiment.contract import (
     FIRST_PROCESS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsule.entropy.journal import FILE_NAME, Told, read_journal
+from capsule.entropy.journal import FILE_NAME, read_journal
 from capsule.entropy.profile import (
     Call,
     EntropyCall,
@@ -239,8 +239,8 @@ def test_a_run_that_wrote_nothing_down_is_named_so(tmp_path):
 def test_what_processes_were_told_is_read(tmp_path):
     write_journal(tmp_path, told_record(), told_record(process=b"0", clock=0, cores=0))
     first, second = read_journal(tmp_path).told
-    assert first == Told("0", "system", 10, 2, True, 3, None, 1)
-    assert second == Told("0x", "virtual", 10, 2, True, 3, 4, 1)
+    assert list(first.model_dump().values()) == ["0", "system", 10, 2, True, 3, None, 1]
+    assert list(second.model_dump().values()) == ["0x", "virtual", 10, 2, True, 3, 4, 1]
 
 
 @pytest.mark.parametrize(
