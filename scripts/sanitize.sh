@@ -4,9 +4,9 @@
 #   launcher with supervisor, enclose   AddressSanitizer, UndefinedBehaviorSanitizer
 #   kernels                             both; the tests' Python preloads the former's library
 #   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves, and
-#                                       AddressSanitizer would have to come before them; without that,
-#                                       it takes what earlier frames left poisoned on the stack for
-#                                       errors in the interposer's execve and posix_spawn
+#                                       AddressSanitizer has to come first. With its check of the
+#                                       order switched off, it reports writes in the interposer's
+#                                       execve and posix_spawn that lie inside their arrays
 #
 # Leaks are not reported: a launcher ends with its run, and frees nothing for that. A finding ends the
 # process that it is in, and so its test. As root, missing Debian packages are installed.
