@@ -83,7 +83,7 @@ def token(tmp_path_factory):
         patch.setenv("RAY_worker_niceness", "0")
         # What serves a client imports Ray first, which takes longer than Ray's 30 seconds on a busy
         # machine.
-        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "600")
+        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")
         yield path
 
 
@@ -436,6 +436,25 @@ def test_names_of_clients_are_not_of_the_runs_randomness(monkeypatch, token):
     names = {worker.make_client_id() for _ in range(3)}
     assert len(names) == 3
     assert {len(name) for name in names} == {32}
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_head_that_cannot_serve_a_client_is_asked_again(monkeypatch, failures):
+    answers = [ConnectionAbortedError("refused:\nTraceback\nRuntimeError: no server")] * failures
+
+    def init(address, **options):
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(connection, "_package", lambda: SimpleNamespace(init=init))
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        if failures == 1:
+            connection.Cluster(address)
+        else:
+            with pytest.raises(CapsuleError, match=r"Aborted.*refused: RuntimeError: no server"):
+                connection.Cluster(address)
+    assert not answers
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from capsule.experiment.errors import CapsuleError
 
 HEAD_SECONDS = 10.0  # that the head may take to accept a connection
 
+_ATTEMPTS = 3  # to connect: Ray's process for a client outside ends at its start now and then
 _CHECK_SECONDS = 1.0  # between two looks at whether the head is there
 _CLIENT = "ray://"  # begins the address of a head that is reached from outside its cluster
 
@@ -52,7 +53,7 @@ class Cluster:
             with _own_signals():
                 if address.startswith(_CLIENT):
                     _name_clients_apart()
-                self.ray.init(address, log_to_driver=False, logging_level="ERROR")
+                self._connect()
         except Exception as error:  # noqa: BLE001 - Ray raises anything here
             self._refuse(brief(error))
 
@@ -114,6 +115,16 @@ class Cluster:
             self.kill(handle)
         with _own_signals():
             self.ray.shutdown()
+
+    def _connect(self) -> None:
+        """Connect, and again where the head could not start the process that serves a client."""
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                self.ray.init(self._address, log_to_driver=False, logging_level="ERROR")
+                return
+            except ConnectionAbortedError:
+                if not attempts_left:
+                    raise
 
     def _look_at_head(self) -> None:
         """Find out that the head is gone before Ray does, which ends this process a minute later.
