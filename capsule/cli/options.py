@@ -12,7 +12,7 @@ import typer
 
 CHECKS = "What to check"
 EXPECTED = "Which bundle to accept"
-TRUST = "Whom to trust"
+TRUST = "Trusted keys and identities"
 EXECUTION = "Where and what to execute"
 PROCESSES = "How many processes"
 RECEIPT = "Receipt"

@@ -70,7 +70,7 @@ def test_verify_groups_its_options():
         "Examples:",
         "Arguments:",
         "What to check:",
-        "Whom to trust:",
+        "Trusted keys and identities:",
         "Which bundle to accept:",
         "Where and what to execute:",
         "Receipt:",
