@@ -1,15 +1,10 @@
-"""Reading a spec file: strict YAML, with file, line and column in every complaint."""
+"""Reading a spec file, with the settings of the command line and the files that it names."""
 
 from __future__ import annotations
 
-import difflib
-import functools
-import io
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -17,16 +12,7 @@ from pydantic import ValidationError
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
-
-MAX_SPEC_BYTES = 1 << 20
-MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
-MAX_FINDINGS = 20
-MAX_INTEGER_BITS = 64
-_SHOWN_CHARACTERS = 60
-FieldPath = tuple[str | int, ...]
-
-_TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
-_CONTAINERS = {_TAG + "map", _TAG + "seq"}
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
@@ -40,47 +26,26 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
         CapsuleError: CAP-S001 unreadable file, CAP-S002 not YAML, CAP-S003 a field is wrong,
             CAP-S004 a bad override, CAP-S010 evaluation.start_set does not name a start set.
     """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_SPEC_BYTES + 1)
-    except OSError as error:
-        raise CapsuleError(
-            "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
-        ) from error
-    if len(data) > MAX_SPEC_BYTES:
-        raise CapsuleError(
-            "CAP-S001",
-            f"spec {path} is larger than 1 MiB",
-            fix="A spec is a few kilobytes of YAML.",
-        )
-    return parse_spec(data, str(path), overrides, folder=path.parent)
+    document = YamlDocument.load(path, "spec")
+    return _parsed(document, overrides, path.parent)
 
 
-def parse_spec(
-    data: bytes, name: str, overrides: Sequence[str] = (), *, folder: Path | None = None
-) -> Spec:
-    """Parse spec ``data``. See :func:`load_spec`.
+def parse_spec(data: bytes, name: str, overrides: Sequence[str] = ()) -> Spec:
+    """Parse spec ``data`` (YAML or JSON), which may not name files. See :func:`load_spec`."""
+    return _parsed(YamlDocument(data, name, "spec"), overrides, None)
 
-    Args:
-        data: YAML or JSON.
-        name: What error messages call it.
-        overrides: As of :func:`load_spec`.
-        folder: Folder to which paths in the spec are relative; None: the spec may not name files.
+
+def spec_of(document: YamlDocument, folder: Path) -> Spec:
+    """Return the spec of a document, whose paths are relative to ``folder``.
 
     Returns:
-        The spec; with a folder, the paths of ``image.sources.find_links`` are absolute.
+        The spec; the paths of ``image.sources.find_links`` are absolute.
+
+    Raises:
+        CapsuleError: CAP-S003, CAP-S010 of :func:`load_spec`.
     """
-    tree, marks = _Reader(name).read(data)
-    for override in overrides:
-        _apply_override(tree, marks, override)
-    if folder is not None:
-        _read_start_set(tree, folder)
-    try:
-        spec = Spec.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        message, fix = _explain(error, tree, marks, name)
-        raise CapsuleError("CAP-S003", message, fix=fix) from error
-    return spec if folder is None else _with_absolute_links(spec, folder)
+    _read_start_set(document.tree, folder)
+    return _with_absolute_links(document.validate(Spec), folder)
 
 
 def schema_document() -> dict[str, Any]:
@@ -89,130 +54,23 @@ def schema_document() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-class _Reader:
-    """Turns YAML nodes into plain values, remembering where each one stood."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.marks: dict[FieldPath, str] = {}
-
-    def read(self, data: bytes) -> tuple[Any, dict[FieldPath, str]]:
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
-        if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
-            self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
-        try:
-            node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
-        except UnicodeDecodeError as error:
-            self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
-        except MarkedYAMLError as error:
-            mark = error.problem_mark
-            where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
-            self._refuse(f"{where}{error.problem or error.context}", "Correct the YAML.")
-        except (YAMLError, RecursionError, ValueError) as error:
-            self._refuse(str(error), "Correct the YAML.")
-        if node is None:
-            self._refuse("the file is empty", "Write one with 'capsule init'.")
-        value = self._value(node, ())
-        if not isinstance(value, dict):
-            self._refuse("the top level is not a mapping", "Write one with 'capsule init'.")
-        return value, self.marks
-
-    def _value(self, node: Any, path: FieldPath) -> Any:
-        from ruamel.yaml.nodes import MappingNode, SequenceNode
-
-        self.marks.setdefault(path, _position(node))
-        if node.anchor is not None:
-            self._refuse(
-                f"{_position(node)}: anchors and aliases are not allowed",
-                "Write the value out instead.",
-            )
-        if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
-            self._refuse(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
-        if isinstance(node, MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, SequenceNode):
-            return [self._value(item, (*path, i)) for i, item in enumerate(node.value)]
-        return self._scalar(node)
-
-    def _mapping(self, node: Any, path: FieldPath) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = key_node.value
-            if not isinstance(key, str) or key_node.anchor is not None:
-                self._refuse(f"{_position(key_node)}: keys must be plain text", "Write a name.")
-            if key in result:
-                first = self.marks[(*path, key)]
-                self._refuse(
-                    f"{_position(key_node)}: key '{_dotted((*path, key))}' was already given at "
-                    f"{first}",
-                    "Remove one of the two.",
-                )
-            self.marks[(*path, key)] = _position(key_node)
-            result[key] = self._value(value_node, (*path, key))
-        return result
-
-    def _scalar(self, node: Any) -> Any:
-        tag = str(node.tag).removeprefix(_TAG)
-        text: str = node.value
-        shown = repr(text[:_SHOWN_CHARACTERS])
-        try:
-            if tag == "null":
-                return None
-            if tag == "bool":
-                return text.lower() == "true"
-            if tag == "int":
-                return _integer(text)
-            if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
-                return number
-        except ValueError:
-            self._refuse(f"{_position(node)}: {shown} is not a number", "Write a plain number.")
-        if tag not in {"str", "timestamp"}:
-            self._refuse(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
-        return text
-
-    def _refuse(self, message: str, fix: str) -> NoReturn:
-        raise CapsuleError("CAP-S002", f"{self.name}:{message}", fix=fix)
+def _parsed(document: YamlDocument, overrides: Sequence[str], folder: Path | None) -> Spec:
+    for override in overrides:
+        _apply_override(document, override)
+    return document.validate(Spec) if folder is None else spec_of(document, folder)
 
 
-def _integer(text: str) -> int:
-    """Read an integer of YAML 1.2.
-
-    Raises:
-        ValueError: It is none, or has more than 64 bits: no field takes it, and JSON cannot say it.
-    """
-    number = int(text.replace("_", ""), 0)
-    if number.bit_length() > MAX_INTEGER_BITS:
-        raise ValueError("too large")
-    return number
-
-
-def _position(node: Any) -> str:
-    return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-
-
-def _apply_override(tree: Any, marks: dict[FieldPath, str], override: str) -> None:
-    """Set one dotted field of the tree in place."""
+def _apply_override(document: YamlDocument, override: str) -> None:
+    """Set one dotted field as ``--set`` gives it."""
     name, separator, text = override.partition("=")
-    keys = name.split(".")
-    if not separator or not all(keys):
+    if not separator or not all(name.split(".")):
         raise CapsuleError(
             "CAP-S004",
             f"override {override!r} is not section.field=value",
             fix="--set seeds.root=1",
         )
-    value, _ = _Reader(f"--set {name}").read(f"value: {text}".encode())
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {}) if isinstance(tree, dict) else None
-    if not isinstance(tree, dict):
-        raise CapsuleError(
-            "CAP-S004",
-            f"override {override!r} leads into a value that is not a section",
-            fix="Name an existing field.",
-        )
-    tree[keys[-1]] = value["value"]
-    marks[tuple(keys)] = "set on the command line"
+    given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
+    document.set(name, given.tree["value"], "set on the command line")
 
 
 def _read_start_set(tree: Any, folder: Path) -> None:
@@ -224,12 +82,12 @@ def _read_start_set(tree: Any, folder: Path) -> None:
     fix = "Name a file that 'capsule starts' wrote."
     try:
         with path.open("rb") as stream:
-            data = stream.read(MAX_SPEC_BYTES + 1)
+            data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise CapsuleError(
             "CAP-S010", f"evaluation.start_set: cannot read {path}: {error}", fix=fix
         ) from error
-    if len(data) > MAX_SPEC_BYTES:
+    if len(data) > MAX_BYTES:
         raise CapsuleError(
             "CAP-S010", f"evaluation.start_set: {path} is larger than 1 MiB", fix=fix
         )
@@ -237,7 +95,7 @@ def _read_start_set(tree: Any, folder: Path) -> None:
         found = StartSet.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = _dotted(first["loc"]) or "the document"
+        where = dotted(first["loc"]) or "the document"
         raise CapsuleError(
             "CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix=fix
         ) from error
@@ -252,88 +110,3 @@ def _with_absolute_links(spec: Spec, folder: Path) -> Spec:
     sources = spec.image.sources.model_copy(update={"find_links": links})
     image = spec.image.model_copy(update={"sources": sources})
     return spec.model_copy(update={"image": image})
-
-
-def _explain(
-    error: ValidationError, tree: Any, marks: dict[FieldPath, str], name: str
-) -> tuple[str, str]:
-    """Turn pydantic's findings into one message and one fix, all findings listed."""
-    lines, fixes = [], []
-    for finding in error.errors()[:MAX_FINDINGS]:
-        untold = finding["type"] == "union_tag_not_found"  # which of several models it is
-        loc = (
-            (*finding["loc"], finding["ctx"]["discriminator"].strip("'"))
-            if untold
-            else finding["loc"]
-        )
-        missing = untold or finding["type"] == "missing"
-        path = _path_in_document(loc, tree, missing=missing)
-        where = marks.get(path) or marks.get(path[:-1]) or "1:1"
-        field = _dotted(path) or "the spec"
-        if finding["type"] == "extra_forbidden":
-            lines.append(f"{name}:{where}: {field} is not a known key")
-            fixes.append(_suggest(path))
-        elif missing:
-            lines.append(f"{name}:{where}: {field} is missing")
-            fixes.append(f"Add {field}.")
-        else:
-            given = "" if isinstance(finding["input"], dict) else f", not {finding['input']!r}"
-            message = finding["msg"].removeprefix("Value error, ")
-            lines.append(f"{name}:{where}: {field}: {message}{given}")
-            fixes.append(f"Change {field}.")
-    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
-
-
-def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -> FieldPath:
-    """Drop the union tags that pydantic puts into a location; keep a key that is missing."""
-    path: list[str | int] = []
-    for position, part in enumerate(loc):
-        last = position == len(loc) - 1
-        known = (isinstance(tree, dict) and part in tree) or (
-            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
-        )
-        if known:
-            tree = tree[part]
-            path.append(part)
-        elif last and missing:
-            path.append(part)
-    return tuple(path)
-
-
-def _suggest(path: FieldPath) -> str:
-    """Name the known field that an unknown one most resembles."""
-    fields = _known_fields()
-    field = _dotted(path)
-    close = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
-    if not close:
-        leaf = [f for f in fields if f.rpartition(".")[2] == str(path[-1])]
-        close = leaf[:1]
-    if close:
-        return f"Did you mean {close[0]}?"
-    section = field.rpartition(".")[0]
-    siblings = [f.rpartition(".")[2] for f in fields if f.rpartition(".")[0] == section]
-    return f"Known keys of {section or 'the spec'}: {', '.join(siblings)}."
-
-
-@functools.cache
-def _known_fields() -> list[str]:
-    return sorted(set(_field_names(schema_document())))
-
-
-def _field_names(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield every dotted field of the spec."""
-
-    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
-            yield from walk(option, prefix)
-        for name, child in node.get("properties", {}).items():
-            yield prefix + name
-            yield from walk(child, f"{prefix}{name}.")
-
-    yield from walk(schema, "")
-
-
-def _dotted(path: FieldPath) -> str:
-    return ".".join(str(part) for part in path)

@@ -1,0 +1,304 @@
+"""Reading YAML files strictly, with file, line and column in every complaint."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
+
+MAX_BYTES = 1 << 20
+MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
+MAX_FINDINGS = 20
+MAX_INTEGER_BITS = 64
+_SHOWN_CHARACTERS = 60
+FieldPath = tuple[str | int, ...]
+_M = TypeVar("_M", bound=Model)
+
+_TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
+_CONTAINERS = {_TAG + "map", _TAG + "seq"}
+
+
+class YamlDocument:
+    """The values of a YAML (or JSON) file, and where each of them stands.
+
+    Attributes:
+        name: What error messages call the document.
+        kind: What the document is, for messages: "spec" or "study".
+        tree: Its values, to be validated; callers may change them first.
+        marks: ``LINE:COLUMN`` of each value by its path, or other words for where it comes from.
+    """
+
+    def __init__(self, data: bytes, name: str, kind: str) -> None:
+        """Parse ``data``.
+
+        Raises:
+            CapsuleError: CAP-S002, it is not YAML, or uses what a spec does not need.
+        """
+        self.name, self.kind = name, kind
+        self.tree, self.marks = _Reader(name).read(data)
+
+    @classmethod
+    def load(cls, path: Path, kind: str) -> YamlDocument:
+        """Read a file.
+
+        Args:
+            path: The file.
+            kind: What the file is, for messages.
+
+        Raises:
+            CapsuleError: CAP-S001 the file cannot be read, CAP-S002 as above.
+        """
+        try:
+            with path.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise CapsuleError(
+                "CAP-S001",
+                f"cannot read {kind} {path}: {error.strerror}",
+                fix="Name an existing file.",
+            ) from error
+        if len(data) > MAX_BYTES:
+            raise CapsuleError(
+                "CAP-S001",
+                f"{kind} {path} is larger than 1 MiB",
+                fix=f"A {kind} is a few kilobytes of YAML.",
+            )
+        return cls(data, str(path), kind)
+
+    def set(self, field: str, value: Any, where: str) -> None:
+        """Set a field of a section, and note where that was asked for.
+
+        Args:
+            field: Dotted path of the field; sections that do not exist are made.
+            value: The new value.
+            where: What messages say instead of line and column.
+
+        Raises:
+            CapsuleError: CAP-S004, the path is malformed or leads into a value.
+        """
+        *sections, last = keys = field.split(".")
+        if not all(keys):
+            raise CapsuleError(
+                "CAP-S004", f"{where}: {field!r} is not section.field", fix="For example seeds.root"
+            )
+        tree = self.tree
+        for key in sections:
+            tree = tree.setdefault(key, {}) if isinstance(tree, dict) else None
+        if not isinstance(tree, dict):
+            raise CapsuleError(
+                "CAP-S004",
+                f"{where}: {field!r} leads into a value that is not a section",
+                fix="Name an existing field.",
+            )
+        tree[last] = value
+        self.marks[tuple(keys)] = where
+
+    def validate(self, model: type[_M]) -> _M:
+        """Return the document as a model.
+
+        Raises:
+            CapsuleError: CAP-S003, fields are wrong; the message lists them all.
+        """
+        try:
+            return model.model_validate_json(json.dumps(self.tree))
+        except ValidationError as error:
+            message, fix = _explain(error, self, model)
+            raise CapsuleError("CAP-S003", message, fix=fix) from error
+
+
+class _Reader:
+    """Turns YAML nodes into plain values, remembering where each one stood."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.marks: dict[FieldPath, str] = {}
+
+    def read(self, data: bytes) -> tuple[Any, dict[FieldPath, str]]:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+        if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+            self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
+        try:
+            node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
+        except MarkedYAMLError as error:
+            mark = error.problem_mark
+            where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
+            self._refuse(f"{where}{error.problem or error.context}", "Correct the YAML.")
+        except (YAMLError, RecursionError, ValueError) as error:
+            self._refuse(str(error), "Correct the YAML.")
+        if node is None:
+            self._refuse("the file is empty", "Write one with 'capsule init'.")
+        value = self._value(node, ())
+        if not isinstance(value, dict):
+            self._refuse("the top level is not a mapping", "Write one with 'capsule init'.")
+        return value, self.marks
+
+    def _value(self, node: Any, path: FieldPath) -> Any:
+        from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+        self.marks.setdefault(path, _position(node))
+        if node.anchor is not None:
+            self._refuse(
+                f"{_position(node)}: anchors and aliases are not allowed",
+                "Write the value out instead.",
+            )
+        if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
+            self._refuse(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self._value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: Any, path: FieldPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key_node.anchor is not None:
+                self._refuse(f"{_position(key_node)}: keys must be plain text", "Write a name.")
+            if key in result:
+                first = self.marks[(*path, key)]
+                self._refuse(
+                    f"{_position(key_node)}: key '{dotted((*path, key))}' was already given at "
+                    f"{first}",
+                    "Remove one of the two.",
+                )
+            self.marks[(*path, key)] = _position(key_node)
+            result[key] = self._value(value_node, (*path, key))
+        return result
+
+    def _scalar(self, node: Any) -> Any:
+        tag = str(node.tag).removeprefix(_TAG)
+        text: str = node.value
+        shown = repr(text[:_SHOWN_CHARACTERS])
+        try:
+            if tag == "null":
+                return None
+            if tag == "bool":
+                return text.lower() == "true"
+            if tag == "int":
+                return _integer(text)
+            if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
+                return number
+        except ValueError:
+            self._refuse(f"{_position(node)}: {shown} is not a number", "Write a plain number.")
+        if tag not in {"str", "timestamp"}:
+            self._refuse(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
+        return text
+
+    def _refuse(self, message: str, fix: str) -> NoReturn:
+        raise CapsuleError("CAP-S002", f"{self.name}:{message}", fix=fix)
+
+
+def _integer(text: str) -> int:
+    """Read an integer of YAML 1.2.
+
+    Raises:
+        ValueError: It is none, or has more than 64 bits: no field takes it, and JSON cannot say it.
+    """
+    number = int(text.replace("_", ""), 0)
+    if number.bit_length() > MAX_INTEGER_BITS:
+        raise ValueError("too large")
+    return number
+
+
+def _position(node: Any) -> str:
+    return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
+    """Turn pydantic's findings into one message and one fix, all findings listed."""
+    tree, marks, name = document.tree, document.marks, document.name
+    lines, fixes = [], []
+    for finding in error.errors()[:MAX_FINDINGS]:
+        untold = finding["type"] == "union_tag_not_found"  # which of several models it is
+        loc = (
+            (*finding["loc"], finding["ctx"]["discriminator"].strip("'"))
+            if untold
+            else finding["loc"]
+        )
+        missing = untold or finding["type"] == "missing"
+        path = _path_in_document(loc, tree, missing=missing)
+        where = marks.get(path) or marks.get(path[:-1]) or "1:1"
+        field = dotted(path) or f"the {document.kind}"
+        if finding["type"] == "extra_forbidden":
+            lines.append(f"{name}:{where}: {field} is not a known key")
+            fixes.append(_suggest(path, model, document.kind))
+        elif missing:
+            lines.append(f"{name}:{where}: {field} is missing")
+            fixes.append(f"Add {field}.")
+        else:
+            given = "" if isinstance(finding["input"], dict) else f", not {finding['input']!r}"
+            message = finding["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}:{where}: {field}: {message}{given}")
+            fixes.append(f"Change {field}.")
+    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+
+
+def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -> FieldPath:
+    """Drop the union tags that pydantic puts into a location; keep a key that is missing."""
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        known = (isinstance(tree, dict) and part in tree) or (
+            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        )
+        if known:
+            tree = tree[part]
+            path.append(part)
+        elif last and missing:
+            path.append(part)
+    return tuple(path)
+
+
+def _suggest(path: FieldPath, model: type[Model], kind: str) -> str:
+    """Name the known field that an unknown one most resembles."""
+    fields = _known_fields(model)
+    field = dotted(path)
+    close = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
+    if not close:
+        leaf = [f for f in fields if f.rpartition(".")[2] == str(path[-1])]
+        close = leaf[:1]
+    if close:
+        return f"Did you mean {close[0]}?"
+    section = field.rpartition(".")[0]
+    siblings = [f.rpartition(".")[2] for f in fields if f.rpartition(".")[0] == section]
+    return f"Known keys of {section or f'the {kind}'}: {', '.join(siblings)}."
+
+
+@functools.cache
+def _known_fields(model: type[Model]) -> list[str]:
+    return sorted(set(_field_names(model.model_json_schema(by_alias=True))))
+
+
+def _field_names(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield every dotted field of a model."""
+
+    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
+            yield from walk(option, prefix)
+        for name, child in node.get("properties", {}).items():
+            yield prefix + name
+            yield from walk(child, f"{prefix}{name}.")
+
+    yield from walk(schema, "")
+
+
+def dotted(path: FieldPath) -> str:
+    """Return a path as messages show it."""
+    return ".".join(str(part) for part in path)
