@@ -79,7 +79,10 @@ def locked(
     refresh_base: bool = False,
     progress: Callable[[str], None],
 ) -> tuple[Lock, SourcesSpec]:
-    """Return the lock of a spec or lock file, and the sources that its packages may come from."""
+    """Return the lock of a spec or lock file, and the sources that its packages may come from.
+
+    The lock file beside a spec is kept up to date, except by overrides.
+    """
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
     from capsule.image.lockfile import lock_path, obtain_lock, read_lock
@@ -97,6 +100,7 @@ def locked(
         spec,
         lock_path(path),
         cache,
+        write=not overrides,  # a setting of one command is not the spec's
         refresh=refresh,
         refresh_base=refresh_base,
         progress=progress,

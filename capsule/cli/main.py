@@ -23,6 +23,7 @@ from capsule.cli import (
     scores,
     sign,
     starts,
+    study,
     verify,
 )
 from capsule.cli.help import Command
@@ -62,6 +63,7 @@ for module in (
     doctor,
 ):
     app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
+app.add_typer(study.app)
 
 
 def _print_version(value: bool) -> None:

@@ -44,7 +44,7 @@ def spec_of(document: YamlDocument, folder: Path) -> Spec:
     Raises:
         CapsuleError: CAP-S003, CAP-S010 of :func:`load_spec`.
     """
-    _read_start_set(document.tree, folder)
+    _pin_start_set(document.tree, folder)
     return _with_absolute_links(document.validate(Spec), folder)
 
 
@@ -73,33 +73,39 @@ def _apply_override(document: YamlDocument, override: str) -> None:
     document.set(name, given.tree["value"], "set on the command line")
 
 
-def _read_start_set(tree: Any, folder: Path) -> None:
-    """Put the contents of the file that ``evaluation.start_set`` names in its place."""
-    evaluation = tree.get("evaluation")
-    if not isinstance(evaluation, dict) or not isinstance(evaluation.get("start_set"), str):
-        return
-    path = folder / evaluation["start_set"]
+def read_start_set(path: Path, field: str = "start set") -> StartSet:
+    """Read a file that ``capsule starts`` wrote.
+
+    Args:
+        path: The file.
+        field: What messages call it.
+
+    Raises:
+        CapsuleError: CAP-S010, it cannot be read, or is not a start set.
+    """
     fix = "Name a file that 'capsule starts' wrote."
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise CapsuleError(
-            "CAP-S010", f"evaluation.start_set: cannot read {path}: {error}", fix=fix
-        ) from error
-    if len(data) > MAX_BYTES:
-        raise CapsuleError(
-            "CAP-S010", f"evaluation.start_set: {path} is larger than 1 MiB", fix=fix
-        )
-    try:
-        found = StartSet.model_validate_json(data)
+        if len(data) > MAX_BYTES:
+            raise ValueError("it is larger than 1 MiB")
+        return StartSet.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = dotted(first["loc"]) or "the document"
         raise CapsuleError(
-            "CAP-S010", f"evaluation.start_set: {path}: {where}: {first['msg']}", fix=fix
+            "CAP-S010", f"{field}: {path}: {where}: {first['msg']}", fix=fix
         ) from error
-    evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
+    except (OSError, ValueError) as error:
+        raise CapsuleError("CAP-S010", f"{field}: cannot read {path}: {error}", fix=fix) from error
+
+
+def _pin_start_set(tree: Any, folder: Path) -> None:
+    """Put the contents of the file that ``evaluation.start_set`` names in its place."""
+    evaluation = tree.get("evaluation")
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("start_set"), str):
+        found = read_start_set(folder / evaluation["start_set"], "evaluation.start_set")
+        evaluation["start_set"] = found.model_dump(mode="json", by_alias=True)
 
 
 def _with_absolute_links(spec: Spec, folder: Path) -> Spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import io
@@ -74,6 +75,10 @@ class YamlDocument:
                 fix=f"A {kind} is a few kilobytes of YAML.",
             )
         return cls(data, str(path), kind)
+
+    def copy(self) -> YamlDocument:
+        """Return an independent copy."""
+        return copy.deepcopy(self)
 
     def set(self, field: str, value: Any, where: str) -> None:
         """Set a field of a section, and note where that was asked for.

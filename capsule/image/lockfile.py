@@ -69,6 +69,7 @@ def obtain_lock(
     path: Path,
     cache: Cache,
     *,
+    write: bool = True,
     refresh: bool = False,
     refresh_base: bool = False,
     progress: Callable[[str], None],
@@ -81,8 +82,9 @@ def obtain_lock(
 
     Args:
         spec: The spec.
-        path: Lock file, written when it is new or changed.
+        path: Lock file.
         cache: Where the resolver keeps what it downloads.
+        write: Write the lock file when it is new or changed.
         refresh: Resolve again even if the pins fit.
         refresh_base: Also take the base's Debian packages from the machine's apt instead of the
             list that Capsule ships.
@@ -92,7 +94,7 @@ def obtain_lock(
         CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree cannot
             be captured (CAP-L…).
     """
-    project = _captured(spec, path, cache, progress)
+    project = capture(spec, path, cache, progress)
     previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
     lock = resolve(
         spec,
@@ -102,7 +104,7 @@ def obtain_lock(
         refresh_base=refresh_base,
         progress=progress,
     )
-    if lock != previous:
+    if write and lock != previous:
         write_lock(path, lock)
         progress(f"wrote {path}")
     return lock
@@ -167,7 +169,7 @@ def resolve(
     return Lock(spec=pinned, image=image, project=project)
 
 
-def _captured(
+def capture(
     spec: Spec, path: Path, cache: Cache, progress: Callable[[str], None]
 ) -> LockedProject | None:
     """Capture the source tree beside a lock file, without that file and its spec.

@@ -101,7 +101,7 @@ def event_line(event: Event) -> str:
         left = (total - event.step) / event.steps_per_second
         parts.append(f"{event.steps_per_second:,.0f} steps/s")
         if event.kind == "progress":
-            parts.append(f"{_duration(left)} left")
+            parts.append(f"{duration(left)} left")
     if event.episode_return is not None:
         parts.append(f"return {event.episode_return:.2f}")
     if event.loss is not None:
@@ -113,7 +113,8 @@ def event_line(event: Event) -> str:
     return "  ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time as text: ``2h05m``, ``3m20s`` or ``45s``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,0 +1,54 @@
+"""Arguments and options that the commands of ``capsule study`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsule.cli.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from capsule.image.cache import Cache
+    from capsule.study.lock import StudyLock
+    from capsule.study.study_file import StudyFile
+
+StudyArgument = Annotated[
+    Path, typer.Argument(metavar="STUDY", help="Study file (YAML): a base spec and groups.")
+]
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FOLDER", help="Folder of a study, as 'capsule study run' made it."),
+]
+OnOption = Annotated[
+    str,
+    option(
+        "--on WHERE",
+        "Where the members run: local[:N] (N at a time on this machine) or slurm (a job array).",
+    ),
+]
+
+
+def locked_study(
+    path: Path, cache: Cache, *, refresh: bool = False, progress: Callable[[str], None]
+) -> tuple[StudyFile, StudyLock]:
+    """Lock a study, and keep its lock file up to date.
+
+    Raises:
+        CapsuleError: CAP-S…, CAP-Y…, CAP-L…: the study, its base or its pins are wrong.
+    """
+    from capsule.experiment.canonical import write_atomic
+    from capsule.study.lock import STUDY_LOCK, earlier_lock, find_starts, lock_study
+    from capsule.study.study_file import StudyFile
+
+    file = StudyFile.load(path)
+    target = file.beside(STUDY_LOCK)
+    previous = None if refresh else earlier_lock(file)
+    found = lock_study(file, find_starts(file), previous, cache, progress)
+    if found != previous:
+        write_atomic(target, found.document() + b"\n")
+        progress(f"wrote {target}")
+    return file, found

@@ -1,0 +1,42 @@
+"""``capsule study member``: run one member of a study."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from capsule.cli import options
+from capsule.cli.common import guarded
+from capsule.cli.study.arguments import FolderArgument
+
+
+@guarded
+def command(
+    folder: FolderArgument,
+    name: Annotated[str, typer.Argument(metavar="MEMBER", help="The member, e.g. exploration.2.")],
+    *,
+    key: options.SigningKeyOption,
+    passphrase_file: options.PassphraseOption = None,
+    engine: options.EngineOption = "auto",
+) -> None:
+    """Run one member of a study, or resume it. The jobs of schedulers call this command.
+
+    Examples:
+        # Run a member again whose bundle was lost.
+        capsule study member studies/nagarajan2019 exploration.2 --key alice
+    """
+    from capsule.cli.passphrase import unlock
+    from capsule.host.errors import CapsuleError
+    from capsule.study.directory import StudyDirectory
+    from capsule.study.running import RunOptions, Runs
+
+    unlock(key, passphrase_file)
+    study = StudyDirectory.open(folder)
+    with Runs() as runs:
+        outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine))
+    if outcome is None:
+        raise KeyboardInterrupt
+    if outcome.bundle is None:
+        raise CapsuleError(str(outcome.code), str(outcome.message), fix=str(outcome.fix))
+    typer.echo(f"claim id  {outcome.claim_id}\nbundle    {study.folder(name) / outcome.bundle}")

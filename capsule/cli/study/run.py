@@ -1,0 +1,107 @@
+"""``capsule study run``: run the members of a study, each to a signed bundle."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsule.cli import options
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import OUTPUT, option
+from capsule.cli.study.arguments import OnOption, StudyArgument, locked_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from capsule.study.directory import StudyDirectory
+
+
+@guarded
+def command(
+    study: StudyArgument,
+    *,
+    key: options.SigningKeyOption,
+    passphrase_file: options.PassphraseOption = None,
+    on: OnOption = "local",
+    only: Annotated[
+        list[str] | None, option("--only GROUP", "Run only this group. May be repeated.")
+    ] = None,
+    resume: Annotated[
+        bool, option("--resume", "Run what is missing in an existing folder.")
+    ] = False,
+    engine: options.EngineOption = "auto",
+    output: Annotated[
+        Path | None,
+        option("--output -o FOLDER", "Folder of the study; default: studies/NAME.", OUTPUT),
+    ] = None,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Run the members of a study, each as an ordinary run with a signed bundle of its own.
+
+    A member that fails says why and does not stop the others. A study that was stopped at any
+    moment goes on with --resume, which also runs failed and lost members again.
+
+    Examples:
+        # Run every member, two at a time.
+        capsule study run specs/studies/nagarajan2019-small.yaml --key alice --on local:2
+
+        # Go on after an interruption, with one group first.
+        capsule study run specs/studies/nagarajan2019-small.yaml --key alice --resume --only gpu
+
+        # One job of a Slurm array for each member; the folder has to be on a shared file system.
+        capsule study run specs/studies/nagarajan2019.yaml --key alice --on slurm
+    """
+    from capsule.cli.passphrase import unlock
+    from capsule.host.errors import CapsuleError
+    from capsule.image.cache import Cache
+    from capsule.report.progress import open_reporter
+    from capsule.study.backends import parse_backend
+    from capsule.study.directory import StudyDirectory
+    from capsule.study.progress import progress_of, show
+    from capsule.study.running import RunOptions
+
+    unlock(key, passphrase_file)  # before hours of work
+    backend = parse_backend(on)
+    with open_reporter(quiet=quiet) as reporter:
+        file, lock = locked_study(study, Cache(), progress=reporter.note)
+    folder = output or Path("studies") / file.study.name
+    directory = StudyDirectory.create(folder, lock, resume=resume)
+    names = directory.missing(only or [])
+    with ExitStack() as stack:
+        poll = (lambda: None) if quiet else stack.enter_context(_live_table(directory))
+        backend.run(directory, names, RunOptions(key, passphrase_file, engine), poll)
+    progress = progress_of(directory)
+    if as_json:
+        print_json(progress.document())
+    else:
+        from rich.console import Console
+
+        show(progress, Console())
+    if progress.failures:
+        raise CapsuleError(
+            "CAP-Y012",
+            f"{len(progress.failures)} of {len(lock.members)} members failed; the first is "
+            f"{progress.failures[0].name}",
+            fix=f"Correct the cause, then add --resume. See {folder}/members/NAME/console.log.",
+        )
+    typer.echo(f"next: capsule study report {folder}", err=True)
+
+
+@contextmanager
+def _live_table(directory: StudyDirectory) -> Iterator[Callable[[], None]]:
+    """Keep the table of the study's progress up to date on a terminal; say nothing elsewhere."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from capsule.study.progress import progress_of, table
+
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda: live.update(table(progress_of(directory)), refresh=True)

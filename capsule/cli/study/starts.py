@@ -1,0 +1,68 @@
+"""``capsule study starts``: have one run rank the start sequences of all members."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from capsule.cli import options
+from capsule.cli.common import guarded
+from capsule.cli.study.arguments import StudyArgument
+
+
+@guarded
+def command(
+    study: StudyArgument,
+    *,
+    key: options.SigningKeyOption,
+    passphrase_file: options.PassphraseOption = None,
+    engine: options.EngineOption = "auto",
+    output: options.RunsOption = Path("runs"),
+    quiet: options.QuietOption = False,
+) -> None:
+    """Run the experiment whose final network ranks the start sequences of a study.
+
+    It is the base spec with the settings of 'starts' in the study. The sequences are written to
+    STUDY.starts.json, which 'capsule study lock' pins for every member.
+
+    Examples:
+        # Write nagarajan2019.starts.json.
+        capsule study starts specs/studies/nagarajan2019.yaml --key alice
+    """
+    from capsule.bundle.bundle import open_bundle
+    from capsule.bundle.run_bundle import RecordedRun
+    from capsule.bundle.start_sets import start_set_of
+    from capsule.cli.passphrase import unlock
+    from capsule.experiment.canonical import check_output, write_output
+    from capsule.experiment.evaluation import digest_of_starts
+    from capsule.host.errors import CapsuleError
+    from capsule.image.cache import Cache
+    from capsule.image.lockfile import write_lock
+    from capsule.report.progress import open_reporter
+    from capsule.study.lock import STARTS, earlier_lock, lock_starts
+    from capsule.study.running import RunOptions, Runs
+    from capsule.study.study_file import StudyFile
+
+    signer = unlock(key, passphrase_file)
+    file = StudyFile.load(study)
+    target = file.beside(STARTS)
+    check_output(target)
+    with open_reporter(quiet=quiet) as reporter:
+        lock = lock_starts(file, earlier_lock(file), Cache(), reporter.note)
+        folder = output / f"{file.study.name}.starts-{lock.digest()[:8]}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_lock(folder / "lock.json", lock)
+        reporter.note(f"running {folder}")
+        with Runs() as runs:
+            outcome = runs.run_folder(folder, RunOptions(key, passphrase_file, engine))
+    if outcome is None:
+        raise KeyboardInterrupt
+    if outcome.bundle is None:
+        raise CapsuleError(str(outcome.code), str(outcome.message), fix=str(outcome.fix))
+    with open_bundle(folder / outcome.bundle, [signer.public]) as opened:
+        run = RecordedRun.read(opened)
+        found = start_set_of(run.lock, run.claims)
+    write_output(target, found.model_dump_json(by_alias=True, indent=None).encode() + b"\n")
+    typer.echo(f"starts  {len(found.starts)}\ndigest  sha256:{digest_of_starts(found.starts)}")
+    typer.echo(f"bundle  {folder / outcome.bundle}\nfile    {target}")

@@ -1,0 +1,27 @@
+"""``capsule study status``: how far a study is."""
+
+from __future__ import annotations
+
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import JsonOption
+from capsule.cli.study.arguments import FolderArgument
+
+
+@guarded
+def command(folder: FolderArgument, *, as_json: JsonOption = False) -> None:
+    """Show how many members of a study are done, run, failed, stopped or wait.
+
+    Examples:
+        # Look at a study that runs elsewhere, for instance on a cluster.
+        capsule study status studies/nagarajan2019
+    """
+    from rich.console import Console
+
+    from capsule.study.directory import StudyDirectory
+    from capsule.study.progress import progress_of, show
+
+    progress = progress_of(StudyDirectory.open(folder))
+    if as_json:
+        print_json(progress.document())
+    else:
+        show(progress, Console())

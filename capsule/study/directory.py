@@ -1,0 +1,299 @@
+"""The folder of a study: its lock, and a run directory for each member.
+
+Everything that is known of a member is in its folder, so that any number of processes and machines
+can run members, and a study that was stopped at any moment goes on with what is missing::
+
+    study.lock.json
+    members/NAME/lock.json          the member's lock, as of every run directory
+    members/NAME/work/              what the run writes
+    members/NAME/*.capsule.tar      its signed bundle
+    members/NAME/outcome.json       the bundle and claim id, or why the run failed
+    members/NAME/console.log        what 'capsule run' printed
+
+A process holds the kernel's lock on a member's folder while it runs the member.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from capsule.experiment import contract
+from capsule.experiment.canonical import write_atomic
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Sha256
+from capsule.host.errors import CapsuleError
+from capsule.image.lockfile import read_lock, write_lock
+from capsule.study.lock import LockedMember, StudyLock, read_study_lock
+
+LOCK = "study.lock.json"
+MEMBERS = "members"
+MEMBER_LOCK = "lock.json"
+WORK = "work"
+OUTCOME = "outcome.json"
+CONSOLE = "console.log"
+MAX_OUTCOME_BYTES = 1 << 20
+MAX_TAIL_BYTES = 1 << 16
+
+State = Literal["waiting", "running", "stopped", "failed", "done"]
+
+
+class Outcome(Model):
+    """How the last attempt to run a member ended."""
+
+    schema_id: Literal["capsule/member-outcome/v1"] = Field(
+        "capsule/member-outcome/v1", alias="schema"
+    )
+    bundle: str | None = Field(None, description="File name of the bundle; null: the run failed.")
+    claim_id: Sha256 | None = None
+    code: str | None = Field(None, description="Error code of a run that failed.")
+    message: str | None = None
+    fix: str | None = None
+
+
+class MemberState(NamedTuple):
+    """Where a member stands.
+
+    Attributes:
+        name: The member.
+        state: "stopped": it began, and no process runs it now.
+        outcome: How it ended, if it did.
+        step: Agent steps done, as the run reports them; None if it has not begun.
+        total_steps: Agent steps of the whole run; None where a program does not say.
+        steps_per_second: As the run last reported it.
+    """
+
+    name: str
+    state: State
+    outcome: Outcome | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    steps_per_second: float | None = None
+
+
+class StudyDirectory:
+    """The folder of a study.
+
+    Attributes:
+        path: The folder.
+        lock: The study's lock.
+    """
+
+    def __init__(self, path: Path, lock: StudyLock) -> None:
+        self.path, self.lock = path, lock
+        self._members = {member.name: member for member in lock.members}
+
+    @classmethod
+    def open(cls, path: Path) -> StudyDirectory:
+        """Open an existing folder.
+
+        Raises:
+            CapsuleError: CAP-Y005 it is not one of a study, CAP-Y003 its lock is damaged.
+        """
+        if not (path / LOCK).is_file():
+            raise CapsuleError(
+                "CAP-Y005",
+                f"{path} is not the folder of a study: it has no {LOCK}",
+                fix="Name the folder that 'capsule study run' made.",
+            )
+        return cls(path, read_study_lock(path / LOCK))
+
+    @classmethod
+    def create(cls, path: Path, lock: StudyLock, *, resume: bool) -> StudyDirectory:
+        """Make the folder of a study, or take up an existing one.
+
+        Args:
+            path: The folder.
+            lock: The study's lock; it may have members that the folder's does not have.
+            resume: Whether the folder may exist.
+
+        Raises:
+            CapsuleError: CAP-Y006 the folder exists, and ``resume`` is false; CAP-Y007 a member
+                was run with another lock.
+        """
+        study = cls(path, lock)
+        if (path / LOCK).exists() and not resume:
+            raise CapsuleError(
+                "CAP-Y006",
+                f"{path} already has runs of a study",
+                fix="Add --resume to run what is missing there, or choose another --output.",
+            )
+        for member in lock.members:
+            study._check(member)
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomic(path / LOCK, lock.document() + b"\n")
+        return study
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a member.
+
+        Raises:
+            CapsuleError: CAP-Y008, the study has no such member.
+        """
+        self.member(name)
+        return self.path / MEMBERS / name
+
+    def member(self, name: str) -> LockedMember:
+        """Return a member by its name.
+
+        Raises:
+            CapsuleError: CAP-Y008, the study has no such member.
+        """
+        if name not in self._members:
+            raise CapsuleError(
+                "CAP-Y008",
+                f"study {self.lock.study.name} has no member {name!r}",
+                fix=f"Its members are {', '.join(list(self._members)[:10])}, ...",
+            )
+        return self._members[name]
+
+    def _check(self, member: LockedMember) -> None:
+        path = self.folder(member.name) / MEMBER_LOCK
+        if path.exists() and read_lock(path).digest() != member.lock:
+            raise CapsuleError(
+                "CAP-Y007",
+                f"member {member.name} was run with another lock than the study now gives it",
+                fix=f"Choose another --output, or delete {path.parent} to run it again.",
+            )
+
+    def missing(self, groups: Sequence[str] = ()) -> list[str]:
+        """Return the members that have no bundle, in the order of the study.
+
+        Args:
+            groups: Only members of these; of all groups if it is empty.
+
+        Raises:
+            CapsuleError: CAP-Y013, the study has no such group.
+        """
+        known = self.lock.study.groups
+        for group in groups:
+            if group not in known:
+                raise CapsuleError(
+                    "CAP-Y013",
+                    f"--only {group!r}: study {self.lock.study.name} has no such group",
+                    fix=f"Its groups are {', '.join(known)}.",
+                )
+        planned = self.lock.planned
+        return [
+            name
+            for name in self._members
+            if (not groups or planned[name].group in groups) and self.bundle(name) is None
+        ]
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[tuple[Path, int]]:
+        """Prepare the folder of a member for a run, and hold it.
+
+        Yields:
+            The folder, and a descriptor that holds it for as long as any process has it open.
+
+        Raises:
+            CapsuleError: CAP-Y009, another process runs the member.
+        """
+        folder = self.folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # as every run directory (CAP-E042)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CapsuleError(
+                    "CAP-Y009",
+                    f"another process is running member {name} in {folder}",
+                    fix="Wait for it; 'capsule study status' shows when it has ended.",
+                ) from error
+            if not (folder / MEMBER_LOCK).exists():
+                write_lock(folder / MEMBER_LOCK, self.lock.lock_of(self.member(name)))
+            (folder / OUTCOME).unlink(missing_ok=True)
+            yield folder, descriptor
+        finally:
+            os.close(descriptor)
+
+    def state(self, name: str) -> MemberState:
+        """Return where a member stands.
+
+        Raises:
+            CapsuleError: CAP-Y010, its outcome is not one.
+        """
+        folder = self.folder(name)
+        if not folder.exists():
+            return MemberState(name, "waiting")
+        event = _last_event(folder / WORK / contract.EVENTS)
+        progress = (
+            (None, None, None)
+            if event is None
+            else (event.step, event.total_steps, event.steps_per_second)
+        )
+        if _is_held(folder):
+            return MemberState(name, "running", None, *progress)
+        outcome = self.outcome(name)
+        if outcome is None:
+            return MemberState(name, "waiting" if event is None else "stopped", None, *progress)
+        return MemberState(name, "failed" if outcome.code else "done", outcome, *progress)
+
+    def outcome(self, name: str) -> Outcome | None:
+        """Return how the last attempt to run a member ended.
+
+        Returns:
+            None if it did not end yet, or if its bundle is gone.
+
+        Raises:
+            CapsuleError: CAP-Y010, it is not an outcome.
+        """
+        path = self.folder(name) / OUTCOME
+        try:
+            with path.open("rb") as stream:
+                found = Outcome.parse(stream.read(MAX_OUTCOME_BYTES))
+        except FileNotFoundError:
+            return None
+        except (ValueError, ValidationError) as error:
+            raise CapsuleError(
+                "CAP-Y010",
+                f"{path} is damaged: {str(error).splitlines()[0]}",
+                fix="Delete the file and run 'capsule study run --resume'.",
+            ) from error
+        if found.bundle is not None and not (path.parent / found.bundle).is_file():
+            return None
+        return found
+
+    def bundle(self, name: str) -> Path | None:
+        """Return the bundle of a member; None if it has none yet."""
+        outcome = self.outcome(name)
+        if outcome is None or outcome.bundle is None:
+            return None
+        return self.folder(name) / outcome.bundle
+
+
+def _is_held(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _last_event(path: Path) -> contract.Event | None:
+    """Return the last whole event of a run; None if there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+            lines = stream.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        if line.endswith(b"\n"):
+            try:
+                return contract.Event.model_validate_json(line)
+            except ValidationError:  # the first of the tail may be cut off
+                continue
+    return None

@@ -1,0 +1,272 @@
+"""The study lock: every member by the digest of its own lock. Its digest names the study.
+
+Members share the pins of one image, unless a group changes the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.evaluation import StartSet
+from capsule.experiment.fields import Model, NonNegativeInt
+from capsule.experiment.lock import Lock, LockedImage, LockedProject, Sha256, without_sources
+from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
+from capsule.host.spec_file import read_start_set
+from capsule.image.cache import Cache
+from capsule.image.lockfile import capture, lock_path, read_lock, resolve
+from capsule.study.members import PlannedMember, plan_members
+from capsule.study.spec import StudySpec
+from capsule.study.study_file import START_SET, StudyFile
+
+STUDY_LOCK = ".study.lock.json"
+STARTS = ".starts.json"
+PLACES = ("code.", "image.sources.")  # where things came from, which locks do not have
+MAX_LOCK_BYTES = 64 << 20
+
+
+class Pins(Model):
+    """What the members of one image have in common."""
+
+    image: LockedImage
+    project: LockedProject | None = Field(description="The source tree of a program.")
+
+
+class LockedMember(Model):
+    """One run of the study."""
+
+    name: str = Field(description="GROUP.RUN or GROUP.SETTING.RUN.")
+    spec: NonNegativeInt = Field(description="Place of its spec in 'specs'.")
+    pins: NonNegativeInt = Field(description="Place of its pins in 'pins'.")
+    lock: Sha256 = Field(description="Digest of the lock that these make.")
+
+
+class StudyLock(Model):
+    """A locked study."""
+
+    schema_id: Literal["capsule/study-lock/v1"] = Field("capsule/study-lock/v1", alias="schema")
+    study: StudySpec = Field(description="The study; its base is reduced to a file name.")
+    pins: Annotated[tuple[Pins, ...], Field(min_length=1)]
+    specs: Annotated[tuple[Spec, ...], Field(min_length=1)] = Field(
+        description="The specs of all members, each once."
+    )
+    members: Annotated[tuple[LockedMember, ...], Field(min_length=1)] = Field(
+        description="In the order of the study: by group, setting and run."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StudyLock:
+        planned = {member.name: member for member in plan_members(self.study)}
+        if list(planned) != [member.name for member in self.members]:
+            raise ValueError("members are not those of the study")
+        for member in self.members:
+            if member.spec >= len(self.specs) or member.pins >= len(self.pins):
+                raise ValueError(f"members: {member.name} names a spec or pins that do not exist")
+            _check_settings(planned[member.name], self.specs[member.spec])
+        distinct = {(member.spec, member.pins): member for member in self.members}
+        digests = {key: self.lock_of(member).digest() for key, member in distinct.items()}
+        for member in self.members:
+            if digests[member.spec, member.pins] != member.lock:
+                raise ValueError(f"members: the lock of {member.name} has another digest")
+        return self
+
+    def digest(self) -> str:
+        """Return the hexadecimal SHA-256 of :meth:`document`."""
+        return sha256_hex(self.document())
+
+    def lock_of(self, member: LockedMember) -> Lock:
+        """Return the lock of a member: an ordinary run's."""
+        pins = self.pins[member.pins]
+        return Lock(spec=self.specs[member.spec], image=pins.image, project=pins.project)
+
+    @cached_property
+    def planned(self) -> dict[str, PlannedMember]:
+        """The group, setting and run of each member, by its name."""
+        return {member.name: member for member in plan_members(self.study)}
+
+
+def _check_settings(member: PlannedMember, spec: Spec) -> None:
+    """Check that a spec has the settings that the study gives its member.
+
+    Raises:
+        ValueError: A field has another value.
+    """
+    document = spec.model_dump(mode="json", by_alias=True)
+    for field, value in dict(member.settings).items():
+        if field.startswith(PLACES) or (field == START_SET and isinstance(value, str)):
+            continue
+        found: Any = document
+        for key in field.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        if not _includes(found, value):
+            raise ValueError(f"members: {member.name} has {field} {found!r}, not {value!r}")
+
+
+def _includes(found: Any, value: Any) -> bool:
+    """Tell whether a value is as it was set; a section has further fields, by their defaults."""
+    if isinstance(found, dict) and isinstance(value, dict):
+        return all(key in found and _includes(found[key], each) for key, each in value.items())
+    return bool(found == value)
+
+
+def lock_study(
+    file: StudyFile,
+    starts: StartSet | None,
+    previous: StudyLock | None,
+    cache: Cache,
+    progress: Callable[[str], None],
+) -> StudyLock:
+    """Resolve a study to its members.
+
+    Pins are kept while they fit: those of ``previous``, or else those of the lock file beside the
+    base spec, which is read and never written.
+
+    Args:
+        file: The study and its base.
+        starts: The start sequences of all members, if the study has one run rank them.
+        previous: An earlier lock of the study.
+        cache: As of :func:`capsule.image.lockfile.resolve`.
+        progress: Told about each stage.
+
+    Raises:
+        CapsuleError: A setting gives no valid spec (CAP-S…, CAP-Y…), or a pin cannot be resolved
+            (CAP-L…).
+    """
+    resolver = _Resolver(file, previous, cache, progress)
+    specs: dict[str, tuple[int, Spec, int, str]] = {}
+    members = []
+    for member, spec in file.member_specs(starts):
+        pinned = without_sources(spec)
+        digest = pinned.digest()
+        if digest not in specs:
+            place = resolver.place(spec)
+            pins = resolver.pins[place]
+            lock = Lock(spec=pinned, image=pins.image, project=pins.project)
+            specs[digest] = len(specs), pinned, place, lock.digest()
+        number, _, place, lock_digest = specs[digest]
+        members.append(LockedMember(name=member.name, spec=number, pins=place, lock=lock_digest))
+    return StudyLock(
+        study=file.study.model_copy(update={"base": Path(file.study.base).name}),
+        pins=tuple(resolver.pins),
+        specs=tuple(spec for _, spec, _, _ in specs.values()),
+        members=tuple(members),
+    )
+
+
+def lock_starts(
+    file: StudyFile, previous: StudyLock | None, cache: Cache, progress: Callable[[str], None]
+) -> Lock:
+    """Return the lock of the run that ranks the start sequences of a study.
+
+    Raises:
+        CapsuleError: CAP-Y002, the study has none; or as :func:`lock_study`.
+    """
+    spec = file.starts_spec()
+    pins = _Resolver(file, previous, cache, progress).pins_of(spec)
+    return Lock(spec=without_sources(spec), image=pins.image, project=pins.project)
+
+
+class _Resolver:
+    """Resolves each image and source tree of a study once."""
+
+    def __init__(
+        self,
+        file: StudyFile,
+        previous: StudyLock | None,
+        cache: Cache,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._base_lock = lock_path(file.folder / Path(file.study.base).name)
+        self._cache, self._progress = cache, progress
+        self._earlier = list(_locks(previous, self._base_lock))
+        self._places: dict[str, int] = {}
+        self.pins: list[Pins] = []
+
+    def place(self, spec: Spec) -> int:
+        """Return the place of a spec's pins, resolving them if they are new."""
+        parts = (spec.image, spec.accelerator, spec.code)
+        key = "\n".join("" if part is None else part.model_dump_json() for part in parts)
+        if key not in self._places:
+            self._places[key] = len(self.pins)
+            self.pins.append(self.pins_of(spec))
+        return self._places[key]
+
+    def pins_of(self, spec: Spec) -> Pins:
+        """Resolve the pins of a spec, keeping earlier ones that fit."""
+        project = capture(spec, self._base_lock, self._cache, self._progress)
+        pinned = without_sources(spec)
+        wanted = (pinned.image, pinned.accelerator)
+        previous = next(
+            (lock for lock in self._earlier if (lock.spec.image, lock.spec.accelerator) == wanted),
+            None,
+        )
+        lock = resolve(
+            spec, self._cache, project=project, previous=previous, progress=self._progress
+        )
+        return Pins(image=lock.image, project=lock.project)
+
+
+def _locks(previous: StudyLock | None, base_lock: Path) -> Iterable[Lock]:
+    """Yield the locks whose pins may be kept, the study's own first."""
+    if previous is not None:
+        yield from (previous.lock_of(member) for member in previous.members)
+    if base_lock.exists():
+        yield read_lock(base_lock)
+
+
+def earlier_lock(file: StudyFile) -> StudyLock | None:
+    """Return the lock beside a study file; None if there is none.
+
+    Raises:
+        CapsuleError: CAP-Y003 of :func:`read_study_lock`.
+    """
+    path = file.beside(STUDY_LOCK)
+    return read_study_lock(path) if path.exists() else None
+
+
+def read_study_lock(path: Path) -> StudyLock:
+    """Read the lock of a study.
+
+    Raises:
+        CapsuleError: CAP-Y003, it cannot be read, is not a study's lock, or was edited.
+    """
+    fix = "Delete it and run 'capsule study lock' again, or restore it from version control."
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_LOCK_BYTES + 1)
+        if len(data) > MAX_LOCK_BYTES:
+            raise ValueError(f"larger than {MAX_LOCK_BYTES >> 20} MiB")
+        return StudyLock.parse(data.removesuffix(b"\n"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CapsuleError(
+            "CAP-Y003", f"study lock {path}: {where or 'the document'}: {first['msg']}", fix=fix
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CapsuleError("CAP-Y003", f"study lock {path}: {error}", fix=fix) from error
+
+
+def find_starts(file: StudyFile) -> StartSet | None:
+    """Return the start set that was made for a study; None if the study does not ask for one.
+
+    Raises:
+        CapsuleError: CAP-Y004, it was not made yet; CAP-S010, it is not a start set.
+    """
+    if file.study.starts is None:
+        return None
+    path = file.beside(STARTS)
+    if not path.exists():
+        raise CapsuleError(
+            "CAP-Y004",
+            f"study {file.study.name} has one run rank the start sequences of all members, and "
+            f"{path} with these sequences does not exist",
+            fix=f"Run 'capsule study starts {file.path} --key KEY' once, and commit that file.",
+        )
+    return read_start_set(path)

@@ -1,0 +1,124 @@
+"""How far a study is: one row per group, and the failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from capsule.report.progress import duration
+from capsule.report.text import printable
+from capsule.study.directory import MemberState, State, StudyDirectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+STATES: tuple[State, ...] = ("done", "running", "failed", "stopped", "waiting")
+
+
+class GroupProgress(NamedTuple):
+    """How far a group is.
+
+    Attributes:
+        name: The group; "all" for the whole study.
+        counts: Number of members in each state.
+        steps_per_second: Agent steps per second of the running members together.
+        seconds_left: Of the rest at this speed; None if nothing runs, or a total is unknown.
+    """
+
+    name: str
+    counts: Mapping[State, int]
+    steps_per_second: float
+    seconds_left: float | None
+
+
+class StudyProgress(NamedTuple):
+    """How far a study is."""
+
+    groups: tuple[GroupProgress, ...]
+    whole: GroupProgress
+    failures: tuple[MemberState, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member is done."""
+        return self.whole.counts["done"] == sum(self.whole.counts.values())
+
+    def document(self) -> dict[str, Any]:
+        """Return the progress as JSON values."""
+        return {
+            "schema": "capsule/study-progress/v1",
+            "groups": {group.name: dict(group.counts) for group in self.groups},
+            "failures": {
+                state.name: state.outcome.model_dump(mode="json", by_alias=True)
+                for state in self.failures
+                if state.outcome is not None
+            },
+        }
+
+
+def progress_of(study: StudyDirectory) -> StudyProgress:
+    """Read how far a study is from its folder."""
+    groups: dict[str, list[MemberState]] = {}
+    for member in study.lock.members:
+        group = study.lock.planned[member.name].group
+        groups.setdefault(group, []).append(study.state(member.name))
+    states = [state for members in groups.values() for state in members]
+    return StudyProgress(
+        groups=tuple(_progress(name, members) for name, members in groups.items()),
+        whole=_progress("all", states),
+        failures=tuple(state for state in states if state.state == "failed"),
+    )
+
+
+def _progress(name: str, states: Sequence[MemberState]) -> GroupProgress:
+    counted = Counter(state.state for state in states)
+    running = [state for state in states if state.state == "running"]
+    speed = sum(state.steps_per_second or 0.0 for state in running)
+    steps = _steps_left(states)
+    left = steps / speed if speed and steps is not None else None
+    return GroupProgress(name, {state: counted[state] for state in STATES}, speed, left)
+
+
+def _steps_left(states: Iterable[MemberState]) -> int | None:
+    """Return the agent steps that are left, members that have not begun counting as the others."""
+    totals = [state.total_steps for state in states if state.total_steps is not None]
+    if not totals:
+        return None
+    left = 0
+    for state in states:
+        if state.state not in ("done", "failed"):
+            total = max(totals) if state.total_steps is None else state.total_steps
+            left += total - (state.step or 0)
+    return left
+
+
+def show(progress: StudyProgress, console: Console) -> None:
+    """Print how far a study is."""
+    console.print(table(progress))
+    for failure in progress.failures:
+        outcome = failure.outcome
+        if outcome is not None:
+            text = f"{failure.name} failed: {outcome.code}: {outcome.message}\n  fix: {outcome.fix}"
+            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def table(progress: StudyProgress) -> Table:
+    """Return the table of :func:`show`."""
+    from rich.table import Table
+
+    shown = Table("group", *STATES, "steps/s", "time left")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for group in progress.groups:
+        shown.add_row(*_cells(group))
+    shown.add_section()
+    shown.add_row(*_cells(progress.whole))
+    return shown
+
+
+def _cells(group: GroupProgress) -> list[str]:
+    speed = f"{group.steps_per_second:,.0f}" if group.steps_per_second else "-"
+    left = "-" if group.seconds_left is None else duration(group.seconds_left)
+    return [group.name, *(str(group.counts[state]) for state in STATES), speed, left]

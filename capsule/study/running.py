@@ -1,0 +1,171 @@
+"""Running members: each is an ordinary 'capsule run' in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from capsule.experiment.canonical import write_atomic
+from capsule.host.errors import ExitCode
+from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
+
+POLL_SECONDS = 1.0
+STOP_SECONDS = 60.0  # for a run to write its state down after it was interrupted
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of 'capsule run' for every member.
+
+    Attributes:
+        key: The private key that signs the bundles.
+        passphrase_file: As of 'capsule run'.
+        engine: As of 'capsule run'.
+    """
+
+    key: Path
+    passphrase_file: Path | None = None
+    engine: str = "auto"
+
+    def arguments(self) -> list[str]:
+        """Return the options as arguments; paths are absolute, for other machines' folders."""
+        words = ["--key", str(self.key.absolute()), "--engine", self.engine]
+        if self.passphrase_file is not None:
+            words += ["--passphrase-file", str(self.passphrase_file.absolute())]
+        return words
+
+
+class Runs:
+    """The runs that this process has started. Leaving the context interrupts them."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._guard = threading.Lock()
+        self._stopping = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _where: TracebackType | None,
+    ) -> None:
+        with self._guard:
+            self._stopping = True
+            running = list(self._processes)
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        for process in running:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def run(self, study: StudyDirectory, name: str, options: RunOptions) -> Outcome | None:
+        """Run a member, and write down how it ended.
+
+        Returns:
+            How it ended; None if it was interrupted, and can be resumed.
+
+        Raises:
+            CapsuleError: CAP-Y009, another process runs the member.
+        """
+        with study.held(name) as (folder, hold):
+            outcome = self.run_folder(folder, options, hold)
+            if outcome is not None:
+                write_atomic(folder / OUTCOME, outcome.document())
+            return outcome
+
+    def run_folder(self, folder: Path, options: RunOptions, *hold: int) -> Outcome | None:
+        """Run, or resume, the experiment whose lock is in a folder.
+
+        Args:
+            folder: The run directory; what the run prints goes there, too.
+            options: Of the run.
+            hold: Descriptors that the run keeps open.
+
+        Returns:
+            How it ended; None if it was interrupted, and can be resumed.
+        """
+        command = [sys.executable, "-m", "capsule", "run", "--resume", str(folder.absolute())]
+        command += [*options.arguments(), "--json", "--quiet"]
+        with (folder / CONSOLE).open("wb") as console:
+            process = self._started(command, console.fileno(), hold)
+            if process is None:
+                return None
+            printed, _ = process.communicate()
+        with self._guard:
+            self._processes.discard(process)
+        return _outcome(process.returncode, printed, folder / CONSOLE)
+
+    def _started(
+        self, command: list[str], console: int, hold: Sequence[int]
+    ) -> subprocess.Popen[bytes] | None:
+        with self._guard:
+            if self._stopping:
+                return None
+            # A session of its own: the terminal's interrupt comes once, through this process. The
+            # run inherits the hold on its folder, and keeps it if this process is killed.
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=console,
+                start_new_session=True,
+                pass_fds=hold,
+            )
+            self._processes.add(process)
+            return process
+
+
+def _outcome(status: int, printed: bytes, console: Path) -> Outcome | None:
+    """Return how a run ended, as it said itself; None if it was interrupted."""
+    if status in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL):
+        return None
+    try:
+        said = json.loads(printed)
+        if status == 0:
+            return Outcome(bundle=Path(said["bundle"]).name, claim_id=said["claim_id"])
+        return Outcome(code=said["code"], message=said["message"], fix=said["fix"])
+    except (ValueError, KeyError):
+        return Outcome(
+            code="CAP-Y011",
+            message=f"'capsule run' ended with status {status} and did not say why",
+            fix=f"See {console}.",
+        )
+
+
+def run_locally(
+    study: StudyDirectory,
+    names: Sequence[str],
+    options: RunOptions,
+    processes: int,
+    on_poll: Callable[[], None],
+) -> None:
+    """Run members on this machine, so many at a time; a failed one does not stop the others.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted; the runs have been, too, and can be resumed.
+        CapsuleError: CAP-Y009, another process runs one of the members.
+    """
+    with ThreadPoolExecutor(processes) as pool, Runs() as runs:
+        waiting = {pool.submit(runs.run, study, name, options) for name in names}
+        try:
+            while waiting:
+                ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+                for future in ended:
+                    future.result()
+                on_poll()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,162 @@
+"""The study spec: a base spec, and groups of runs that differ from it in named ways.
+
+The groups of Nagarajan et al. 2019 (arXiv:1809.05676) vary one source of randomness each; those of
+Espeholt et al. 2018 (arXiv:1802.01561, appendix D) have hyper-parameters that were sampled.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, Seed
+from capsule.experiment.spec.randomness import StreamName
+from capsule.experiment.spec.recording import MAX_MEBIBYTES, MAX_MINUTES
+
+MAX_MEMBERS = 2_000
+
+FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_-]+)*$")]
+Settings = dict[FieldName, Any]
+GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
+
+
+class LogUniform(Model):
+    """A number whose logarithm is uniform."""
+
+    log_uniform: tuple[PositiveFloat, PositiveFloat] = Field(description="Lower and upper bound.")
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> LogUniform:
+        _check_range("log_uniform", *self.log_uniform)
+        return self
+
+
+class Uniform(Model):
+    """A number that is uniform."""
+
+    uniform: tuple[float, float] = Field(description="Lower and upper bound.")
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Uniform:
+        _check_range("uniform", *self.uniform)
+        return self
+
+
+class Choice(Model):
+    """One of several values, each as likely as the others."""
+
+    choice: Annotated[tuple[Any, ...], Field(min_length=1)] = Field(description="The values.")
+
+
+def _check_range(name: str, low: float, high: float) -> None:
+    if not low < high:
+        raise ValueError(f"{name}: the range from {low} to {high} is empty")
+
+
+class SampleSpec(Model):
+    """Settings whose hyper-parameters are drawn at random.
+
+    Each value follows from the seed, its field and the number of the setting alone, so that a
+    larger ``count`` or a further field changes no setting that exists.
+    """
+
+    count: PositiveInt = Field(le=MAX_MEMBERS, description="Number of settings.")
+    seed: Seed | None = Field(
+        None,
+        description="Seed of the draws, the study's seed by default. Groups with equal seeds and "
+        "fields have equal settings.",
+    )
+    fields: Annotated[dict[FieldName, LogUniform | Uniform | Choice], Field(min_length=1)] = Field(
+        description="Distribution of each field of the spec: log_uniform: [LOW, HIGH], "
+        "uniform: [LOW, HIGH] or choice: [VALUE, ...]."
+    )
+
+
+class GroupSpec(Model):
+    """Runs that are compared with those of other groups, and summarised together."""
+
+    set: Settings = Field(
+        default_factory=dict,
+        description="Fields of the spec, as section.field: value, that differ from the base.",
+    )
+    vary: tuple[StreamName | Literal["root"], ...] = Field(
+        (),
+        description="The random streams that have another seed in each run; 'root' varies all of "
+        "them. No stream: every run has the same seeds.",
+    )
+    runs: PositiveInt | None = Field(
+        None, le=MAX_MEMBERS, description="Runs of each setting; default: 'runs' of the study."
+    )
+    grid: dict[FieldName, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = Field(
+        None, description="Values of fields; every combination is a setting."
+    )
+    settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
+        None, description="A list of settings, each as 'set'."
+    )
+    sample: SampleSpec | None = Field(None, description="Settings that are drawn at random.")
+
+    @model_validator(mode="after")
+    def _one_source_of_settings(self) -> GroupSpec:
+        given = [name for name in ("grid", "settings", "sample") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: make them two groups")
+        if len({*self.vary}) < len(self.vary):
+            raise ValueError(f"vary names a stream twice: {', '.join(self.vary)}")
+        if "root" in self.vary and len(self.vary) > 1:
+            raise ValueError("vary: 'root' includes all other streams: name it alone")
+        return self
+
+
+class StartsSpec(Model):
+    """The run whose final network ranks the start sequences of all members."""
+
+    set: Settings = Field(
+        default_factory=dict,
+        description="Fields of the spec of that run that differ from the base, such as "
+        "seeds.root: the network that ranks should not be one that is scored.",
+    )
+
+
+class ResourcesSpec(Model):
+    """What a scheduler reserves for each member. It changes no bit."""
+
+    cores: PositiveInt = Field(1, le=4096, description="Processor cores.")
+    memory_mb: PositiveInt | None = Field(
+        None, le=MAX_MEBIBYTES, description="Memory in MB; default: limits.memory_mb of the spec."
+    )
+    gpus: Annotated[int, Field(ge=0, le=1)] = Field(0, description="GPUs: a run uses at most one.")
+    minutes: PositiveInt | None = Field(
+        None, le=MAX_MINUTES, description="Minutes; default: limits.minutes of the spec."
+    )
+
+
+class StudySpec(Model):
+    """A study."""
+
+    schema_id: Literal["capsule/study/v1"] = Field(
+        "capsule/study/v1", alias="schema", description="Version of the format."
+    )
+    name: Name = Field(description="Name of the study; its folder and bundle are named after it.")
+    base: str = Field(
+        min_length=1, description="Path of the spec of every run, relative to the study's file."
+    )
+    set: Settings = Field(
+        default_factory=dict,
+        description="Fields of the spec, as section.field: value, that all members share.",
+    )
+    seed: Seed = Field(
+        0, description="Seed from which the varied seeds and the samples are derived."
+    )
+    runs: PositiveInt = Field(5, le=MAX_MEMBERS, description="Runs of each setting of a group.")
+    starts: StartsSpec | None = Field(
+        None,
+        description="Have one further run rank the start sequences that all members are scored on "
+        "('capsule study starts'); null: each member ranks its own, or the spec pins them.",
+    )
+    groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
+        description="The groups, by name."
+    )
+    resources: ResourcesSpec = Field(
+        ResourcesSpec(), description="What a scheduler reserves for each member."
+    )

@@ -1,0 +1,98 @@
+"""Reading a study file, and the spec of each of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capsule.experiment.evaluation import StartSet
+from capsule.experiment.spec import Spec
+from capsule.host.errors import CapsuleError
+from capsule.host.spec_file import spec_of
+from capsule.host.yaml_document import YamlDocument
+from capsule.study.members import PlannedMember, plan_members
+from capsule.study.spec import StudySpec
+
+START_SET = "evaluation.start_set"
+
+
+class StudyFile(NamedTuple):
+    """A study and its base spec, as their files have them.
+
+    Attributes:
+        path: The study's file.
+        study: The study.
+        base: The base spec's document.
+        folder: Folder of the base spec, to which its paths are relative.
+    """
+
+    path: Path
+    study: StudySpec
+    base: YamlDocument
+    folder: Path
+
+    @classmethod
+    def load(cls, path: Path) -> StudyFile:
+        """Read a study file and the spec that it names as its base.
+
+        Raises:
+            CapsuleError: CAP-S001 a file cannot be read, CAP-S002 it is not YAML, CAP-S003 a field
+                of the study is wrong.
+        """
+        study = YamlDocument.load(path, "study").validate(StudySpec)
+        base = path.parent / study.base
+        return cls(path, study, YamlDocument.load(base, "spec"), base.parent)
+
+    def beside(self, suffix: str) -> Path:
+        """Return the path of a file that goes with the study: ``x.yaml`` -> ``x`` + suffix."""
+        return self.path.with_name(self.path.stem + suffix)
+
+    def base_spec(self) -> Spec:
+        """Return the base spec without any group.
+
+        Raises:
+            CapsuleError: CAP-S003, CAP-S010, a field of the spec is wrong.
+        """
+        return spec_of(self.base.copy(), self.folder)
+
+    def starts_spec(self) -> Spec:
+        """Return the spec of the run that ranks the start sequences.
+
+        Raises:
+            CapsuleError: CAP-Y002, the study names none; or as :meth:`base_spec`.
+        """
+        if self.study.starts is None:
+            raise CapsuleError(
+                "CAP-Y002",
+                f"study {self.study.name} has no 'starts', so no run ranks start sequences for it",
+                fix="Add starts: {set: {seeds.root: 1000}} to the study.",
+            )
+        pairs = (*self.study.set.items(), *self.study.starts.set.items(), (START_SET, None))
+        return self._spec(pairs, "starts")
+
+    def member_specs(self, starts: StartSet | None) -> Iterator[tuple[PlannedMember, Spec]]:
+        """Yield every member with its spec.
+
+        Args:
+            starts: The start sequences of all members whose group does not set its own.
+
+        Raises:
+            CapsuleError: CAP-Y001 too many members; CAP-S003, CAP-S004, CAP-S010, a setting gives
+                a spec that is not valid; the message names the group.
+        """
+        known: dict[str, Spec] = {}  # members with equal settings have one spec
+        for member in plan_members(self.study):
+            pairs = member.settings
+            if starts is not None:
+                pairs = ((START_SET, starts.model_dump(mode="json", by_alias=True)), *pairs)
+            key = repr(sorted(dict(pairs).items(), key=lambda pair: pair[0]))
+            if key not in known:
+                known[key] = self._spec(pairs, f"groups.{member.group}")
+            yield member, known[key]
+
+    def _spec(self, pairs: Sequence[tuple[str, Any]], where: str) -> Spec:
+        document = self.base.copy()
+        for field, value in pairs:
+            document.set(field, value, f"{self.path.name}: {where}")
+        return spec_of(document, self.folder)
