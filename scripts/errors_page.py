@@ -36,8 +36,9 @@ Every foreseen failure has a code. The message on standard error names the field
 says what to do; this page lists the causes. The letter after `CAP-` is the room: S spec, L lock,
 I image, E engine, T training, B bundle, M machine, N native parts, R random profiles,
 V verification, D diagnosis, P reports (pages), Y studies, X none of them (a bug). A command that
-fails with a code ends with the exit status beside it ([exit-codes.md](exit-codes.md) explains them);
-`capsule verify` turns most failures into verdicts. This page is written by `scripts/errors_page.py`.
+fails with a code ends with the exit status beside it ([exit-codes.md](exit-codes.md) has their
+meanings); `capsule verify` turns most failures into verdicts. `scripts/errors_page.py` writes this
+page.
 """
 FINDINGS = """
 The codes from CAP-D101 on are findings, not failures; [diagnose.md](diagnose.md) explains them.
