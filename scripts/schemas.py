@@ -24,6 +24,10 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import Header
 from capsule.experiment.spec import Spec
 from capsule.machine.fingerprint import Fingerprint
+from capsule.study.directory import Outcome
+from capsule.study.lock import StudyLock
+from capsule.study.spec import StudySpec
+from capsule.study.tables import StudyClaims
 from capsule.verification import verdict
 
 FOLDER = Path(__file__).parents[1] / "schemas"
@@ -34,13 +38,17 @@ IDENTIFIERS = "https://capsule-rl.dev/schemas"  # identifiers; nothing is fetche
 MODELS: dict[str, type[Model]] = {
     "spec": Spec,
     "lock": Lock,
+    "study": StudySpec,
+    "study-lock": StudyLock,
+    "study-claims": StudyClaims,
+    "member-outcome": Outcome,
     # In a bundle.
     "claims": claims.TrainingClaims,
     "program-claims": claims.ProgramClaims,
     "observations": claims.Observations,
     "fingerprint": Fingerprint,
     "bundle": manifest.Manifest,
-    "statement": envelope.RunStatement,
+    "statement": envelope.BundleStatement,
     "envelope": envelope.SigstoreBundle,
     "job": contract.Job,
     "runtime": contract.Runtime,

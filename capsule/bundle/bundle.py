@@ -29,6 +29,7 @@ from capsule.bundle.manifest import (
     MANIFEST,
     SSHSIG,
     BundleFile,
+    BundleKind,
     Manifest,
     Role,
     SignatureKinds,
@@ -156,6 +157,7 @@ def pack(
     key: PrivateKey,
     destination: Path,
     ssh_sign: Callable[[bytes], bytes] | None = None,
+    kind: BundleKind = "run",
 ) -> Path:
     """Write a signed bundle; equal input gives equal bytes.
 
@@ -166,6 +168,7 @@ def pack(
         key: Signs.
         destination: The bundle; it appears, or is replaced, all at once.
         ssh_sign: Makes an SSH signature over the manifest as well, if given.
+        kind: Of one run, or of a study.
 
     Returns:
         ``destination``.
@@ -174,8 +177,8 @@ def pack(
         CapsuleError: CAP-B141 (a path, role or digest cannot be bundled), B142 (a file cannot be
             read, or changed meanwhile), B143 (the bundle cannot be written).
     """
-    manifest = _describe(files, claim_id, with_sshsig=ssh_sign is not None)
-    statement = envelope.RunStatement.about(manifest)
+    manifest = _describe(files, claim_id, kind, with_sshsig=ssh_sign is not None)
+    statement = envelope.BundleStatement.about(manifest)
     documents = {
         ENVELOPE: envelope.sign(statement, key),
         MANIFEST: manifest.document(),
@@ -200,7 +203,10 @@ def pack(
 
 
 def open_bundle(
-    path: Path, trust: TrustPolicy | Iterable[PublicKey], limits: Limits | None = None
+    path: Path,
+    trust: TrustPolicy | Iterable[PublicKey],
+    limits: Limits | None = None,
+    kind: BundleKind = "run",
 ) -> OpenedBundle:
     """Check a bundle completely and leave it open.
 
@@ -214,11 +220,13 @@ def open_bundle(
             checked: everything fits the digest chain that starts at the envelope, whose signature
             is *not* checked.
         limits: Largest sizes and counts accepted.
+        kind: What the bundle has to be of: one run, or a study.
 
     Raises:
-        CapsuleError: With exit status 3 if the bundle is not canonical, not intact, or not signed
-            as the policy asks (CAP-B125, B154, B155); CAP-B101 if it cannot be opened; CAP-B110 if
-            it cannot be read, or there is no place for copies.
+        CapsuleError: CAP-B146 the bundle is of the other kind; with exit status 3 if it is not
+            canonical, not intact, or not signed as the policy asks (CAP-B125, B154, B155);
+            CAP-B101 if it cannot be opened; CAP-B110 if it cannot be read, or there is no place
+            for copies.
     """
     limits = limits or Limits()
     with ExitStack() as stack:
@@ -227,6 +235,9 @@ def open_bundle(
             root = stack.enter_context(temporary_folder("capsule-bundle-"))
             resources = ExitStack()
             opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
+        if opened.manifest.kind != kind:
+            resources.close()
+            raise _other_kind(path, opened.manifest.kind)
         resources.callback(stack.pop_all().close)
         return opened
 
@@ -261,7 +272,7 @@ def _check(
 
 
 def _attested_manifest(
-    document: bytes, statement: envelope.RunStatement, limits: Limits
+    document: bytes, statement: envelope.BundleStatement, limits: Limits
 ) -> Manifest:
     """Parse a manifest after its digest matched, and check that the statement says no more."""
     attested = statement.subject[0].digest.sha256
@@ -271,12 +282,14 @@ def _attested_manifest(
     if len(manifest.files) > limits.files:
         count = len(manifest.files)
         raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {limits.files}")
-    if statement != envelope.RunStatement.about(manifest):
+    if statement != envelope.BundleStatement.about(manifest):
         raise tampered("CAP-B113", f"the signed statement and {MANIFEST} contradict each other")
     return manifest
 
 
-def _describe(files: Mapping[str, Content], claim_id: str, *, with_sshsig: bool) -> Manifest:
+def _describe(
+    files: Mapping[str, Content], claim_id: str, kind: BundleKind, *, with_sshsig: bool
+) -> Manifest:
     entries = []
     try:
         for path, content in sorted(files.items()):
@@ -291,7 +304,7 @@ def _describe(files: Mapping[str, Content], claim_id: str, *, with_sshsig: bool)
                 )
             )
         kinds: SignatureKinds = ("dsse", "sshsig") if with_sshsig else ("dsse",)
-        return Manifest(claimId=claim_id, files=tuple(entries), signatures=kinds)
+        return Manifest(claimId=claim_id, files=tuple(entries), signatures=kinds, kind=kind)
     except ValidationError as error:
         raise CapsuleError(
             "CAP-B141",
@@ -345,6 +358,15 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
             f"cannot write the bundle {str(destination)!a}: {error.strerror}",
             fix="Choose a folder you may write to, with enough free space.",
         ) from error
+
+
+def _other_kind(path: Path, kind: BundleKind) -> CapsuleError:
+    command = "capsule verify" if kind == "run" else "capsule study verify"
+    return CapsuleError(
+        "CAP-B146",
+        f"{path.name} is the bundle of a {kind}, which this command does not take",
+        fix=f"Use it with '{command}'.",
+    )
 
 
 def _unreadable(message: str) -> CapsuleError:

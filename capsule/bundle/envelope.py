@@ -45,22 +45,24 @@ class RunSubject(Model):
 
 
 class Predicate(Model):
-    """The statement about the artifacts: they describe the run with these claims."""
+    """The statement about the artifacts: they describe the run, or the study, of these claims."""
 
-    schema_id: Literal["capsule/run/v1"] = Field("capsule/run/v1", alias="schema")
+    schema_id: Literal["capsule/run/v1", "capsule/study-results/v1"] = Field(
+        "capsule/run/v1", alias="schema"
+    )
     claim_id: Sha256 = Field(alias="claimId")
 
 
-class RunStatement(Model):
+class BundleStatement(Model):
     """An in-toto Statement v1."""
 
     type_id: Literal["https://in-toto.io/Statement/v1"] = Field(
         "https://in-toto.io/Statement/v1", alias="_type"
     )
     subject: tuple[RunSubject, RunSubject]
-    predicate_type: Literal["https://capsule-rl.dev/run/v1"] = Field(
-        "https://capsule-rl.dev/run/v1", alias="predicateType"
-    )
+    predicate_type: Literal[
+        "https://capsule-rl.dev/run/v1", "https://capsule-rl.dev/study-results/v1"
+    ] = Field("https://capsule-rl.dev/run/v1", alias="predicateType")
     predicate: Predicate
 
     @model_validator(mode="after")
@@ -70,7 +72,7 @@ class RunStatement(Model):
         return self
 
     @classmethod
-    def about(cls, manifest: Manifest) -> RunStatement:
+    def about(cls, manifest: Manifest) -> BundleStatement:
         """Return the only statement that fits ``manifest``."""
         document = Digest(sha256=sha256_hex(manifest.document()))
         checksums = Digest(sha256=sha256_hex(manifest.checksums))
@@ -78,7 +80,13 @@ class RunStatement(Model):
             RunSubject(name="manifest.json", digest=document),
             RunSubject(name="SHA256SUMS", digest=checksums),
         )
-        return cls(subject=subject, predicate=Predicate(claimId=manifest.claim_id))
+        if manifest.kind == "run":
+            return cls(subject=subject, predicate=Predicate(claimId=manifest.claim_id))
+        return cls(
+            subject=subject,
+            predicateType="https://capsule-rl.dev/study-results/v1",
+            predicate=Predicate(schema="capsule/study-results/v1", claimId=manifest.claim_id),
+        )
 
 
 class KeyHint(Model):
@@ -130,7 +138,7 @@ class Attestation:
         signer: The trusted key whose signature verified, or None if no trusted key did.
     """
 
-    statement: RunStatement
+    statement: BundleStatement
     fingerprint: str
     signer: PublicKey | None
 
@@ -141,7 +149,7 @@ def pre_authentication_encoding(payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def sign(statement: RunStatement, key: PrivateKey) -> bytes:
+def sign(statement: BundleStatement, key: PrivateKey) -> bytes:
     """Return the signed envelope; equal input gives equal bytes."""
     hint = KeyHint(hint=key.public.fingerprint)
     bundle = SigstoreBundle(
@@ -184,7 +192,7 @@ def examine(data: bytes, keys: Sequence[PublicKey]) -> Attestation:
             "CAP-B121", f"the envelope names two different keys: {claimed}, {signature.keyid}"
         )
     payload, signer = unseal(bundle.dsse_envelope, keys)
-    statement = parse_exact(payload, RunStatement, "the signed statement", "CAP-B124")
+    statement = parse_exact(payload, BundleStatement, "the signed statement", "CAP-B124")
     return Attestation(statement, claimed, signer)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from capsule import __version__
 from capsule.bundle.archive import MAX_NAME, MAX_SIZE, NAME_PATTERN, tampered
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import Model, added
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 
@@ -40,6 +40,7 @@ Role = Literal[
     "output",  # what a user's own program wrote
     "log",
 ]
+BundleKind = Literal["run", "study"]
 SignatureKinds = tuple[Literal["dsse"]] | tuple[Literal["dsse"], Literal["sshsig"]]
 MediaType = Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]*$", max_length=100)]
 _M = TypeVar("_M", bound=Model)
@@ -63,6 +64,9 @@ class Manifest(Model):
     files: tuple[BundleFile, ...]
     signatures: SignatureKinds = Field(
         ("dsse",), description="Kinds of signature over this manifest; stripping one is noticed."
+    )
+    kind: BundleKind = added(
+        absent="run", description="The bundle of one run, or the results of a study."
     )
 
     @model_validator(mode="after")

@@ -121,12 +121,17 @@ def run_scores(subject: ReportedRun) -> list[RunScores]:
     """
     claim_id = subject.claims.claim_id()
     return [
-        RunScores(subject.bundle, claim_id, task, _scores(points))
+        RunScores(subject.bundle, claim_id, task, network_scores(points))
         for task, points in by_task(subject.lock, subject.evaluation)
     ]
 
 
-def _scores(points: Iterable[NetworkReturns]) -> dict[Network, Score]:
+def network_scores(points: Iterable[NetworkReturns]) -> dict[Network, Score]:
+    """Return the scores of the final and the best network of a run in one task.
+
+    Raises:
+        ValueError: It has no evaluation, or one with a return that is not a finite number.
+    """
     played = sorted((point for point in points if point.returns), key=lambda point: point.step)
     if not played:
         raise ValueError("the run has no evaluation")

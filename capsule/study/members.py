@@ -40,6 +40,7 @@ class PlannedMember(NamedTuple):
         group: Its group.
         setting: Number of its setting in the group, from 1.
         run: Number of the run with this setting, from 1.
+        setting_values: The fields in which the settings of the group differ.
         settings: Fields of the spec, as ``section.field``, with their values; the last one counts.
     """
 
@@ -47,6 +48,7 @@ class PlannedMember(NamedTuple):
     group: str
     setting: int
     run: int
+    setting_values: Settings
     settings: tuple[tuple[str, Any], ...]
 
 
@@ -81,7 +83,7 @@ def _members(study: StudySpec) -> Iterator[PlannedMember]:
                 label = f"{name}.{run}" if alone else f"{name}.{number}.{run}"
                 sections = (study.set, group.set, setting, seeds)
                 values = tuple(pair for section in sections for pair in section.items())
-                yield PlannedMember(label, name, number, run, values)
+                yield PlannedMember(label, name, number, run, setting, values)
 
 
 def seed_of_run(seed: int, stream: str, run: int) -> int:

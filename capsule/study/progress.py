@@ -109,6 +109,7 @@ def table(progress: StudyProgress) -> Table:
     from rich.table import Table
 
     shown = Table("group", *STATES, "steps/s", "time left")
+    shown.columns[0].no_wrap = True
     for column in shown.columns[1:]:
         column.justify = "right"
     for group in progress.groups:

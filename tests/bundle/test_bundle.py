@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from capsule.bundle import archive
 from capsule.bundle.archive import Limits
 from capsule.bundle.bundle import Content, open_bundle, pack
-from capsule.bundle.envelope import RunStatement, sign
+from capsule.bundle.envelope import BundleStatement, sign
 from capsule.bundle.manifest import Manifest
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -54,7 +54,9 @@ def reseal(files: dict[str, bytes], manifest: dict, key, statement: dict | None 
         "predicateType": "https://capsule-rl.dev/run/v1",
         "predicate": {"schema": "capsule/run/v1", "claimId": manifest["claimId"]},
     }
-    signed = sign(RunStatement.model_validate_json(json.dumps({**base, **(statement or {})})), key)
+    signed = sign(
+        BundleStatement.model_validate_json(json.dumps({**base, **(statement or {})})), key
+    )
     members = {
         "signatures/run.sigstore.json": signed,
         "manifest.json": document,
@@ -375,7 +377,7 @@ def test_a_signed_manifest_that_leaves_a_field_out(parts, alice, tmp_path):
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_signed_digest_of_something_else(index, parts, alice, tmp_path):
     files, manifest = parts
-    good = RunStatement.about(Manifest.model_validate_json(canonical_json(manifest)))
+    good = BundleStatement.about(Manifest.model_validate_json(canonical_json(manifest)))
     subject = good.model_dump(mode="json", by_alias=True)["subject"]
     assert reseal(files, manifest, alice, {"subject": subject}) == reseal(files, manifest, alice)
     subject[index]["digest"]["sha256"] = "0" * 64

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from capsule.bundle.algorithms import P256_ORDER
 from capsule.bundle.envelope import (
     PAYLOAD_TYPE,
-    RunStatement,
+    BundleStatement,
     examine,
     pre_authentication_encoding,
     sign,
@@ -44,7 +44,7 @@ MANIFEST = parse_document(
     "manifest.json",
     "CAP-B111",
 )
-STATEMENT = RunStatement.about(MANIFEST)
+STATEMENT = BundleStatement.about(MANIFEST)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from capsule.bundle import archive, run_bundle
 from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.claims import Observations, claims_model
 from capsule.bundle.derived import derived_members
-from capsule.bundle.envelope import RunStatement, sign
+from capsule.bundle.envelope import BundleStatement, sign
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import CHECKSUMS, ENVELOPE, MANIFEST
 from capsule.bundle.packing import FinishedRun, pack_run
@@ -133,7 +133,7 @@ def documents(manifest: dict, key: PrivateKey = SIGNER, **statement: object) -> 
         "predicate": {"schema": "capsule/run/v1", "claimId": manifest["claimId"]},
         **statement,
     }
-    signed = sign(RunStatement.model_validate_json(json.dumps(fields)), key)
+    signed = sign(BundleStatement.model_validate_json(json.dumps(fields)), key)
     return {ENVELOPE: signed, MANIFEST: document, CHECKSUMS: checksums}
 
 

@@ -3,7 +3,7 @@
 import typer
 
 from capsule.cli.help import Command
-from capsule.cli.study import lock, member, run, starts, status
+from capsule.cli.study import bundle, lock, member, report, run, starts, status, verify
 
 app = typer.Typer(
     name="study",
@@ -11,5 +11,5 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for module in (lock, starts, run, status, member):
+for module in (lock, starts, run, status, report, bundle, verify, member):
     app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)

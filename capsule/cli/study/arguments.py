@@ -23,6 +23,10 @@ FolderArgument = Annotated[
     Path,
     typer.Argument(metavar="FOLDER", help="Folder of a study, as 'capsule study run' made it."),
 ]
+ResultsArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RESULTS", help="Folder of a study, or its bundle."),
+]
 OnOption = Annotated[
     str,
     option(

@@ -1,0 +1,54 @@
+"""``capsule study bundle``: sign the results of a study in one small file."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule.cli import options
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import OUTPUT, option
+from capsule.cli.study.arguments import FolderArgument
+
+
+@guarded
+def command(
+    folder: FolderArgument,
+    *,
+    key: options.SigningKeyOption,
+    ssh_key: options.SshKeyOption = None,
+    passphrase_file: options.PassphraseOption = None,
+    output: Annotated[
+        Path | None,
+        option("--output -o FOLDER", "Where the bundle is written; default: FOLDER.", OUTPUT),
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Sign the results of a study: its lock, what every member claims, and the tables.
+
+    The bundles of the members are named by their digests and stay where they are.
+
+    Examples:
+        # Write studies/nagarajan2019-small/nagarajan2019-small-CLAIM.capsule-study.tar.
+        capsule study bundle studies/nagarajan2019-small --key alice
+    """
+    from capsule.bundle.sshsig import sign_by_ssh_keygen
+    from capsule.cli.passphrase import unlock
+    from capsule.study.directory import StudyDirectory
+    from capsule.study.results import StudyResults
+    from capsule.study.study_bundle import pack_study
+
+    private_key = unlock(key, passphrase_file)
+    results = StudyResults.of(StudyDirectory.open(folder))
+    sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
+    path, bundle = pack_study(results, private_key, output or folder, sign)
+    if as_json:
+        print_json(
+            {"schema": "capsule/study-bundled/v1", "bundle": str(path), "claim_id": bundle.claim_id}
+        )
+        return
+    typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
+    typer.echo(f"next: capsule study verify {path} --key {key}.pub --sample 3", err=True)

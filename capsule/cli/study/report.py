@@ -1,0 +1,99 @@
+"""``capsule study report``: the tables and figures of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from capsule.cli.common import guarded
+from capsule.cli.options import OUTPUT, option
+from capsule.cli.study.arguments import ResultsArgument
+
+if TYPE_CHECKING:
+    from capsule.study.report import StudyReport
+
+
+@guarded
+def command(
+    results: ResultsArgument,
+    *,
+    output: Annotated[Path | None, option("--output -o FILE", "File to write.", OUTPUT)] = None,
+    form: Annotated[
+        Literal["html", "csv", "latex"] | None,
+        option(
+            "--format FORMAT",
+            "html (the default with --output): tables and figures. csv: every score with its claim "
+            "id. latex: the table of groups. Printed if there is no --output.",
+            OUTPUT,
+        ),
+    ] = None,
+    starts: Annotated[
+        str | None,
+        option("--starts MEMBER", "Draw the returns of this member from each start state.", OUTPUT),
+    ] = None,
+) -> None:
+    """Summarise the groups of a study, compare them, and draw their curves.
+
+    Every number follows from the claims of the members, which are named by their claim ids.
+    Signatures are not checked: 'capsule study verify' does that.
+
+    Examples:
+        # Print mean, standard deviation and relative standard deviation of each group.
+        capsule study report studies/nagarajan2019-small
+
+        # Write the page with all tables and figures, from the bundle of a study.
+        capsule study report nagarajan2019-small.capsule-study.tar -o study.html
+    """
+    from rich.console import Console
+
+    from capsule.experiment.canonical import write_output
+    from capsule.study.report import csv_report, latex_report, page_report, show_report
+
+    report = read_report(results)
+    if starts is not None:
+        _check_member(report, starts)
+    if output is None and form is None:
+        show_report(report, Console())
+        return
+    if form == "csv":
+        document = csv_report(report)
+    elif form == "latex":
+        document = latex_report(report)
+    else:
+        document = page_report(report, str(results), starts)
+    if output is None:
+        typer.echo(document, nl=False)
+    else:
+        write_output(output, document.encode())
+
+
+def read_report(path: Path) -> StudyReport:
+    """Read the results of a study from its folder, or from its bundle.
+
+    Raises:
+        CapsuleError: CAP-Y005, CAP-Y015 to CAP-Y018, CAP-B…: the results are not sound.
+    """
+    from capsule.bundle.trust import TrustPolicy
+    from capsule.study.directory import StudyDirectory
+    from capsule.study.report import StudyReport
+    from capsule.study.results import StudyResults
+    from capsule.study.study_bundle import open_study
+
+    if path.is_dir():
+        return StudyReport.of(StudyResults.of(StudyDirectory.open(path)))
+    with open_study(path, TrustPolicy.of([])) as (_, bundle):
+        return StudyReport(bundle.results, bundle.claims.tables, bundle.claim_id)
+
+
+def _check_member(report: StudyReport, name: str) -> None:
+    from capsule.host.errors import CapsuleError
+
+    names = [member.identity.name for member in report.results.members]
+    if name not in names:
+        raise CapsuleError(
+            "CAP-Y008",
+            f"--starts {name!r}: no member of the study has this name and results",
+            fix=f"Its members are {', '.join(names[:10])}, ...",
+        )

@@ -1,0 +1,347 @@
+"""The tables and figures of a study: on a terminal, as a page, as CSV and as LaTeX."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from markupsafe import Markup
+
+from capsule.report.charts import Band, Curve, LineChart, line_chart
+from capsule.report.page import STYLE
+from capsule.report.scores import NETWORKS, NOTE, percentage
+from capsule.report.templates import TEMPLATES, code
+from capsule.report.text import counted
+from capsule.study.results import MemberResult, StudyResults, grouped
+from capsule.study.statistics import performance_profile
+from capsule.study.tables import (
+    CurveRow,
+    GroupRow,
+    IntervalRow,
+    StudyTables,
+    VarianceRow,
+    tables_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CURVES_OF_A_CHART = 4  # as many as the page has kinds of lines
+THRESHOLDS = 64  # of a performance profile
+SIGNIFICANT = 0.1  # level of Nagarajan et al. 2019
+
+
+class StudyReport(NamedTuple):
+    """What a report is about.
+
+    Attributes:
+        results: What the members claim.
+        tables: The tables that follow.
+        claim_id: The study's; None if it was not bundled yet.
+    """
+
+    results: StudyResults
+    tables: StudyTables
+    claim_id: str | None = None
+
+    @classmethod
+    def of(cls, results: StudyResults) -> StudyReport:
+        """Return the report of results that were not bundled."""
+        return cls(results, tables_of(results))
+
+
+# --- terminal -------------------------------------------------------------------------------------
+
+
+def show_report(report: StudyReport, console: Console) -> None:
+    """Print the scores of the groups, and which of them differ in variance."""
+    from rich.table import Table
+
+    tasks = {row.task for row in report.tables.groups}
+    shown = Table("group", "network", "runs", "mean", "SD", "relative SD", "IQM")
+    shown.columns[0].no_wrap = True
+    for row in report.tables.groups:
+        name = row.group if len(tasks) == 1 else f"{row.group}, {row.task}"
+        cells = (*_spread(row), _short(row.interquartile_mean.estimate))
+        shown.add_row(name, row.network, str(row.runs), *cells)
+    console.print(shown)
+    for test in report.tables.variances:
+        if test.network == "final" and test.permutation_p_value < SIGNIFICANT:
+            console.print(
+                f"The variances of {test.first} and {test.second} ({test.task}, final) differ: "
+                f"p = {test.permutation_p_value:.3f} by permutations, "
+                f"{test.holm_p_value:.3f} corrected for all pairs.",
+                highlight=False,
+                soft_wrap=True,
+            )
+    if missing := report.results.missing:
+        console.print(
+            f"{len(missing)} of {len(report.results.lock.members)} members have no results yet.",
+            highlight=False,
+        )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+def _spread(row: GroupRow) -> tuple[str, str, str]:
+    relative = percentage(row.relative_standard_deviation)
+    return _short(row.mean), _short(row.standard_deviation), relative
+
+
+def _interval(row: IntervalRow) -> str:
+    return f"[{_short(row.low)}, {_short(row.high)}]"
+
+
+# --- CSV and LaTeX --------------------------------------------------------------------------------
+
+
+def csv_report(report: StudyReport) -> str:
+    """Return every score with the claim id that it comes from: one row per evaluation."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ("group", "setting", "run", "task", "step", "episodes", "score", "claim_id", "bundle")
+    )
+    for member in report.results.members:
+        plan, identity = member.plan, member.identity
+        for task, points in member.tasks:
+            for point in points:
+                score = (point.step, len(point.returns), repr(fmean(point.returns)))
+                place = (plan.group, plan.setting, plan.run, task.name)
+                writer.writerow((*place, *score, identity.claim_id, identity.bundle))
+    return text.getvalue()
+
+
+def latex_report(report: StudyReport) -> str:
+    """Return the table of Nagarajan et al. 2019: a column per group, rows for both networks."""
+    rows = report.tables.groups
+    lines = []
+    for task in dict.fromkeys(row.task for row in rows):
+        of_task = [row for row in rows if row.task == task]
+        groups = list(dict.fromkeys(row.group for row in of_task))
+        lines += [
+            f"% {report.results.lock.study.name}, {task}",
+            f"% study lock {report.results.lock.digest()}",
+            rf"\begin{{tabular}}{{l{'r' * len(groups)}}}",
+            r"\hline",
+            " & ".join(["Metric", *map(_escaped, groups)]) + r" \\",
+            r"\hline",
+        ]
+        for network in reversed(NETWORKS):
+            found = {row.group: row for row in of_task if row.network == network}
+            cells = [_spread(found[group]) for group in groups]
+            for place, name in enumerate(
+                ("Average Score", "Standard Deviation", "Relative Standard Deviation")
+            ):
+                values = (_escaped(cell[place]) for cell in cells)
+                lines.append(" & ".join([f"{name} ({network.title()})", *values]) + r" \\")
+            lines.append(r"\hline")
+        lines += [r"\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "#$%&_{}" else letter for letter in text)
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+
+def page_report(report: StudyReport, source: str, starts_of: str | None = None) -> str:
+    """Return the page of a study.
+
+    Args:
+        report: What it is about.
+        source: The folder or bundle, as commands on the page name it.
+        starts_of: A member whose single start states are drawn; None: none are.
+    """
+    results, tables = report.results, report.tables
+    digest = hashlib.sha256(STYLE.encode()).digest()
+    planned = len(results.lock.members)
+    check = (
+        [f"capsule study verify {source} --key KEY.pub --sample 3"]
+        if report.claim_id
+        else [f"capsule study bundle {source} --key KEY"]
+    )
+    return TEMPLATES.get_template("study.html.jinja").render(
+        name=results.lock.study.name,
+        runs=counted(planned, "run"),
+        groups=list(results.lock.study.groups),
+        missing=f"{len(results.missing)} of {planned}" if results.missing else None,
+        claim_id=report.claim_id,
+        lock=results.lock.digest(),
+        style=Markup(STYLE),  # noqa: S704 - of this package
+        style_digest=base64.b64encode(digest).decode(),
+        note=NOTE,
+        scores=[_score_cells(row) for row in tables.groups],
+        aggregates=[
+            (
+                row.group,
+                row.tasks,
+                _short(row.interquartile_mean.estimate),
+                _interval(row.interquartile_mean),
+                _short(row.median.estimate),
+                _interval(row.median),
+            )
+            for row in tables.aggregates
+        ],
+        charts=[*_curve_charts(tables.curves), *_profiles(results), *_sensitivity(tables)],
+        variances=[_variance_cells(row) for row in tables.variances],
+        improvements=[
+            (
+                f"{row.first} > {row.second}",
+                f"{row.probability.estimate:.3f}",
+                _interval(row.probability),
+            )
+            for row in tables.improvements
+        ],
+        settings=[
+            (
+                row.group,
+                row.task,
+                row.setting,
+                row.runs,
+                _short(row.score),
+                ", ".join(f"{field} {value}" for field, value in row.values.items()),
+            )
+            for row in sorted(tables.settings, key=lambda row: (row.group, row.task, -row.score))
+        ],
+        small=list(_start_charts(results, starts_of)),
+        small_member=starts_of,
+        members=[_member_cells(member) for member in results.members],
+        check=check,
+    )
+
+
+def _score_cells(row: GroupRow) -> tuple[object, ...]:
+    interval = row.interquartile_mean
+    return (
+        *(row.group, row.task, row.network, row.runs, row.claim_ids),
+        *_spread(row),
+        *(_short(interval.estimate), _interval(interval)),
+    )
+
+
+def _variance_cells(row: VarianceRow) -> tuple[object, ...]:
+    values = (row.p_value, row.permutation_p_value, row.holm_p_value)
+    pair = f"{row.first}, {row.second}"
+    return (pair, row.task, row.network, _short(row.statistic), *(f"{v:.3f}" for v in values))
+
+
+def _member_cells(member: MemberResult) -> tuple[object, ...]:
+    scores = list(member.scores.values())
+    cells = [
+        ", ".join(_short(score[network].summary.mean) for score in scores) for network in NETWORKS
+    ]
+    identity = member.identity
+    return (identity.name, *cells, code(identity.claim_id), code(identity.bundle))
+
+
+def _batches(labels: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(labels), CURVES_OF_A_CHART):
+        yield labels[start : start + CURVES_OF_A_CHART]
+
+
+def _curve_charts(curves: Sequence[CurveRow]) -> Iterator[tuple[list[str], str, LineChart]]:
+    """Yield a chart per group and task: the mean, and one standard deviation around it."""
+    for number, row in enumerate(curves):
+        xs = tuple(float(point.step) for point in row.points)
+        spread = [(point.mean, point.standard_deviation or 0.0) for point in row.points]
+        band = Band(
+            xs,
+            tuple(mean - deviation for mean, deviation in spread),
+            tuple(mean + deviation for mean, deviation in spread),
+        )
+        points = tuple((x, mean) for x, (mean, _) in zip(xs, spread, strict=True))
+        if points:
+            curve = Curve(row.group, points, (band,))
+            title = f"{row.group}: {row.task}"
+            chart = line_chart(f"curve-{number}", title, "agent steps", "score", [curve])
+            note = "Mean over the runs, and one standard deviation around it; no area: no spread."
+            yield [row.group], note, chart
+
+
+def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart]]:
+    """Yield charts of the share of runs whose final score exceeds a threshold."""
+    groups = grouped(results.members)
+    for number, task in enumerate(dict.fromkeys(task for _, task in groups)):
+        finals = {
+            group: [member.scores[task]["final"].summary.mean for member in members]
+            for (group, each), members in groups.items()
+            if each == task
+        }
+        scores = [score for group in finals.values() for score in group]
+        low, high = min(scores), max(scores)
+        if low == high:
+            continue
+        width = (high - low) / (THRESHOLDS - 1)
+        thresholds = [low + width * place for place in range(THRESHOLDS)]
+        for part, names in enumerate(_batches(list(finals))):
+            curves = [
+                Curve(
+                    name,
+                    tuple(
+                        zip(
+                            thresholds, performance_profile([finals[name]], thresholds), strict=True
+                        )
+                    ),
+                )
+                for name in names
+            ]
+            chart = line_chart(
+                f"profile-{number}-{part}",
+                f"Performance profile: {task.name}",
+                "final score",
+                "share of runs above it",
+                curves,
+            )
+            yield list(names), "Agarwal et al. 2021, section 4.2.", chart
+
+
+def _sensitivity(tables: StudyTables) -> Iterator[tuple[list[str], str, LineChart]]:
+    """Yield charts of the settings' final scores in descending order."""
+    for number, task in enumerate(dict.fromkeys(row.task for row in tables.settings)):
+        ranked: dict[str, list[float]] = {}
+        for row in tables.settings:
+            if row.task == task:
+                ranked.setdefault(row.group, []).append(row.score)
+        for part, names in enumerate(_batches(list(ranked))):
+            curves = [
+                Curve(
+                    name,
+                    tuple(
+                        (float(place), score)
+                        for place, score in enumerate(sorted(ranked[name], reverse=True), 1)
+                    ),
+                )
+                for name in names
+            ]
+            chart = line_chart(
+                f"settings-{number}-{part}",
+                f"Settings by rank: {task}",
+                "rank",
+                "final score",
+                curves,
+            )
+            note = "Final scores of the settings, best first (Espeholt et al. 2018, figure E.2)."
+            yield list(names), note, chart
+
+
+def _start_charts(results: StudyResults, name: str | None) -> Iterator[LineChart]:
+    """Yield a chart for each start state of a member: its return at each evaluation."""
+    for member in results.members:
+        if member.identity.name != name:
+            continue
+        for task, points in member.tasks:
+            for start in range(len(points[0].returns)):
+                line = tuple((float(point.step), point.returns[start]) for point in points)
+                title = f"{task.name}, start {start + 1}"
+                chart_name = f"start-{task.name}-{start}"
+                yield line_chart(chart_name, title, "agent steps", "return", [Curve(title, line)])

@@ -1,0 +1,141 @@
+"""The results of a study: what each member claims, and the scores of its networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Sha256
+from capsule.host.errors import CapsuleError
+from capsule.report.scores import Network, Score, ScoredTask, by_task, network_scores
+from capsule.report.subject import NetworkReturns, evaluation_points
+from capsule.study.directory import StudyDirectory
+from capsule.study.lock import StudyLock
+from capsule.study.members import PlannedMember
+
+
+class MemberIdentity(Model):
+    """One member of a study, by what identifies its results."""
+
+    name: str
+    claim_id: Sha256
+    bundle: Sha256
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """What a member claims.
+
+    Attributes:
+        plan: Its place in the study.
+        identity: Its claim id, and the digest of its bundle.
+        claims: Its claims.
+        tasks: The evaluations in each of its tasks.
+    """
+
+    plan: PlannedMember
+    identity: MemberIdentity
+    claims: TrainingClaims
+    tasks: tuple[tuple[ScoredTask, tuple[NetworkReturns, ...]], ...]
+
+    @cached_property
+    def scores(self) -> dict[ScoredTask, dict[Network, Score]]:
+        """The scores of the final and the best network in each task."""
+        return {task: network_scores(points) for task, points in self.tasks}
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The results of the members that are done.
+
+    Attributes:
+        lock: The study.
+        members: In the order of the study.
+        missing: Names of the members that have no results yet.
+    """
+
+    lock: StudyLock
+    members: tuple[MemberResult, ...]
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, study: StudyDirectory) -> StudyResults:
+        """Read the results of a study from its folder.
+
+        Raises:
+            CapsuleError: CAP-Y015 a bundle is not that of its member, CAP-Y016 a member has no
+                scores; CAP-B…, a bundle is damaged.
+        """
+        members, missing = [], []
+        for member in study.lock.members:
+            path = study.bundle(member.name)
+            if path is None:
+                missing.append(member.name)
+            else:
+                members.append(_from_bundle(study.lock, member.name, path))
+        return cls(study.lock, tuple(members), tuple(missing))
+
+
+def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
+    with open_bundle(path, []) as bundle:
+        run = RecordedRun.read(bundle)
+        if not isinstance(run.claims, TrainingClaims):
+            raise CapsuleError(
+                "CAP-Y016",
+                f"member {name} runs a program, whose claims have no evaluation",
+                fix="Give 'capsule report' the bundles of its members.",
+            )
+        identity = MemberIdentity(
+            name=name, claim_id=run.claims.claim_id(), bundle=sha256_file(path)
+        )
+        return member_result(lock, identity, run.claims)
+
+
+def member_result(
+    lock: StudyLock, identity: MemberIdentity, claims: TrainingClaims
+) -> MemberResult:
+    """Return the result of a member.
+
+    Raises:
+        CapsuleError: CAP-Y015, the claims are those of another lock; CAP-Y016, they have no
+            evaluation, or one with a return that is not a finite number.
+    """
+    name = identity.name
+    member = next(each for each in lock.members if each.name == name)
+    if claims.lock != member.lock:
+        raise CapsuleError(
+            "CAP-Y015",
+            f"the results of member {name} are those of the lock {claims.lock}, not of its own, "
+            f"{member.lock}",
+            fix="Do not trust these files: a bundle was exchanged for another one.",
+        )
+    try:
+        points = evaluation_points(claims.evaluation)
+        tasks = tuple((task, tuple(each)) for task, each in by_task(lock.lock_of(member), points))
+        result = MemberResult(lock.planned[name], identity, claims, tasks)
+        result.scores  # noqa: B018 - refuses what cannot be scored
+    except ValueError as error:
+        raise CapsuleError(
+            "CAP-Y016",
+            f"member {name} cannot be scored: {error}",
+            fix="Give its spec an evaluation.",
+        ) from error
+    return result
+
+
+def grouped(
+    members: Sequence[MemberResult],
+) -> dict[tuple[str, ScoredTask], list[MemberResult]]:
+    """Return the members by group and task, in the order of the study."""
+    groups: dict[tuple[str, ScoredTask], list[MemberResult]] = {}
+    for member in members:
+        for task, _ in member.tasks:
+            groups.setdefault((member.plan.group, task), []).append(member)
+    return groups

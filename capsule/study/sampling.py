@@ -1,0 +1,125 @@
+"""Verifying a study by a sample: members that the verifier chooses are run again.
+
+The signer cannot know which members a verifier will choose. If m of n members were forged, k
+members that are drawn without replacement miss all of them with probability C(n-m, k) / C(n, k).
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from math import comb
+from typing import Literal
+
+from capsule import execution
+from capsule.bundle.claims import TrainingClaims, collect_training_claims
+from capsule.bundle.run_bundle import image_claim
+from capsule.engine.select import EngineChoice, open_engine
+from capsule.execution import Reporter
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
+from capsule.machine.compare import check_requirements
+from capsule.machine.fingerprint import take_fingerprint
+from capsule.study.results import MemberResult, StudyResults
+from capsule.verification.execution.admission import check_code, check_unconfined
+from capsule.verification.execution.reexecution import reexecution_folder
+
+SHARES = (0.05, 0.1, 0.2, 0.5)  # of forged members, for which the chance to notice is stated
+
+Agreement = Literal["reproduced", "not-reproduced", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class SampledMember:
+    """What running a member again has shown.
+
+    Attributes:
+        name: The member.
+        agreement: Whether its claims were obtained again.
+        reason: Where they differ, or what could not be decided.
+    """
+
+    name: str
+    agreement: Agreement
+    reason: str
+
+
+def chosen_members(results: StudyResults, number: int) -> list[MemberResult]:
+    """Draw members without replacement, by this machine's randomness, in the order of the study.
+
+    Raises:
+        CapsuleError: CAP-Y019, the study has fewer members, or the number is not positive.
+    """
+    if not 1 <= number <= len(results.members):
+        raise CapsuleError(
+            "CAP-Y019",
+            f"--sample {number}: the study has {len(results.members)} members",
+            fix=f"Give a number from 1 to {len(results.members)}.",
+        )
+    drawn = secrets.SystemRandom().sample(range(len(results.members)), number)
+    return [results.members[place] for place in sorted(drawn)]
+
+
+def chance_to_notice(members: int, forged: int, sampled: int) -> float:
+    """Return the probability that a sample includes at least one forged member."""
+    return 1 - comb(members - forged, sampled) / comb(members, sampled)
+
+
+def rerun(
+    result: MemberResult, lock: Lock, choice: EngineChoice, cache: Cache, reporter: Reporter
+) -> SampledMember:
+    """Run a member again from its lock, and compare what it claims.
+
+    Raises:
+        CapsuleError: It cannot be run here (CAP-V009, CAP-V014, CAP-M…, CAP-E…, CAP-I…).
+    """
+    name, claims = result.identity.name, result.claims
+    check_unconfined(choice, image=claims.image is not None)
+    check_code(lock, "own")
+    if claims.entropy_profile is not None or claims.schedule is not None:
+        recorded = "randomness" if claims.schedule is None else "schedule"
+        return SampledMember(
+            name,
+            "inconclusive",
+            f"it recorded its {recorded}, which only its own bundle has: use 'capsule verify' on "
+            f"the bundle with SHA-256 {result.identity.bundle}",
+        )
+    engine = open_engine(choice, strange=True, progress=reporter.note)
+    here = take_fingerprint(engine.describe())
+    for unmet in check_requirements(lock.spec, here):
+        raise unmet
+    reporter.note(f"running member {name} again")
+    image = execution.prepare(lock, engine, cache, sources=SourcesSpec(), reporter=reporter)
+    with reexecution_folder(reporter.note) as directory:
+        execution.execute(lock, engine, directory, reporter=reporter)
+        found = collect_training_claims(lock, image_claim(image), engine.name, directory)
+    return _compared(name, claims, found)
+
+
+def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> SampledMember:
+    if found.claim_id() == claims.claim_id():
+        return SampledMember(name, "reproduced", "every claim was obtained again, bit for bit")
+    if claims.image is not None and found.image is None:
+        return SampledMember(
+            name, "inconclusive", "it was executed without the claimed image, which decides nothing"
+        )
+    differing = [
+        field
+        for field in type(claims).model_fields
+        if getattr(claims, field) != getattr(found, field)
+    ]
+    return SampledMember(
+        name,
+        "not-reproduced",
+        f"these claims differ: {', '.join(differing)}{_where(claims, found)}",
+    )
+
+
+def _where(claims: TrainingClaims, found: TrainingClaims) -> str:
+    """Name the first checkpoint at which two runs differ."""
+    for recorded, again in zip(claims.checkpoints, found.checkpoints, strict=False):
+        if recorded != again:
+            return f"; the first checkpoint that differs is that of step {recorded.step}"
+    return "; all checkpoints are equal"

@@ -1,0 +1,151 @@
+"""The bundle of a study: one small signed file with the claims of every member.
+
+It has the study's lock, each member's claims document and the tables, and so says with which claim
+id each number came about; the members' own bundles, with their checkpoints and traces, are named by
+their digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from capsule.bundle.archive import tampered
+from capsule.bundle.bundle import Content, OpenedBundle, open_bundle, pack
+from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.keys import PrivateKey
+from capsule.bundle.trust import TrustPolicy
+from capsule.experiment.canonical import sha256_hex
+from capsule.host.errors import CapsuleError
+from capsule.study.lock import StudyLock
+from capsule.study.results import StudyResults, member_result
+from capsule.study.tables import StudyClaims, tables_of
+
+SUFFIX = ".capsule-study.tar"
+CLAIMS = "claims.json"
+LOCK = "study/lock.json"
+GUIDE = "REPRODUCING.md"
+MEMBER = "members/{name}.json"
+_JSON = "application/json"
+_GUIDE = """# {name}
+
+The signed results of a study of {members} runs in {groups} groups. `study/lock.json` pins every
+run, `members/` has what each of them claims, and `claims.json` has the tables that follow.
+
+    capsule study verify {file} --key KEY.pub             # check everything that needs no execution
+    capsule study verify {file} --key KEY.pub --sample 3  # and run three members again
+    capsule study report {file}                           # tables and figures
+
+Study claim id: {claim_id}
+"""
+
+
+class StudyBundle(NamedTuple):
+    """The contents of a study's bundle, which agree with one another.
+
+    Attributes:
+        claims: What the study claims.
+        results: What its members claim.
+    """
+
+    claims: StudyClaims
+    results: StudyResults
+
+    @property
+    def claim_id(self) -> str:
+        """SHA-256 of the claims."""
+        return sha256_hex(self.claims.document())
+
+
+def pack_study(
+    results: StudyResults,
+    key: PrivateKey,
+    destination: Path,
+    ssh_sign: Callable[[bytes], bytes] | None = None,
+) -> tuple[Path, StudyBundle]:
+    """Write the bundle of a study into a folder, as ``NAME-CLAIM.capsule-study.tar``.
+
+    Raises:
+        CapsuleError: CAP-Y017, members are missing; CAP-B…, it cannot be written.
+    """
+    name = results.lock.study.name
+    if results.missing:
+        raise CapsuleError(
+            "CAP-Y017",
+            f"{len(results.missing)} of {len(results.lock.members)} members of study {name} have "
+            f"no results, the first is {results.missing[0]}",
+            fix="Run the rest with 'capsule study run --resume'.",
+        )
+    claims = StudyClaims(
+        lock=results.lock.digest(),
+        members=tuple(member.identity for member in results.members),
+        tables=tables_of(results),
+    )
+    bundle = StudyBundle(claims, results)
+    file = f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
+    guide = _GUIDE.format(
+        name=name,
+        members=len(results.members),
+        groups=len(results.lock.study.groups),
+        file=file,
+        claim_id=bundle.claim_id,
+    )
+    files = {
+        CLAIMS: Content(claims.document(), "claims", _JSON),
+        LOCK: Content(results.lock.document(), "lock", _JSON),
+        GUIDE: Content(guide.encode(), "guide", "text/markdown"),
+    }
+    for member in results.members:
+        place = MEMBER.format(name=member.identity.name)
+        files[place] = Content(member.claims.document(), "run", _JSON)
+    path = pack(files, bundle.claim_id, key, destination / file, ssh_sign, kind="study")
+    return path, bundle
+
+
+@contextmanager
+def open_study(path: Path, trust: TrustPolicy) -> Iterator[tuple[OpenedBundle, StudyBundle]]:
+    """Open the bundle of a study, and check that all of it agrees.
+
+    The members are those of the lock, each claims document is the one that is named and belongs to
+    its member's lock, and every table is computed anew from the claims.
+
+    Raises:
+        CapsuleError: CAP-Y015, CAP-Y018 it does not agree; CAP-B…, it is not intact or not signed
+            as the policy asks.
+    """
+    with open_bundle(path, trust, kind="study") as opened:
+        claims = opened.read(CLAIMS, StudyClaims)
+        lock = opened.read(LOCK, StudyLock)
+        _check_names(opened, claims, lock)
+        members = []
+        for identity in claims.members:
+            found = opened.read(MEMBER.format(name=identity.name), TrainingClaims)
+            if found.claim_id() != identity.claim_id:
+                raise _disagreement(f"the claims of member {identity.name} have another claim id")
+            members.append(member_result(lock, identity, found))
+        results = StudyResults(lock, tuple(members))
+        _check_tables(claims, results)
+        yield opened, StudyBundle(claims, results)
+
+
+def _check_names(opened: OpenedBundle, claims: StudyClaims, lock: StudyLock) -> None:
+    if claims.lock != lock.digest():
+        raise _disagreement(f"the claims name the lock {claims.lock}, not {lock.digest()}")
+    names = [member.name for member in lock.members]
+    if names != [member.name for member in claims.members]:
+        raise _disagreement("the members of the claims are not those of the lock")
+    known = {CLAIMS, LOCK, GUIDE, *(MEMBER.format(name=name) for name in names)}
+    if surplus := {*opened.files} - known:
+        raise _disagreement(f"it has the further file {min(surplus)!a}")
+
+
+def _check_tables(claims: StudyClaims, results: StudyResults) -> None:
+    for name, table in tables_of(results):
+        if getattr(claims.tables, name) != table:
+            raise _disagreement(f"the table of {name} does not follow from the members' claims")
+
+
+def _disagreement(reason: str) -> CapsuleError:
+    return tampered("CAP-Y018", f"the bundle of the study contradicts itself: {reason}")

@@ -1,0 +1,288 @@
+"""The tables of a study, each a pure function of what its members claim.
+
+A *score* is the mean return of one evaluation of one network. Nagarajan et al. 2019
+(arXiv:1809.05676, table 1) summarise the final and the best scores of the runs of a group; Agarwal
+et al. 2021 (arXiv:2108.13264) ask for interquartile means with intervals.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import Field
+
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Sha256
+from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
+from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped
+from capsule.study.statistics import (
+    Interval,
+    equal_variance,
+    holm,
+    median_of_means,
+    pooled_iqm,
+    probability_of_improvement,
+    stratified_interval,
+)
+
+P_DIGITS = 6  # after the point; further ones depend on the mathematical library
+_COMPARABLE = 2  # scores that a spread needs
+
+
+class IntervalRow(Model):
+    """An estimate with its 95 % percentile interval by stratified bootstrap."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> IntervalRow:
+        """Return an interval as a row."""
+        return cls(**interval._asdict())
+
+
+class GroupRow(Model):
+    """Scores of one network of each run of a group, in one task."""
+
+    group: str
+    task: str
+    network: Literal["final", "best"]
+    runs: int
+    claim_ids: int = Field(description="Number of different claim ids among the runs.")
+    mean: float
+    standard_deviation: float | None = Field(
+        description="With divisor runs - 1; null of a single run."
+    )
+    relative_standard_deviation: float | None = Field(
+        description="Share of the mean's size; null without one, or where the mean is 0."
+    )
+    interquartile_mean: IntervalRow
+
+
+class CurvePoint(Model):
+    """Scores of the runs of a group at one evaluation."""
+
+    step: int
+    mean: float
+    standard_deviation: float | None
+
+
+class CurveRow(Model):
+    """The learning curve of a group, over the evaluations that all of its runs have."""
+
+    group: str
+    task: str
+    points: tuple[CurvePoint, ...]
+
+
+class VarianceRow(Model):
+    """A test whether two groups' scores have equal variance (Brown and Forsythe 1974)."""
+
+    task: str
+    network: Literal["final", "best"]
+    first: str
+    second: str
+    statistic: float | None = Field(description="F; null where it is infinite or undefined.")
+    p_value: float = Field(description="Of the F distribution.")
+    permutation_p_value: float
+    exact: bool = Field(description="Whether every permutation was counted.")
+    holm_p_value: float = Field(
+        description="Permutation p-value, corrected for all pairs of groups (Holm 1979)."
+    )
+
+
+class ImprovementRow(Model):
+    """Probability that a final score of the first group exceeds one of the second."""
+
+    first: str
+    second: str
+    probability: IntervalRow
+
+
+class SettingRow(Model):
+    """The final score of one setting of a group, as a mean over its runs."""
+
+    group: str
+    setting: int
+    task: str
+    values: dict[str, Any] = Field(description="The fields in which the group's settings differ.")
+    runs: int
+    score: float
+
+
+class AggregateRow(Model):
+    """Human-normalised final scores of a group over several tasks; 1 is a person's."""
+
+    group: str
+    tasks: int
+    interquartile_mean: IntervalRow
+    median: IntervalRow
+
+
+class StudyTables(Model):
+    """All tables of a study."""
+
+    groups: tuple[GroupRow, ...]
+    curves: tuple[CurveRow, ...]
+    variances: tuple[VarianceRow, ...]
+    improvements: tuple[ImprovementRow, ...]
+    settings: tuple[SettingRow, ...]
+    aggregates: tuple[AggregateRow, ...]
+
+
+class StudyClaims(Model):
+    """What a study claims: its members by their claim ids, and the tables that follow."""
+
+    schema_id: Literal["capsule/study-claims/v1"] = Field("capsule/study-claims/v1", alias="schema")
+    lock: Sha256 = Field(description="Digest of the study's lock.")
+    members: tuple[MemberIdentity, ...]
+    tables: StudyTables
+
+
+def tables_of(results: StudyResults) -> StudyTables:
+    """Compute the tables of a study.
+
+    The draws of its intervals follow from the digest of the study's lock, so that the tables are
+    the same on every machine.
+    """
+    seed = results.lock.digest()
+    groups = grouped(results.members)
+    return StudyTables(
+        groups=tuple(_group_rows(groups, seed)),
+        curves=tuple(_curve(*key, members) for key, members in groups.items()),
+        variances=tuple(_variances(groups, seed)),
+        improvements=tuple(_improvements(groups, seed)),
+        settings=tuple(_settings(groups)),
+        aggregates=tuple(_aggregates(groups, seed)),
+    )
+
+
+Groups = dict[tuple[str, ScoredTask], list[MemberResult]]
+
+
+def _finals(members: Iterable[MemberResult], task: ScoredTask) -> list[float]:
+    return [member.scores[task]["final"].summary.mean for member in members]
+
+
+def _group_rows(groups: Groups, seed: str) -> Iterator[GroupRow]:
+    for (group, task), members in groups.items():
+        for network in NETWORKS:
+            scores = [member.scores[task][network].summary.mean for member in members]
+            label = f"{seed}/iqm/{group}/{task.name}/{network}"
+            yield GroupRow(
+                group=group,
+                task=task.name,
+                network=network,
+                runs=len(members),
+                claim_ids=len({member.identity.claim_id for member in members}),
+                **summarize(scores)._asdict(),
+                interquartile_mean=IntervalRow.of(
+                    stratified_interval([[scores]], pooled_iqm, label)
+                ),
+            )
+
+
+def _curve(group: str, task: ScoredTask, members: list[MemberResult]) -> CurveRow:
+    curves = [
+        {point.step: fmean(point.returns) for point in dict(member.tasks)[task]}
+        for member in members
+    ]
+    common = sorted(set.intersection(*(set(curve) for curve in curves)))
+    points = []
+    for step in common:
+        summary = summarize([curve[step] for curve in curves])
+        points.append(
+            CurvePoint(step=step, mean=summary.mean, standard_deviation=summary.standard_deviation)
+        )
+    return CurveRow(group=group, task=task.name, points=tuple(points))
+
+
+def _pairs(groups: Groups) -> Iterator[tuple[str, str]]:
+    yield from itertools.combinations(dict.fromkeys(group for group, _ in groups), 2)
+
+
+def _variances(groups: Groups, seed: str) -> Iterator[VarianceRow]:
+    for task, network in itertools.product(dict.fromkeys(task for _, task in groups), NETWORKS):
+        tests = {}
+        for first, second in _pairs(groups):
+            scores = [
+                [
+                    member.scores[task][network].summary.mean
+                    for member in groups.get((name, task), ())
+                ]
+                for name in (first, second)
+            ]
+            if min(map(len, scores)) >= _COMPARABLE:
+                label = f"{seed}/variance/{task.name}/{network}/{first}/{second}"
+                tests[first, second] = equal_variance(scores, label)
+        corrected = holm({"\n".join(key): test.permutation_p_value for key, test in tests.items()})
+        for (first, second), test in tests.items():
+            finite = test.statistic is not None and test.statistic != float("inf")
+            yield VarianceRow(
+                task=task.name,
+                network=network,
+                first=first,
+                second=second,
+                statistic=test.statistic if finite else None,
+                p_value=round(test.p_value, P_DIGITS),
+                permutation_p_value=round(test.permutation_p_value, P_DIGITS),
+                exact=test.exact,
+                holm_p_value=round(corrected[f"{first}\n{second}"], P_DIGITS),
+            )
+
+
+def _improvements(groups: Groups, seed: str) -> Iterator[ImprovementRow]:
+    for first, second in _pairs(groups):
+        tasks = [task for group, task in groups if group == first and (second, task) in groups]
+        if tasks:
+            samples = [
+                [_finals(groups[name, task], task) for task in tasks] for name in (first, second)
+            ]
+            interval = stratified_interval(
+                samples, probability_of_improvement, f"{seed}/improvement/{first}/{second}"
+            )
+            yield ImprovementRow(first=first, second=second, probability=IntervalRow.of(interval))
+
+
+def _settings(groups: Groups) -> Iterator[SettingRow]:
+    for (group, task), members in groups.items():
+        settings: dict[int, list[MemberResult]] = {}
+        for member in members:
+            settings.setdefault(member.plan.setting, []).append(member)
+        if len(settings) < _COMPARABLE:
+            continue
+        for setting, runs in settings.items():
+            yield SettingRow(
+                group=group,
+                setting=setting,
+                task=task.name,
+                values=runs[0].plan.setting_values,
+                runs=len(runs),
+                score=fmean(_finals(runs, task)),
+            )
+
+
+def _aggregates(groups: Groups, seed: str) -> Iterator[AggregateRow]:
+    for group in dict.fromkeys(group for group, _ in groups):
+        tasks = {task: members for (name, task), members in groups.items() if name == group}
+        if len(tasks) < _COMPARABLE or any(task.reference is None for task in tasks):
+            continue
+        scores = [
+            [score for final in _finals(members, task)
+             if (score := normalize(task, final)) is not None]
+            for task, members in tasks.items()
+        ]  # fmt: skip
+        yield AggregateRow(
+            group=group,
+            tasks=len(tasks),
+            interquartile_mean=IntervalRow.of(
+                stratified_interval([scores], pooled_iqm, f"{seed}/aggregate/iqm/{group}")
+            ),
+            median=IntervalRow.of(
+                stratified_interval([scores], median_of_means, f"{seed}/aggregate/median/{group}")
+            ),
+        )
