@@ -19,6 +19,7 @@ from capsule.experiment.lock import Sha256
 from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
 from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped
 from capsule.study.statistics import (
+    MIN_SCORES,
     Interval,
     equal_variance,
     holm,
@@ -29,7 +30,7 @@ from capsule.study.statistics import (
 )
 
 P_DIGITS = 6  # after the point; further ones depend on the mathematical library
-_COMPARABLE = 2  # scores that a spread needs
+_COMPARABLE = 2  # settings, or tasks, that a comparison needs
 
 
 class IntervalRow(Model):
@@ -216,7 +217,7 @@ def _variances(groups: Groups, seed: str) -> Iterator[VarianceRow]:
                 ]
                 for name in (first, second)
             ]
-            if min(map(len, scores)) >= _COMPARABLE:
+            if min(map(len, scores)) >= MIN_SCORES:
                 label = f"{seed}/variance/{task.name}/{network}/{first}/{second}"
                 tests[first, second] = equal_variance(scores, label)
         corrected = holm({"\n".join(key): test.permutation_p_value for key, test in tests.items()})

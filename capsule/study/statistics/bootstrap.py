@@ -1,0 +1,99 @@
+"""Percentile intervals by stratified bootstrap.
+
+The strata are the tasks: runs are drawn anew, with replacement, within each task (Agarwal et al.
+2021, arXiv:2108.13264, section 4.1). The draws follow from a text, so that an interval is the same
+on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from capsule.verification.equivalence.statistics import RESAMPLES, draws, quantile
+
+LEVEL = 0.95  # of the intervals
+
+Tasks = Sequence[Sequence[float]]  # tasks x runs
+
+
+class Interval(NamedTuple):
+    """An estimate with the percentile interval of its bootstrap, at level :data:`LEVEL`."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def check_scores(tasks: Tasks) -> None:
+    """Check that there are tasks, every task has runs, and every score is a finite number.
+
+    Raises:
+        ValueError: It is not so.
+    """
+    if not tasks:
+        raise ValueError("there are no tasks")
+    if not all(tasks):
+        raise ValueError("a task has no scores")
+    if not all(math.isfinite(score) for task in tasks for score in task):
+        raise ValueError("a score is not a finite number")
+
+
+def stratified_interval(
+    samples: Sequence[Tasks],
+    statistic: Callable[..., float],
+    seed: str,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Return a statistic of one or several samples with its percentile interval.
+
+    Args:
+        samples: For each sample, the scores: tasks x runs.
+        statistic: Takes as many samples of these shapes as arguments.
+        seed: Text that the draws follow from.
+        resamples: How often all runs are drawn anew.
+
+    Raises:
+        ValueError: A sample has no tasks, a task has no scores, or a score is not finite.
+    """
+    (interval,) = stratified_intervals(samples, lambda *drawn: [statistic(*drawn)], seed, resamples)
+    return interval
+
+
+def stratified_intervals(
+    samples: Sequence[Tasks],
+    statistics: Callable[..., Sequence[float]],
+    seed: str,
+    resamples: int = RESAMPLES,
+) -> list[Interval]:
+    """Return several statistics of the same draws, each with its own (pointwise) interval.
+
+    Arguments and errors are those of :func:`stratified_interval`.
+    """
+    for tasks in samples:
+        check_scores(tasks)
+    generators = [
+        [draws(f"{seed}/{place}/{number}", len(task)) for number, task in enumerate(tasks)]
+        for place, tasks in enumerate(samples)
+    ]
+    found = [
+        statistics(
+            *(
+                [
+                    [task[index] for index in islice(generator, len(task))]
+                    for task, generator in zip(tasks, sources, strict=True)
+                ]
+                for tasks, sources in zip(samples, generators, strict=True)
+            )
+        )
+        for _ in range(resamples)
+    ]
+    margin = (1 - LEVEL) / 2
+    return [
+        Interval(estimate, quantile(column, margin), quantile(column, 1 - margin))
+        for estimate, column in zip(
+            statistics(*samples), map(sorted, zip(*found, strict=True)), strict=True
+        )
+    ]

@@ -1,0 +1,61 @@
+"""Performance profiles (Agarwal et al. 2021, arXiv:2108.13264, section 4.2).
+
+Each function takes scores, tasks x runs, and thresholds in the scores' unit. It raises ValueError
+where there are no scores, or one of them or a threshold is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from capsule.study.statistics.bootstrap import Interval, Tasks, check_scores, stratified_intervals
+from capsule.verification.equivalence.statistics import RESAMPLES
+
+
+def performance_profile(tasks: Tasks, thresholds: Sequence[float]) -> list[float]:
+    """Return the share of all runs of all tasks whose score exceeds each threshold."""
+    check_scores(tasks)
+    return _shares_above([score for task in tasks for score in task], thresholds)
+
+
+def average_score_profile(tasks: Tasks, thresholds: Sequence[float]) -> list[float]:
+    """Return the share of tasks whose mean score over runs exceeds each threshold.
+
+    This is the older definition (Bellemare et al. 2013, arXiv:1207.4708). It shows nothing of the
+    spread over runs, and its estimate is biased where there are few of them.
+    """
+    check_scores(tasks)
+    return _shares_above([fmean(task) for task in tasks], thresholds)
+
+
+def profile_band(
+    tasks: Tasks,
+    thresholds: Sequence[float],
+    seed: str,
+    *,
+    profile: Callable[[Tasks, Sequence[float]], list[float]] = performance_profile,
+    resamples: int = RESAMPLES,
+) -> list[Interval]:
+    """Return a profile with the percentile interval at each threshold by stratified bootstrap.
+
+    The intervals are pointwise: at each threshold by itself, the bootstrap's percentiles.
+
+    Args:
+        tasks: Scores, tasks x runs.
+        thresholds: Where the profile is evaluated.
+        seed: Text that the draws follow from.
+        profile: One of the two profiles above.
+        resamples: How often all runs are drawn anew.
+    """
+    return stratified_intervals([tasks], lambda drawn: profile(drawn, thresholds), seed, resamples)
+
+
+def _shares_above(values: Sequence[float], thresholds: Sequence[float]) -> list[float]:
+    if not all(map(math.isfinite, thresholds)):
+        raise ValueError("a threshold is not a finite number")
+    ordered = sorted(values)
+    number = len(ordered)
+    return [(number - bisect_right(ordered, threshold)) / number for threshold in thresholds]

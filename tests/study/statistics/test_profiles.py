@@ -1,0 +1,85 @@
+"""Performance profiles, against rliable and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.study.statistics.bootstrap import stratified_interval
+from capsule.study.statistics.profiles import (
+    average_score_profile,
+    performance_profile,
+    profile_band,
+)
+
+RETURNS = st.integers(-9, 9).map(float)
+TASKS = st.lists(st.lists(RETURNS, min_size=1, max_size=5), min_size=1, max_size=4)
+THRESHOLDS = [-15.0, -4.0, 0.0, 3.0, 11.0]
+
+
+def test_profiles_by_hand():
+    tasks = [[1, 2, 3], [2, 2, 5]]  # means 2 and 3
+    assert performance_profile(tasks, [0, 1, 2, 4, 5]) == [1, 5 / 6, 2 / 6, 1 / 6, 0]
+    assert average_score_profile(tasks, [1.9, 2, 3]) == [1, 0.5, 0]
+
+
+@pytest.mark.slow  # rliable imports pandas and seaborn
+@pytest.mark.parametrize(
+    ("profile", "of_runs"), [(performance_profile, True), (average_score_profile, False)]
+)
+def test_profiles_and_bands_are_those_of_rliable(library, scores, profile, of_runs):
+    tasks = scores(1, 5, 8)
+    np.random.seed(1)
+    wanted, bands = library.create_performance_profile(
+        {"x": np.array(tasks).T}, THRESHOLDS, use_score_distribution=of_runs, reps=2_000
+    )
+    assert profile(tasks, THRESHOLDS) == pytest.approx(wanted["x"])
+    found = profile_band(tasks, THRESHOLDS, "seed", profile=profile)
+    assert [estimate for estimate, _, _ in found] == profile(tasks, THRESHOLDS)
+    # Percentiles of a share go in steps of a run, or of a task.
+    step = (1 / 40 if of_runs else 1 / 5) + 1e-9
+    for bound, low_or_high in enumerate(bands["x"], 1):
+        assert [interval[bound] for interval in found] == pytest.approx(low_or_high, abs=step)
+
+
+def test_a_band_has_the_interval_of_each_threshold(scores):
+    tasks = scores(2, 2, 5)
+    found = profile_band(tasks, THRESHOLDS, "seed", resamples=200)
+    for interval, threshold in zip(found, THRESHOLDS, strict=True):
+        assert interval == stratified_interval(
+            [tasks],
+            lambda drawn, above=threshold: performance_profile(drawn, [above])[0],
+            "seed",
+            200,
+        )
+
+
+@given(TASKS)
+def test_a_profile_descends_from_one_to_zero(tasks):
+    for profile in (performance_profile, average_score_profile):
+        shares = profile(tasks, list(range(-10, 11)))
+        assert shares[0] == 1
+        assert shares[-1] == 0
+        assert shares == sorted(shares, reverse=True)
+
+
+@given(TASKS, st.randoms(), st.integers(-5, 5))
+def test_order_and_shifts_do_not_matter(tasks, random, shift):
+    shuffled = [random.sample(task, len(task)) for task in random.sample(tasks, len(tasks))]
+    moved = [[score + shift for score in task] for task in shuffled]
+    thresholds = [threshold + shift for threshold in THRESHOLDS]
+    assert performance_profile(moved, thresholds) == performance_profile(tasks, THRESHOLDS)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "thresholds"),
+    [([], [1.0]), ([[]], [1.0]), ([[math.nan]], [1.0]), ([[1]], [math.nan])],
+)
+def test_what_has_no_profile_is_rejected(tasks, thresholds):
+    for profile in (performance_profile, average_score_profile):
+        with pytest.raises(ValueError):
+            profile(tasks, thresholds)
+        with pytest.raises(ValueError):
+            profile_band(tasks, thresholds, "seed", profile=profile, resamples=5)
