@@ -94,5 +94,5 @@ class StudyFile(NamedTuple):
     def _spec(self, pairs: Sequence[tuple[str, Any]], where: str) -> Spec:
         document = self.base.copy()
         for field, value in pairs:
-            document.set(field, value, f"{self.path.name}: {where}")
+            document.set(field, value, f"set by {where} of {self.path.name}")
         return spec_of(document, self.folder)

@@ -1,0 +1,113 @@
+"""Studies that nobody ran: locks and results that were made by hand."""
+
+import json
+from pathlib import Path
+
+from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.contract import Evaluation, EvaluationPoint
+from capsule.experiment.lock import Lock, LockedCode, LockedImage
+from capsule.host.yaml_document import YamlDocument
+from capsule.study.lock import LockedMember, Pins, StudyLock
+from capsule.study.results import MemberIdentity, StudyResults, member_result
+from capsule.study.spec import StudySpec
+from capsule.study.study_file import StudyFile
+
+ZERO = "0" * 64
+BASE = {
+    "schema": "capsule/spec/v1",
+    "name": "cart",
+    "environment": {"suite": "gymnasium", "id": "CartPole-v1"},
+    "trainer": {"algorithm": "dqn", "network": "mlp", "total_steps": 8},
+}
+GROUPS = {
+    "deterministic": {},
+    "exploration": {"vary": ["exploration"]},
+    "rates": {"runs": 1, "grid": {"trainer.learning_rate": [0.1, 0.01, 0.001]}},
+}
+PINS = Pins(
+    image=LockedImage(
+        assembler=1,
+        recipe="cpu",
+        recipe_sha256=ZERO,
+        debian=(),
+        base=ZERO,
+        wheels=(),
+        code=LockedCode(version="0.1.0", sha256=ZERO),
+    ),
+    project=None,
+)
+STEPS = (0, 4, 8)
+
+
+def make_file(groups=GROUPS, base=BASE, **study):
+    document = {"name": "tiny", "base": "base.yaml", "runs": 3, "groups": groups, **study}
+    return StudyFile(
+        Path("tiny.yaml"),
+        StudySpec.model_validate_json(json.dumps(document)),
+        YamlDocument(json.dumps(base).encode(), "base.yaml", "spec"),
+        Path(),
+    )
+
+
+def make_lock(groups=GROUPS, **options):
+    file = make_file(groups, **options)
+    specs, members = {}, []
+    for member, spec in file.member_specs(None):
+        number = specs.setdefault(spec.digest(), (len(specs), spec))[0]
+        digest = Lock(spec=spec, image=PINS.image).digest()
+        members.append(LockedMember(name=member.name, spec=number, pins=0, lock=digest))
+    return StudyLock(
+        study=file.study,
+        pins=(PINS,),
+        specs=tuple(spec for _, spec in specs.values()),
+        members=tuple(members),
+    )
+
+
+def make_claims(lock, scores, **changes):
+    """Return claims with these scores at STEPS, each the mean return of two episodes."""
+    points = tuple(
+        EvaluationPoint(
+            step=step,
+            returns=(float(score - 1).hex(), float(score + 1).hex()),
+            lengths=(1, 1),
+        )
+        for step, score in zip(STEPS, scores, strict=True)
+    )
+    facts = {
+        "lock": lock,
+        "image": None,
+        "relaxations": ("engine=process",),
+        "flags": {},
+        "libraries": {},
+        "streams": (),
+        "trace": TraceClaim(records=1, head=ZERO),
+        "checkpoints": (CheckpointClaim(step=8, digest=ZERO),),
+        "evaluation": Evaluation(starts=((0,), (1,)), points=points),
+        "steps": 8,
+        "episodes": 1,
+        "parameters": ZERO,
+    }
+    return TrainingClaims(**facts | changes)
+
+
+def final_score(member):
+    """Return what the final network of a member scores: the same for equal locks."""
+    return int(member.lock[:4], 16) % 50
+
+
+def make_results(lock=None, missing=()):
+    lock = lock or make_lock()
+    members = []
+    for member in lock.members:
+        if member.name not in missing:
+            score = final_score(member)
+            claims = make_claims(member.lock, (0, 2 * score, score))
+            identity = MemberIdentity(
+                name=member.name,
+                claim_id=claims.claim_id(),
+                bundle=sha256_hex(member.name.encode()),
+            )
+            members.append(member_result(lock, identity, claims))
+    return StudyResults(lock, tuple(members), tuple(missing))

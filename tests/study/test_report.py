@@ -1,0 +1,110 @@
+"""What people read of a study: the page, CSV, LaTeX and the terminal."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from capsule.study.report import (
+    StudyReport,
+    csv_report,
+    latex_report,
+    page_report,
+    show_report,
+)
+from tests.study.studies import final_score, make_lock, make_results
+
+
+@pytest.fixture(scope="module")
+def report():
+    return StudyReport.of(make_results())
+
+
+class Texts(HTMLParser):
+    """Collects the elements and texts of a page, which have to be balanced."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_every_number_of_the_csv_has_its_claim_id(report):
+    rows = list(csv.DictReader(io.StringIO(csv_report(report))))
+    members = {member.identity.claim_id: member for member in report.results.members}
+    assert len(rows) == 3 * len(report.results.members)
+    finals = {member.lock: final_score(member) for member in report.results.lock.members}
+    for row in rows:
+        member = members[row["claim_id"]]
+        assert row["group"] == member.plan.group
+        if row["step"] == "8":
+            assert float(row["score"]) == finals[member.claims.lock]
+
+
+def test_the_latex_table_is_that_of_the_paper(report):
+    text = latex_report(report)
+    assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 1
+    lines = [line for line in text.splitlines() if " & " in line]
+    assert [line.split(" & ")[0] for line in lines] == [
+        "Metric",
+        "Average Score (Best)",
+        "Standard Deviation (Best)",
+        "Relative Standard Deviation (Best)",
+        "Average Score (Final)",
+        "Standard Deviation (Final)",
+        "Relative Standard Deviation (Final)",
+    ]
+    assert lines[0] == r"Metric & deterministic & exploration & rates \\"
+    assert not re.search(r"(?<!\\)%(?! )", text)  # a per cent sign would begin a comment
+
+
+def test_the_page_has_all_tables_and_figures(report):
+    page = page_report(report, "studies/tiny", "exploration.1")
+    parsed = Texts(page)
+    assert parsed.open == []
+    text = " ".join(parsed.texts)
+    for member in report.results.members:
+        assert member.identity.claim_id in text
+        assert member.identity.bundle in text
+    charts = page.count('role="img"')
+    assert charts == 3 + 1 + 1 + 2  # curves, profile, settings, the two starts of a member
+    assert "capsule study bundle studies/tiny --key KEY" in text
+
+
+def test_names_from_elsewhere_stay_text():
+    lock = make_lock({"a": {"settings": [{"environment.id": "<b>x</b>"}, {}]}})
+    page = page_report(StudyReport.of(make_results(lock)), "<i>folder</i>")
+    assert "&lt;b&gt;x&lt;/b&gt;" in page
+    assert "<b>x</b>" not in page
+    assert "<i>folder</i>" not in page
+
+
+def test_a_study_in_progress_is_reported_as_incomplete():
+    report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))
+    assert "2 of 9 of the members have no results yet" in page_report(report, "studies/tiny")
+    stream = io.StringIO()
+    show_report(report, Console(file=stream, width=120))
+    assert "2 of 9 members have no results yet." in stream.getvalue()
+
+
+def test_the_terminal_shows_each_group(report):
+    stream = io.StringIO()
+    show_report(report, Console(file=stream, width=100))
+    shown = stream.getvalue()
+    assert all(group in shown for group in report.results.lock.study.groups)

@@ -1,0 +1,105 @@
+"""The tables of a study, against the scores that they follow from."""
+
+from statistics import fmean, stdev
+
+import pytest
+
+from capsule.study.tables import tables_of
+from tests.study.studies import BASE, STEPS, final_score, make_lock, make_results
+
+ATARI = {
+    **BASE,
+    "environment": {"suite": "atari", "game": "pong"},
+    "trainer": {"algorithm": "dqn", "network": "nature", "total_steps": 8},
+    "evaluation": {"noop_max": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return make_results()
+
+
+@pytest.fixture(scope="module")
+def tables(results):
+    return tables_of(results)
+
+
+def finals(results, group):
+    names = {member.plan.name for member in results.members if member.plan.group == group}
+    return [final_score(member) for member in results.lock.members if member.name in names]
+
+
+def row(tables, group, network):
+    (found,) = (each for each in tables.groups if (each.group, each.network) == (group, network))
+    return found
+
+
+def test_a_deterministic_group_has_one_claim_id_and_no_spread(tables):
+    found = row(tables, "deterministic", "final")
+    assert (found.runs, found.claim_ids, found.standard_deviation) == (3, 1, 0)
+    assert found.relative_standard_deviation in (0, None)
+    assert found.interquartile_mean.low == found.interquartile_mean.high == found.mean
+
+
+@pytest.mark.parametrize(("network", "factor"), [("final", 1), ("best", 2)])
+def test_mean_and_spread_of_a_group(results, tables, network, factor):
+    scores = [factor * score for score in finals(results, "exploration")]
+    found = row(tables, "exploration", network)
+    assert (found.runs, found.claim_ids) == (3, 3)
+    assert found.mean == pytest.approx(fmean(scores))
+    assert found.standard_deviation == pytest.approx(stdev(scores))
+    assert found.relative_standard_deviation == pytest.approx(stdev(scores) / fmean(scores))
+    interval = found.interquartile_mean
+    assert min(scores) <= interval.low <= interval.estimate <= interval.high <= max(scores)
+
+
+def test_the_curve_of_a_group(results, tables):
+    (curve,) = (each for each in tables.curves if each.group == "exploration")
+    scores = finals(results, "exploration")
+    assert [point.step for point in curve.points] == list(STEPS)
+    assert [point.mean for point in curve.points] == pytest.approx(
+        [0, 2 * fmean(scores), fmean(scores)]
+    )
+    assert curve.points[0].standard_deviation == 0
+
+
+def test_every_pair_of_groups_is_compared_once(tables):
+    pairs = [(each.first, each.second) for each in tables.variances if each.network == "final"]
+    assert pairs == [
+        ("deterministic", "exploration"),
+        ("deterministic", "rates"),
+        ("exploration", "rates"),
+    ]
+    assert all(each.holm_p_value >= each.permutation_p_value for each in tables.variances)
+    assert len(tables.improvements) == 3
+
+
+def test_settings_are_listed_with_their_values_and_scores(results, tables):
+    assert [each.values for each in tables.settings] == [
+        {"trainer.learning_rate": rate} for rate in (0.1, 0.01, 0.001)
+    ]
+    assert [each.score for each in tables.settings] == finals(results, "rates")
+
+
+def test_tables_are_the_same_each_time(results, tables):
+    assert tables_of(results) == tables
+
+
+def test_several_games_are_summarised_by_human_normalised_scores():
+    groups = {"games": {"grid": {"environment.game": ["pong", "breakout"]}}}
+    tables = tables_of(make_results(make_lock(groups, base=ATARI)))
+    assert [each.task for each in tables.groups] == ["pong", "pong", "breakout", "breakout"]
+    (aggregate,) = tables.aggregates
+    assert aggregate.tasks == 2
+    interval = aggregate.interquartile_mean
+    assert interval.low <= interval.estimate <= interval.high
+
+
+def test_one_game_has_no_aggregate_over_games(tables):
+    assert tables.aggregates == ()
+
+
+def test_members_without_results_are_left_out():
+    found = row(tables_of(make_results(missing=("exploration.2",))), "exploration", "final")
+    assert found.runs == 2
