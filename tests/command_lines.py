@@ -7,6 +7,13 @@ import typer
 from capsule.cli import main
 
 APP = typer.main.get_command(main.app)
+# Every command by its words, such as "verify" or "study run".
+COMMANDS = {
+    f"{prefix}{name}": command
+    for prefix, group in (("", APP), ("study ", APP.commands["study"]))
+    for name, command in group.commands.items()
+    if not hasattr(command, "commands")
+}
 
 
 def parse(line):
@@ -19,9 +26,10 @@ def parse(line):
     end = next((i for i, word in enumerate(words) if word in ("|", ">", "&&", "||")), len(words))
     program, *arguments = words[:end]
     assert program == "capsule"
-    group = APP.make_context(program, list(arguments))
-    if group._protected_args:
-        name, *rest = [*group._protected_args, *group.args]
-        _, command, _ = APP.resolve_command(group, [name])
-        if "--help" not in rest:
-            command.make_context(name, rest, parent=group)
+    command, context = APP, APP.make_context(program, list(arguments))
+    while context._protected_args:
+        name, *rest = [*context._protected_args, *context.args]
+        _, command, _ = command.resolve_command(context, [name])
+        if "--help" in rest:
+            return
+        context = command.make_context(name, rest, parent=context)

@@ -3,15 +3,12 @@
 import pytest
 import typer
 
-from capsule.cli import main
-from tests.command_lines import APP, parse
-
-COMMANDS = sorted(command.name for command in main.app.registered_commands)
+from tests.command_lines import APP, COMMANDS, parse
 
 
 def shown(command):
     parent = typer.Context(APP, info_name="capsule", terminal_width=78)
-    return typer.Context(APP.commands[command], info_name=command, parent=parent).get_help() + "\n"
+    return typer.Context(COMMANDS[command], info_name=command, parent=parent).get_help() + "\n"
 
 
 def examples(text):
@@ -54,9 +51,9 @@ def test_help_is_plain_text_of_at_most_80_columns(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_description_and_no_group_is_long(command):
-    context = typer.Context(APP.commands[command], info_name=command)
+    context = typer.Context(COMMANDS[command], info_name=command)
     groups = {}
-    for parameter in APP.commands[command].get_params(context):
+    for parameter in COMMANDS[command].get_params(context):
         name, description = parameter.get_help_record(context)
         assert description, name
         groups.setdefault(getattr(parameter, "rich_help_panel", None), []).append(name)

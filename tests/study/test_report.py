@@ -31,11 +31,11 @@ class Texts(HTMLParser):
         self.open, self.texts = [], []
         self.feed(page)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag, _attributes):
         if tag != "meta":
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
+    def handle_startendtag(self, tag, _attributes):
         pass
 
     def handle_endtag(self, tag):

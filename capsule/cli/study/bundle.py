@@ -32,8 +32,8 @@ def command(
     The bundles of the members are named by their digests and stay where they are.
 
     Examples:
-        # Write studies/nagarajan2019-small/nagarajan2019-small-CLAIM.capsule-study.tar.
-        capsule study bundle studies/nagarajan2019-small --key alice
+        # Write studies/rates/rates-CLAIM.capsule-study.tar.
+        capsule study bundle studies/rates --key alice
     """
     from capsule.bundle.sshsig import sign_by_ssh_keygen
     from capsule.cli.passphrase import unlock

@@ -28,8 +28,8 @@ def command(
     changed.
 
     Examples:
-        # Write nagarajan2019.study.lock.json.
-        capsule study lock specs/studies/nagarajan2019.yaml
+        # Write study.study.lock.json.
+        capsule study lock study.yaml
     """
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter

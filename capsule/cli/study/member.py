@@ -24,7 +24,7 @@ def command(
 
     Examples:
         # Run a member again whose bundle was lost.
-        capsule study member studies/nagarajan2019 exploration.2 --key alice
+        capsule study member studies/rates exploration.2 --key alice
     """
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError

@@ -41,10 +41,10 @@ def command(
 
     Examples:
         # Print mean, standard deviation and relative standard deviation of each group.
-        capsule study report studies/nagarajan2019-small
+        capsule study report studies/rates
 
         # Write the page with all tables and figures, from the bundle of a study.
-        capsule study report nagarajan2019-small.capsule-study.tar -o study.html
+        capsule study report rates.capsule-study.tar -o study.html
     """
     from rich.console import Console
 

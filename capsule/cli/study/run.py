@@ -48,13 +48,10 @@ def command(
 
     Examples:
         # Run every member, two at a time.
-        capsule study run specs/studies/nagarajan2019-small.yaml --key alice --on local:2
+        capsule study run study.yaml --key alice --on local:2
 
         # Go on after an interruption, with one group first.
-        capsule study run specs/studies/nagarajan2019-small.yaml --key alice --resume --only gpu
-
-        # One job of a Slurm array for each member; the folder has to be on a shared file system.
-        capsule study run specs/studies/nagarajan2019.yaml --key alice --on slurm
+        capsule study run study.yaml --key alice --resume --only slow
     """
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError

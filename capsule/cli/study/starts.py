@@ -27,8 +27,8 @@ def command(
     STUDY.starts.json, which 'capsule study lock' pins for every member.
 
     Examples:
-        # Write nagarajan2019.starts.json.
-        capsule study starts specs/studies/nagarajan2019.yaml --key alice
+        # Write study.starts.json.
+        capsule study starts study.yaml --key alice
     """
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.run_bundle import RecordedRun

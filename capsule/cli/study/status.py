@@ -13,7 +13,7 @@ def command(folder: FolderArgument, *, as_json: JsonOption = False) -> None:
 
     Examples:
         # Look at a study that runs elsewhere, for instance on a cluster.
-        capsule study status studies/nagarajan2019
+        capsule study status studies/rates
     """
     from rich.console import Console
 

@@ -46,10 +46,10 @@ def command(
 
     Examples:
         # Check everything that needs no execution.
-        capsule study verify nagarajan2019-small.capsule-study.tar --key alice.pub
+        capsule study verify rates.capsule-study.tar --key alice.pub
 
         # And run three members again.
-        capsule study verify nagarajan2019-small.capsule-study.tar --key alice.pub --sample 3
+        capsule study verify rates.capsule-study.tar --key alice.pub --sample 3
     """
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError, ExitCode
