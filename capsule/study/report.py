@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +19,9 @@ from capsule.report.scores import NETWORKS, NOTE, percentage
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import counted
 from capsule.study.results import MemberResult, StudyResults, grouped
-from capsule.study.statistics import performance_profile
+from capsule.study.statistics import profile_band
 from capsule.study.tables import (
+    AGGREGATES,
     CurveRow,
     GroupRow,
     IntervalRow,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 CURVES_OF_A_CHART = 4  # as many as the page has kinds of lines
 THRESHOLDS = 64  # of a performance profile
+PROFILE_NOTE = (
+    "The areas are pointwise 95 % intervals by stratified bootstrap (Agarwal et al. 2021, "
+    "arXiv:2108.13264, section 4.2)."
+)
 SIGNIFICANT = 0.1  # level of Nagarajan et al. 2019
 
 
@@ -71,7 +77,7 @@ def show_report(report: StudyReport, console: Console) -> None:
         shown.add_row(name, row.network, str(row.runs), *cells)
     console.print(shown)
     for test in report.tables.variances:
-        if test.network == "final" and test.permutation_p_value < SIGNIFICANT:
+        if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
             console.print(
                 f"The variances of {test.first} and {test.second} ({test.task}, final) differ: "
                 f"p = {test.permutation_p_value:.3f} by permutations, "
@@ -93,6 +99,10 @@ def _short(value: float | None) -> str:
 def _spread(row: GroupRow) -> tuple[str, str, str]:
     relative = percentage(row.relative_standard_deviation)
     return _short(row.mean), _short(row.standard_deviation), relative
+
+
+def _estimated(row: IntervalRow) -> tuple[str, str]:
+    return _short(row.estimate), _interval(row)
 
 
 def _interval(row: IntervalRow) -> str:
@@ -185,10 +195,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
             (
                 row.group,
                 row.tasks,
-                _short(row.interquartile_mean.estimate),
-                _interval(row.interquartile_mean),
-                _short(row.median.estimate),
-                _interval(row.median),
+                *itertools.chain(*(_estimated(getattr(row, name)) for name in AGGREGATES)),
             )
             for row in tables.aggregates
         ],
@@ -221,11 +228,10 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
 
 
 def _score_cells(row: GroupRow) -> tuple[object, ...]:
-    interval = row.interquartile_mean
     return (
         *(row.group, row.task, row.network, row.runs, row.claim_ids),
         *_spread(row),
-        *(_short(interval.estimate), _interval(interval)),
+        *_estimated(row.interquartile_mean),
     )
 
 
@@ -270,6 +276,7 @@ def _curve_charts(curves: Sequence[CurveRow]) -> Iterator[tuple[list[str], str, 
 
 def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart]]:
     """Yield charts of the share of runs whose final score exceeds a threshold."""
+    seed = results.lock.digest()
     groups = grouped(results.members)
     for number, task in enumerate(dict.fromkeys(task for _, task in groups)):
         finals = {
@@ -285,14 +292,7 @@ def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart
         thresholds = [low + width * place for place in range(THRESHOLDS)]
         for part, names in enumerate(_batches(list(finals))):
             curves = [
-                Curve(
-                    name,
-                    tuple(
-                        zip(
-                            thresholds, performance_profile([finals[name]], thresholds), strict=True
-                        )
-                    ),
-                )
+                _profile(name, finals[name], thresholds, f"{seed}/profile/{task.name}/{name}")
                 for name in names
             ]
             chart = line_chart(
@@ -302,7 +302,13 @@ def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart
                 "share of runs above it",
                 curves,
             )
-            yield list(names), "Agarwal et al. 2021, section 4.2.", chart
+            yield list(names), PROFILE_NOTE, chart
+
+
+def _profile(name: str, scores: list[float], thresholds: Sequence[float], seed: str) -> Curve:
+    estimates, low, high = zip(*profile_band([scores], thresholds, seed), strict=True)
+    points = tuple(zip(thresholds, estimates, strict=True))
+    return Curve(name, points, (Band(tuple(thresholds), low, high),))
 
 
 def _sensitivity(tables: StudyTables) -> Iterator[tuple[list[str], str, LineChart]]:

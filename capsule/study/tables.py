@@ -23,13 +23,22 @@ from capsule.study.statistics import (
     Interval,
     equal_variance,
     holm,
+    mean_of_means,
     median_of_means,
+    optimality_gap,
     pooled_iqm,
     probability_of_improvement,
     stratified_interval,
+    stratified_intervals,
 )
 
 P_DIGITS = 6  # after the point; further ones depend on the mathematical library
+AGGREGATES = {
+    "interquartile_mean": pooled_iqm,
+    "median": median_of_means,
+    "mean": mean_of_means,
+    "optimality_gap": optimality_gap,
+}
 _COMPARABLE = 2  # settings, or tasks, that a comparison needs
 
 
@@ -122,6 +131,10 @@ class AggregateRow(Model):
     tasks: int
     interquartile_mean: IntervalRow
     median: IntervalRow
+    mean: IntervalRow
+    optimality_gap: IntervalRow = Field(
+        description="By how much scores miss 1 on average, higher ones counting as 1."
+    )
 
 
 class StudyTables(Model):
@@ -277,13 +290,12 @@ def _aggregates(groups: Groups, seed: str) -> Iterator[AggregateRow]:
              if (score := normalize(task, final)) is not None]
             for task, members in tasks.items()
         ]  # fmt: skip
+        intervals = stratified_intervals(
+            [scores],
+            lambda drawn: [aggregate(drawn) for aggregate in AGGREGATES.values()],
+            f"{seed}/aggregate/{group}",
+        )
+        rows = map(IntervalRow.of, intervals)
         yield AggregateRow(
-            group=group,
-            tasks=len(tasks),
-            interquartile_mean=IntervalRow.of(
-                stratified_interval([scores], pooled_iqm, f"{seed}/aggregate/iqm/{group}")
-            ),
-            median=IntervalRow.of(
-                stratified_interval([scores], median_of_means, f"{seed}/aggregate/median/{group}")
-            ),
+            group=group, tasks=len(tasks), **dict(zip(AGGREGATES, rows, strict=True))
         )

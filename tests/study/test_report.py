@@ -84,6 +84,7 @@ def test_the_page_has_all_tables_and_figures(report):
         assert member.identity.bundle in text
     charts = page.count('role="img"')
     assert charts == 3 + 1 + 1 + 2  # curves, profile, settings, the two starts of a member
+    assert page.count('class="band') == 3 + 3  # of each group's curve and profile
     assert "capsule study bundle studies/tiny --key KEY" in text
 
 

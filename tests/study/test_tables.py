@@ -4,7 +4,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from capsule.study.tables import tables_of
+from capsule.study.tables import AGGREGATES, tables_of
 from tests.study.studies import BASE, STEPS, final_score, make_lock, make_results
 
 ATARI = {
@@ -92,8 +92,16 @@ def test_several_games_are_summarised_by_human_normalised_scores():
     assert [each.task for each in tables.groups] == ["pong", "pong", "breakout", "breakout"]
     (aggregate,) = tables.aggregates
     assert aggregate.tasks == 2
-    interval = aggregate.interquartile_mean
-    assert interval.low <= interval.estimate <= interval.high
+    for name in AGGREGATES:
+        interval = getattr(aggregate, name)
+        assert interval.low <= interval.estimate <= interval.high
+    # Two tasks have their mean as their median.
+    assert aggregate.median == aggregate.mean
+
+
+def test_a_test_of_variance_needs_three_runs_of_each_group():
+    found = tables_of(make_results(missing=("exploration.2",)))
+    assert {(each.first, each.second) for each in found.variances} == {("deterministic", "rates")}
 
 
 def test_one_game_has_no_aggregate_over_games(tables):
