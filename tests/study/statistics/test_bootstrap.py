@@ -132,6 +132,11 @@ def test_an_interval_follows_from_its_seed(scores):
     assert first.estimate == stratified_interval([tasks], pooled_iqm, "b", 200).estimate
 
 
+def test_an_interval_is_the_same_on_every_machine():
+    tasks = [[0.1, 0.7, 2.3, -1.9, 3.1], [10.2, 11.4, 8.9, 10.7]]
+    assert stratified_interval([tasks], mean_of_means, "seed", 500) == (5.58, 4.7375, 6.475375)
+
+
 def test_two_samples_have_draws_of_their_own(scores):
     tasks = scores(5, 1, 6)
     found = stratified_interval(

@@ -157,6 +157,13 @@ def test_with_many_scores_arrangements_are_drawn(monkeypatch):
     assert found != equal_variance(groups, "other")
 
 
+def test_f_and_a_drawn_p_value_are_the_same_on_every_machine():
+    groups = [[place * place / width for place in range(10)] for width in (7, 3)]
+    found = equal_variance(groups, "seed")
+    assert (found.statistic, found.exact) == (4.508237273042102, False)
+    assert found.permutation_p_value == 757 / 20_001
+
+
 def test_a_drawn_p_value_counts_the_observed_arrangement(monkeypatch):
     monkeypatch.setattr(comparison, "PERMUTATIONS", 99)
     groups = [[float(score) for score in range(20)], [1000.0 * score for score in range(20)]]
