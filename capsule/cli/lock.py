@@ -48,6 +48,7 @@ def command(
         capsule lock capsule.yaml --refresh
     """
     from capsule.image.cache import Cache
+    from capsule.image.lockfile import lock_path
     from capsule.image.resolution.resolve import cuda_libraries
     from capsule.report.progress import open_reporter
 
@@ -60,6 +61,8 @@ def command(
             refresh_base=refresh_base,
             progress=reporter.note,
         )
+        if overrides:
+            reporter.note(f"{lock_path(spec)} was not written: --set applies to this command alone")
     cuda = cuda_libraries(lock)
     if as_json:
         print_json({"schema": "capsule/locked/v1", "lock": lock.digest(), "cuda": cuda})

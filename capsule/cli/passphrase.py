@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from capsule.bundle.keys import PrivateKey
 
 
-def unlock(path: Path, passphrase_file: Path | None) -> PrivateKey:
+def unlock(path: Path, passphrase_file: Path | None, *, ask: bool = True) -> PrivateKey:
     """Read a private key; ask for its passphrase if it has one and standard input is a terminal.
+
+    Args:
+        path: The key.
+        passphrase_file: File whose first line is the passphrase.
+        ask: Whether to ask; no, where other processes will read the key again.
 
     Raises:
         CapsuleError: As :func:`capsule.bundle.keys.load_private` and
@@ -27,7 +32,7 @@ def unlock(path: Path, passphrase_file: Path | None) -> PrivateKey:
     try:
         return load_private(path)
     except CapsuleError as error:
-        if error.code != ENCRYPTED or not sys.stdin.isatty():
+        if error.code != ENCRYPTED or not ask or not sys.stdin.isatty():
             raise
     return load_private(path, typer.prompt(f"Passphrase of {path}", hide_input=True, err=True))
 

@@ -20,12 +20,16 @@ from capsule.host.errors import CapsuleError
 MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
 MAX_FINDINGS = 20
-MAX_INTEGER_BITS = 64
+MAX_INTEGER_BITS = 53
 _SHOWN_CHARACTERS = 60
 FieldPath = tuple[str | int, ...]
 _M = TypeVar("_M", bound=Model)
 
 _TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
+_EXAMPLES = {
+    "spec": "Write one with 'capsule init'.",
+    "study": "Write the study's name, its base and its groups.",
+}
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 
 
@@ -46,7 +50,7 @@ class YamlDocument:
             CapsuleError: CAP-S002, it is not YAML, or uses what a spec does not need.
         """
         self.name, self.kind = name, kind
-        self.tree, self.marks = _Reader(name).read(data)
+        self.tree, self.marks = _Reader(name, _EXAMPLES[kind]).read(data)
 
     @classmethod
     def load(cls, path: Path, kind: str) -> YamlDocument:
@@ -106,7 +110,9 @@ class YamlDocument:
                 fix="Name an existing field.",
             )
         tree[last] = value
-        self.marks[tuple(keys)] = where
+        place = tuple(keys)
+        self.marks = {path: at for path, at in self.marks.items() if path[: len(place)] != place}
+        self.marks[place] = where
 
     def validate(self, model: type[_M]) -> _M:
         """Return the document as a model.
@@ -124,8 +130,8 @@ class YamlDocument:
 class _Reader:
     """Turns YAML nodes into plain values, remembering where each one stood."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, example: str) -> None:
+        self.name, self.example = name, example
         self.marks: dict[FieldPath, str] = {}
 
     def read(self, data: bytes) -> tuple[Any, dict[FieldPath, str]]:
@@ -145,10 +151,10 @@ class _Reader:
         except (YAMLError, RecursionError, ValueError) as error:
             self._refuse(str(error), "Correct the YAML.")
         if node is None:
-            self._refuse("the file is empty", "Write one with 'capsule init'.")
+            self._refuse("the file is empty", self.example)
         value = self._value(node, ())
         if not isinstance(value, dict):
-            self._refuse("the top level is not a mapping", "Write one with 'capsule init'.")
+            self._refuse("the top level is not a mapping", self.example)
         return value, self.marks
 
     def _value(self, node: Any, path: FieldPath) -> Any:
@@ -199,7 +205,10 @@ class _Reader:
             if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
                 return number
         except ValueError:
-            self._refuse(f"{_position(node)}: {shown} is not a number", "Write a plain number.")
+            self._refuse(
+                f"{_position(node)}: {shown} is not a number, or is larger than 2^53 - 1",
+                "Write a plain number.",
+            )
         if tag not in {"str", "timestamp"}:
             self._refuse(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
         return text
@@ -212,7 +221,8 @@ def _integer(text: str) -> int:
     """Read an integer of YAML 1.2.
 
     Raises:
-        ValueError: It is none, or has more than 64 bits: no field takes it, and JSON cannot say it.
+        ValueError: It is not one, or has more than 53 bits: no field takes it, and canonical JSON
+            (RFC 8785) has no larger ones.
     """
     number = int(text.replace("_", ""), 0)
     if number.bit_length() > MAX_INTEGER_BITS:
@@ -237,7 +247,7 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
         )
         missing = untold or finding["type"] == "missing"
         path = _path_in_document(loc, tree, missing=missing)
-        where = marks.get(path) or marks.get(path[:-1]) or "1:1"
+        where = next(marks[place] for place in _upwards(path) if place in marks)
         field = dotted(path) or f"the {document.kind}"
         if finding["type"] == "extra_forbidden":
             lines.append(f"{name}:{where}: {field} is not a known key")
@@ -251,6 +261,12 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
             lines.append(f"{name}:{where}: {field}: {message}{given}")
             fixes.append(f"Change {field}.")
     return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+
+
+def _upwards(path: FieldPath) -> Iterator[FieldPath]:
+    """Yield a path, and those of the sections that it is in."""
+    for length in range(len(path), -1, -1):
+        yield path[:length]
 
 
 def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -> FieldPath:

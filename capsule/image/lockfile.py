@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -170,9 +170,13 @@ def resolve(
 
 
 def capture(
-    spec: Spec, path: Path, cache: Cache, progress: Callable[[str], None]
+    spec: Spec,
+    path: Path,
+    cache: Cache,
+    progress: Callable[[str], None],
+    leave_out: Sequence[Path] = (),
 ) -> LockedProject | None:
-    """Capture the source tree beside a lock file, without that file and its spec.
+    """Capture the source tree beside a lock file, without that file, its spec and ``leave_out``.
 
     Files that git does not track are listed: a bundle will publish them, and not every one of them
     need be meant.
@@ -180,7 +184,8 @@ def capture(
     if spec.code is None:
         return None
     stem = path.name.removesuffix(".lock.json")
-    own = [path, *(path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))]
+    specs = (path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))
+    own = [path, *leave_out, *specs]
     project = capture_project(spec.code, path.parent, cache, leave_out=own)
     if project.git is not None and (untracked := project.git.untracked):
         shown = ", ".join(untracked[:MAX_SHOWN])

@@ -9,20 +9,21 @@ can run members, and a study that was stopped at any moment goes on with what is
     members/NAME/*.capsule.tar      its signed bundle
     members/NAME/outcome.json       the bundle and claim id, or why the run failed
     members/NAME/console.log        what 'capsule run' printed
-
-A process holds the kernel's lock on a member's folder while it runs the member.
+    members/NAME/hold               an empty file, on which a process that runs the member has the
+                                    kernel's lock
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from capsule.experiment import contract
 from capsule.experiment.canonical import write_atomic
@@ -38,6 +39,9 @@ MEMBER_LOCK = "lock.json"
 WORK = "work"
 OUTCOME = "outcome.json"
 CONSOLE = "console.log"
+MAX_SHOWN = 10  # members that a message lists
+HOLD = "hold"
+HOLD_ATTEMPTS, HOLD_SECONDS = 5, 0.02
 MAX_OUTCOME_BYTES = 1 << 20
 MAX_TAIL_BYTES = 1 << 16
 
@@ -55,6 +59,15 @@ class Outcome(Model):
     code: str | None = Field(None, description="Error code of a run that failed.")
     message: str | None = None
     fix: str | None = None
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Outcome:
+        done, failed = (self.bundle, self.claim_id), (self.code, self.message, self.fix)
+        if not (None not in done and failed == (None,) * 3) and not (
+            None not in failed and done == (None,) * 2
+        ):
+            raise ValueError("neither a bundle with its claim id nor an error")
+        return self
 
 
 class MemberState(NamedTuple):
@@ -118,6 +131,10 @@ class StudyDirectory:
                 was run with another lock.
         """
         study = cls(path, lock)
+        if path.exists() and not path.is_dir():
+            raise CapsuleError(
+                "CAP-Y005", f"{path} is not a folder", fix="Choose another --output."
+            )
         if (path / LOCK).exists() and not resume:
             raise CapsuleError(
                 "CAP-Y006",
@@ -125,7 +142,7 @@ class StudyDirectory:
                 fix="Add --resume to run what is missing there, or choose another --output.",
             )
         for member in lock.members:
-            study._check(member)
+            study._check_lock(member)
         path.mkdir(parents=True, exist_ok=True)
         write_atomic(path / LOCK, lock.document() + b"\n")
         return study
@@ -149,11 +166,12 @@ class StudyDirectory:
             raise CapsuleError(
                 "CAP-Y008",
                 f"study {self.lock.study.name} has no member {name!r}",
-                fix=f"Its members are {', '.join(list(self._members)[:10])}, ...",
+                fix=f"Its members are {', '.join(list(self._members)[:MAX_SHOWN])}"
+                f"{', ...' if len(self._members) > MAX_SHOWN else '.'}",
             )
         return self._members[name]
 
-    def _check(self, member: LockedMember) -> None:
+    def _check_lock(self, member: LockedMember) -> None:
         path = self.folder(member.name) / MEMBER_LOCK
         if path.exists() and read_lock(path).digest() != member.lock:
             raise CapsuleError(
@@ -171,6 +189,14 @@ class StudyDirectory:
         Raises:
             CapsuleError: CAP-Y013, the study has no such group.
         """
+        return [name for name in self.chosen(groups) if self.bundle(name) is None]
+
+    def chosen(self, groups: Sequence[str]) -> list[str]:
+        """Return the members of groups, in the order of the study; all if no group is given.
+
+        Raises:
+            CapsuleError: CAP-Y013, the study has no such group.
+        """
         known = self.lock.study.groups
         for group in groups:
             if group not in known:
@@ -180,11 +206,7 @@ class StudyDirectory:
                     fix=f"Its groups are {', '.join(known)}.",
                 )
         planned = self.lock.planned
-        return [
-            name
-            for name in self._members
-            if (not groups or planned[name].group in groups) and self.bundle(name) is None
-        ]
+        return [name for name in self._members if not groups or planned[name].group in groups]
 
     @contextmanager
     def held(self, name: str) -> Iterator[tuple[Path, int]]:
@@ -194,21 +216,22 @@ class StudyDirectory:
             The folder, and a descriptor that holds it for as long as any process has it open.
 
         Raises:
-            CapsuleError: CAP-Y009, another process runs the member.
+            CapsuleError: CAP-Y009, another process runs the member; CAP-Y007, it was run with
+                another lock.
         """
         folder = self.folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # as every run directory (CAP-E042)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A file, and open for writing: NFS then tells other machines, too (flock(2)).
+        descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _taken(descriptor):
                 raise CapsuleError(
                     "CAP-Y009",
                     f"another process is running member {name} in {folder}",
                     fix="Wait for it; 'capsule study status' shows when it has ended.",
-                ) from error
+                )
+            self._check_lock(self.member(name))  # another study may have come first
             if not (folder / MEMBER_LOCK).exists():
                 write_lock(folder / MEMBER_LOCK, self.lock.lock_of(self.member(name)))
             (folder / OUTCOME).unlink(missing_ok=True)
@@ -271,8 +294,25 @@ class StudyDirectory:
         return self.folder(name) / outcome.bundle
 
 
+def _taken(descriptor: int) -> bool:
+    """Take the lock on a member; tell whether no other process has it.
+
+    A process that looks whether the lock is taken has it for a moment, too, hence the attempts.
+    """
+    for attempt in range(HOLD_ATTEMPTS):
+        if attempt:
+            time.sleep(HOLD_SECONDS)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
+
+
 def _is_held(folder: Path) -> bool:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(folder / HOLD, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

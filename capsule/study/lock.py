@@ -5,7 +5,8 @@ Members share the pins of one image, unless a group changes the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,14 +21,14 @@ from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import read_start_set
 from capsule.image.cache import Cache
-from capsule.image.lockfile import capture, lock_path, read_lock, resolve
+from capsule.image.lockfile import capture, read_lock, resolve
 from capsule.study.members import PlannedMember, plan_members
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import START_SET, StudyFile
 
+PLACES = frozenset({"code", "image.sources"})  # where things came from, which locks do not have
 STUDY_LOCK = ".study.lock.json"
 STARTS = ".starts.json"
-PLACES = ("code.", "image.sources.")  # where things came from, which locks do not have
 MAX_LOCK_BYTES = 64 << 20
 
 
@@ -97,22 +98,29 @@ def _check_settings(member: PlannedMember, spec: Spec) -> None:
     Raises:
         ValueError: A field has another value.
     """
-    document = spec.model_dump(mode="json", by_alias=True)
-    for field, value in dict(member.settings).items():
-        if field.startswith(PLACES) or (field == START_SET and isinstance(value, str)):
+    wanted: dict[str, Any] = {}
+    for field, value in member.settings:  # the last one counts
+        *sections, last = field.split(".")
+        section = wanted
+        for key in sections:
+            if not isinstance(section.get(key), dict):
+                section[key] = {}
+            section = section[key]
+        section[last] = copy.deepcopy(value)
+    _check_values(member.name, spec.model_dump(mode="json", by_alias=True), wanted, "")
+
+
+def _check_values(name: str, found: Any, wanted: dict[str, Any], prefix: str) -> None:
+    """Check the values that were set; a section has further fields, by their defaults."""
+    for key, value in wanted.items():
+        field = prefix + key
+        each = found.get(key) if isinstance(found, dict) else None
+        if field in PLACES or (field == START_SET and isinstance(value, str)):
             continue
-        found: Any = document
-        for key in field.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        if not _includes(found, value):
-            raise ValueError(f"members: {member.name} has {field} {found!r}, not {value!r}")
-
-
-def _includes(found: Any, value: Any) -> bool:
-    """Tell whether a value is as it was set; a section has further fields, by their defaults."""
-    if isinstance(found, dict) and isinstance(value, dict):
-        return all(key in found and _includes(found[key], each) for key, each in value.items())
-    return bool(found == value)
+        if isinstance(value, dict) and isinstance(each, dict):
+            _check_values(name, each, value, f"{field}.")
+        elif each != value:
+            raise ValueError(f"members: {name} has {field} {each!r}, not {value!r}")
 
 
 def lock_study(
@@ -121,6 +129,8 @@ def lock_study(
     previous: StudyLock | None,
     cache: Cache,
     progress: Callable[[str], None],
+    *,
+    refresh: bool = False,
 ) -> StudyLock:
     """Resolve a study to its members.
 
@@ -133,28 +143,33 @@ def lock_study(
         previous: An earlier lock of the study.
         cache: As of :func:`capsule.image.lockfile.resolve`.
         progress: Told about each stage.
+        refresh: Keep no pins, but resolve all packages again.
 
     Raises:
         CapsuleError: A setting gives no valid spec (CAP-S…, CAP-Y…), or a pin cannot be resolved
             (CAP-L…).
     """
-    resolver = _Resolver(file, previous, cache, progress)
-    specs: dict[str, tuple[int, Spec, int, str]] = {}
+    earlier = [] if refresh else list(_locks(previous, file.base_lock))
+    resolver = _Resolver(file, earlier, cache, progress)
+    specs: dict[str, Spec] = {}
+    numbers: dict[str, int] = {}
+    digests: dict[tuple[int, int], str] = {}
     members = []
     for member, spec in file.member_specs(starts):
-        pinned = without_sources(spec)
-        digest = pinned.digest()
-        if digest not in specs:
-            place = resolver.place(spec)
+        place, pinned = resolver.place(spec), without_sources(spec)
+        spec_digest = pinned.digest()
+        specs.setdefault(spec_digest, pinned)
+        number = numbers.setdefault(spec_digest, len(numbers))
+        if (number, place) not in digests:
             pins = resolver.pins[place]
             lock = Lock(spec=pinned, image=pins.image, project=pins.project)
-            specs[digest] = len(specs), pinned, place, lock.digest()
-        number, _, place, lock_digest = specs[digest]
-        members.append(LockedMember(name=member.name, spec=number, pins=place, lock=lock_digest))
+            digests[number, place] = lock.digest()
+        digest = digests[number, place]
+        members.append(LockedMember(name=member.name, spec=number, pins=place, lock=digest))
     return StudyLock(
         study=file.study.model_copy(update={"base": Path(file.study.base).name}),
         pins=tuple(resolver.pins),
-        specs=tuple(spec for _, spec, _, _ in specs.values()),
+        specs=tuple(specs.values()),
         members=tuple(members),
     )
 
@@ -168,7 +183,8 @@ def lock_starts(
         CapsuleError: CAP-Y002, the study has none; or as :func:`lock_study`.
     """
     spec = file.starts_spec()
-    pins = _Resolver(file, previous, cache, progress).pins_of(spec)
+    earlier = list(_locks(previous, file.base_lock))
+    pins = _Resolver(file, earlier, cache, progress).pins_of(spec)
     return Lock(spec=without_sources(spec), image=pins.image, project=pins.project)
 
 
@@ -178,13 +194,12 @@ class _Resolver:
     def __init__(
         self,
         file: StudyFile,
-        previous: StudyLock | None,
+        earlier: Sequence[Lock],
         cache: Cache,
         progress: Callable[[str], None],
     ) -> None:
-        self._base_lock = lock_path(file.folder / Path(file.study.base).name)
+        self._file, self._earlier = file, earlier
         self._cache, self._progress = cache, progress
-        self._earlier = list(_locks(previous, self._base_lock))
         self._places: dict[str, int] = {}
         self.pins: list[Pins] = []
 
@@ -199,7 +214,8 @@ class _Resolver:
 
     def pins_of(self, spec: Spec) -> Pins:
         """Resolve the pins of a spec, keeping earlier ones that fit."""
-        project = capture(spec, self._base_lock, self._cache, self._progress)
+        own = (self._file.path, self._file.beside(STARTS))
+        project = capture(spec, self._file.base_lock, self._cache, self._progress, own)
         pinned = without_sources(spec)
         wanted = (pinned.image, pinned.accelerator)
         previous = next(
@@ -249,7 +265,7 @@ def read_study_lock(path: Path) -> StudyLock:
         raise CapsuleError(
             "CAP-Y003", f"study lock {path}: {where or 'the document'}: {first['msg']}", fix=fix
         ) from error
-    except (OSError, ValueError) as error:
+    except (CapsuleError, OSError, ValueError) as error:  # CAP-Y001 of its study
         raise CapsuleError("CAP-Y003", f"study lock {path}: {error}", fix=fix) from error
 
 

@@ -36,7 +36,8 @@ class PlannedMember(NamedTuple):
     """One run of a study.
 
     Attributes:
-        name: ``GROUP.RUN``, or ``GROUP.SETTING.RUN`` in a group of several settings.
+        name: ``GROUP.RUN``, or ``GROUP.SETTING.RUN`` in a group of several settings; a setting of a
+            grid is named by the place of each of its values, such as ``2-1``.
         group: Its group.
         setting: Number of its setting in the group, from 1.
         run: Number of the run with this setting, from 1.
@@ -71,8 +72,7 @@ def plan_members(study: StudySpec) -> list[PlannedMember]:
 def _members(study: StudySpec) -> Iterator[PlannedMember]:
     for name, group in study.groups.items():
         settings = _settings_of(group, study.seed)
-        alone = group.grid is None and group.settings is None and group.sample is None
-        for number, setting in enumerate(settings, 1):
+        for number, (place, setting) in enumerate(settings, 1):
             for run in range(1, (group.runs or study.runs) + 1):
                 seeds = {
                     "seeds.root" if stream == "root" else f"seeds.streams.{stream}": seed_of_run(
@@ -80,7 +80,7 @@ def _members(study: StudySpec) -> Iterator[PlannedMember]:
                     )
                     for stream in group.vary
                 }
-                label = f"{name}.{run}" if alone else f"{name}.{number}.{run}"
+                label = ".".join((name, *place, str(run)))
                 sections = (study.set, group.set, setting, seeds)
                 values = tuple(pair for section in sections for pair in section.items())
                 yield PlannedMember(label, name, number, run, setting, values)
@@ -97,17 +97,20 @@ def seed_of_run(seed: int, stream: str, run: int) -> int:
     return int(digest[:_FRACTION_DIGITS], 16) >> (4 * _FRACTION_DIGITS - _SEED_BITS)
 
 
-def _settings_of(group: GroupSpec, seed: int) -> Iterator[Settings]:
+def _settings_of(group: GroupSpec, seed: int) -> Iterator[tuple[tuple[str, ...], Settings]]:
+    """Yield the settings of a group, each with its part of the members' names, if there is one."""
     if group.grid is not None:
-        for values in itertools.product(*group.grid.values()):
-            yield dict(zip(group.grid, values, strict=True))
+        for cell in itertools.product(*(enumerate(values, 1) for values in group.grid.values())):
+            place = "-".join(str(number) for number, _ in cell)
+            yield (place,), dict(zip(group.grid, (value for _, value in cell), strict=True))
     elif group.settings is not None:
-        yield from group.settings
+        for number, setting in enumerate(group.settings, 1):
+            yield (str(number),), setting
     elif group.sample is not None:
         for number in range(1, group.sample.count + 1):
-            yield sampled(group.sample, seed, number)
+            yield (str(number),), sampled(group.sample, seed, number)
     else:
-        yield {}
+        yield (), {}
 
 
 def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
@@ -131,7 +134,8 @@ def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
             values = distribution.choice
             settings[field] = values[word * len(values) >> 64]
         else:
-            settings[field] = _quantile(distribution, Decimal(word) / Decimal(2**64))
+            share = _PRECISE.divide(Decimal(word), Decimal(2**64))
+            settings[field] = _quantile(distribution, share)
     return settings
 
 
@@ -139,9 +143,10 @@ def _quantile(distribution: LogUniform | Uniform, share: Decimal) -> float:
     """Return a quantile, rounded to twelve significant digits within the bounds."""
     if isinstance(distribution, Uniform):
         low, high = map(Decimal, distribution.uniform)
-        exact = _PRECISE.add(low, _PRECISE.multiply(share, high - low))
+        exact = _PRECISE.add(low, _PRECISE.multiply(share, _PRECISE.subtract(high, low)))
     else:
         low, high = map(Decimal, distribution.log_uniform)
         lower, upper = _PRECISE.ln(low), _PRECISE.ln(high)
-        exact = _PRECISE.exp(_PRECISE.add(lower, _PRECISE.multiply(share, upper - lower)))
+        width = _PRECISE.subtract(upper, lower)
+        exact = _PRECISE.exp(_PRECISE.add(lower, _PRECISE.multiply(share, width)))
     return float(min(max(_SIGNIFICANT.plus(exact), low), high))

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import ExitCode
@@ -45,14 +45,22 @@ class RunOptions:
 
 
 class Runs:
-    """The runs that this process has started. Leaving the context interrupts them."""
+    """The runs that this process has started. Leaving the context interrupts them.
+
+    Within it, SIGTERM and SIGHUP interrupt this process as SIGINT does: the runs would go on
+    without it otherwise. It has to be entered in the main thread.
+    """
 
     def __init__(self) -> None:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._guard = threading.Lock()
         self._stopping = False
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                self._handlers[number] = signal.signal(number, signal.default_int_handler)
         return self
 
     def __exit__(
@@ -71,6 +79,8 @@ class Runs:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def run(self, study: StudyDirectory, name: str, options: RunOptions) -> Outcome | None:
         """Run a member, and write down how it ended.
@@ -107,7 +117,7 @@ class Runs:
             printed, _ = process.communicate()
         with self._guard:
             self._processes.discard(process)
-        return _outcome(process.returncode, printed, folder / CONSOLE)
+        return outcome_of(process.returncode, printed, folder / CONSOLE)
 
     def _started(
         self, command: list[str], console: int, hold: Sequence[int]
@@ -119,6 +129,7 @@ class Runs:
             # run inherits the hold on its folder, and keeps it if this process is killed.
             process = subprocess.Popen(
                 command,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=console,
                 start_new_session=True,
@@ -128,7 +139,7 @@ class Runs:
             return process
 
 
-def _outcome(status: int, printed: bytes, console: Path) -> Outcome | None:
+def outcome_of(status: int, printed: bytes, console: Path) -> Outcome | None:
     """Return how a run ended, as it said itself; None if it was interrupted."""
     if status in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL):
         return None
@@ -137,7 +148,7 @@ def _outcome(status: int, printed: bytes, console: Path) -> Outcome | None:
         if status == 0:
             return Outcome(bundle=Path(said["bundle"]).name, claim_id=said["claim_id"])
         return Outcome(code=said["code"], message=said["message"], fix=said["fix"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return Outcome(
             code="CAP-Y011",
             message=f"'capsule run' ended with status {status} and did not say why",
@@ -152,20 +163,22 @@ def run_locally(
     processes: int,
     on_poll: Callable[[], None],
 ) -> None:
-    """Run members on this machine, so many at a time; a failed one does not stop the others.
+    """Run members on this machine, so many at a time; none stops the others.
 
     Raises:
         KeyboardInterrupt: It was interrupted; the runs have been, too, and can be resumed.
-        CapsuleError: CAP-Y009, another process runs one of the members.
+        CapsuleError: All other members have ended, and another process runs one (CAP-Y009).
     """
+    errors = []
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:
         waiting = {pool.submit(runs.run, study, name, options) for name in names}
         try:
             while waiting:
                 ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
-                for future in ended:
-                    future.result()
+                errors += [error for future in ended if (error := future.exception())]
                 on_poll()
         finally:
             for future in waiting:
                 future.cancel()
+    if errors:
+        raise errors[0]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, Seed
+from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, Seed, Word
 from capsule.experiment.spec.randomness import StreamName
 from capsule.experiment.spec.recording import MAX_MEBIBYTES, MAX_MINUTES
 
 MAX_MEMBERS = 2_000
 
-FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_-]+)*$")]
+FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+(\.[a-z0-9_-]+)*$")]
 Settings = dict[FieldName, Any]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 
@@ -49,6 +49,27 @@ class Choice(Model):
     choice: Annotated[tuple[Any, ...], Field(min_length=1)] = Field(description="The values.")
 
 
+def _kind_of(distribution: Any) -> str | None:
+    """Return the model of a distribution, which is a dictionary in JSON, by its name."""
+    if isinstance(distribution, Model):
+        return type(distribution).__name__
+    given = distribution if isinstance(distribution, dict) else {}
+    models = {"log_uniform": "LogUniform", "uniform": "Uniform", "choice": "Choice"}
+    return next((model for field, model in models.items() if field in given), None)
+
+
+Distribution = Annotated[
+    Annotated[LogUniform, Tag("LogUniform")]
+    | Annotated[Uniform, Tag("Uniform")]
+    | Annotated[Choice, Tag("Choice")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="no_distribution",
+        custom_error_message="it has neither log_uniform nor uniform nor choice",
+    ),
+]
+
+
 def _check_range(name: str, low: float, high: float) -> None:
     if not low < high:
         raise ValueError(f"{name}: the range from {low} to {high} is empty")
@@ -67,7 +88,7 @@ class SampleSpec(Model):
         description="Seed of the draws, the study's seed by default. Groups with equal seeds and "
         "fields have equal settings.",
     )
-    fields: Annotated[dict[FieldName, LogUniform | Uniform | Choice], Field(min_length=1)] = Field(
+    fields: Annotated[dict[FieldName, Distribution], Field(min_length=1)] = Field(
         description="Distribution of each field of the spec: log_uniform: [LOW, HIGH], "
         "uniform: [LOW, HIGH] or choice: [VALUE, ...]."
     )
@@ -80,7 +101,7 @@ class GroupSpec(Model):
         default_factory=dict,
         description="Fields of the spec, as section.field: value, that differ from the base.",
     )
-    vary: tuple[StreamName | Literal["root"], ...] = Field(
+    vary: tuple[Literal[StreamName, "root"], ...] = Field(
         (),
         description="The random streams that have another seed in each run; 'root' varies all of "
         "them. No stream: every run has the same seeds.",
@@ -88,8 +109,15 @@ class GroupSpec(Model):
     runs: PositiveInt | None = Field(
         None, le=MAX_MEMBERS, description="Runs of each setting; default: 'runs' of the study."
     )
-    grid: dict[FieldName, Annotated[tuple[Any, ...], Field(min_length=1)]] | None = Field(
-        None, description="Values of fields; every combination is a setting."
+    grid: (
+        Annotated[
+            dict[FieldName, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Values of fields; every combination is a setting, named by the place of each "
+        "value, such as 2-1. Values that are appended change no setting that exists.",
     )
     settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
         None, description="A list of settings, each as 'set'."
@@ -138,9 +166,7 @@ class StudySpec(Model):
         "capsule/study/v1", alias="schema", description="Version of the format."
     )
     name: Name = Field(description="Name of the study; its folder and bundle are named after it.")
-    base: str = Field(
-        min_length=1, description="Path of the spec of every run, relative to the study's file."
-    )
+    base: Word = Field(description="Path of the spec of every run, relative to the study's file.")
     set: Settings = Field(
         default_factory=dict,
         description="Fields of the spec, as section.field: value, that all members share.",

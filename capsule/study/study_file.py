@@ -11,10 +11,12 @@ from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
+from capsule.image.lockfile import lock_path
 from capsule.study.members import PlannedMember, plan_members
 from capsule.study.spec import StudySpec
 
 START_SET = "evaluation.start_set"
+Pair = tuple[str, Any]  # a field, as section.field, and its value
 
 
 class StudyFile(NamedTuple):
@@ -38,15 +40,26 @@ class StudyFile(NamedTuple):
 
         Raises:
             CapsuleError: CAP-S001 a file cannot be read, CAP-S002 it is not YAML, CAP-S003 a field
-                of the study is wrong.
+                of the study is wrong, such as 'base' if it names no file.
         """
         study = YamlDocument.load(path, "study").validate(StudySpec)
         base = path.parent / study.base
+        if not base.is_file():
+            raise CapsuleError(
+                "CAP-S003",
+                f"{path}: base: {study.base!r} is not a file in {path.parent}",
+                fix="Change base to the path of a spec, relative to the study's file.",
+            )
         return cls(path, study, YamlDocument.load(base, "spec"), base.parent)
 
     def beside(self, suffix: str) -> Path:
         """Return the path of a file that goes with the study: ``x.yaml`` -> ``x`` + suffix."""
         return self.path.with_name(self.path.stem + suffix)
+
+    @property
+    def base_lock(self) -> Path:
+        """The lock file beside the base spec; a study reads it and does not write it."""
+        return lock_path(self.folder / Path(self.study.base).name)
 
     def base_spec(self) -> Spec:
         """Return the base spec without any group.
@@ -60,7 +73,8 @@ class StudyFile(NamedTuple):
         """Return the spec of the run that ranks the start sequences.
 
         Raises:
-            CapsuleError: CAP-Y002, the study names none; or as :meth:`base_spec`.
+            CapsuleError: CAP-Y002, the study names none; CAP-S003, CAP-S004, CAP-S010, as of
+                :meth:`member_specs`.
         """
         if self.study.starts is None:
             raise CapsuleError(
@@ -68,8 +82,8 @@ class StudyFile(NamedTuple):
                 f"study {self.study.name} has no 'starts', so no run ranks start sequences for it",
                 fix="Add starts: {set: {seeds.root: 1000}} to the study.",
             )
-        pairs = (*self.study.set.items(), *self.study.starts.set.items(), (START_SET, None))
-        return self._spec(pairs, "starts")
+        own = (*self.study.starts.set.items(), (START_SET, None))
+        return self._spec((), own, "starts")
 
     def member_specs(self, starts: StartSet | None) -> Iterator[tuple[PlannedMember, Spec]]:
         """Yield every member with its spec.
@@ -82,17 +96,29 @@ class StudyFile(NamedTuple):
                 a spec that is not valid; the message names the group.
         """
         known: dict[str, Spec] = {}  # members with equal settings have one spec
+        pinned = () if starts is None else (_pair(starts),)
         for member in plan_members(self.study):
-            pairs = member.settings
-            if starts is not None:
-                pairs = ((START_SET, starts.model_dump(mode="json", by_alias=True)), *pairs)
-            key = repr(sorted(dict(pairs).items(), key=lambda pair: pair[0]))
+            key = repr(member.settings)
             if key not in known:
-                known[key] = self._spec(pairs, f"groups.{member.group}")
+                own = member.settings[len(self.study.set) :]
+                known[key] = self._spec(pinned, own, f"groups.{member.group}")
             yield member, known[key]
 
-    def _spec(self, pairs: Sequence[tuple[str, Any]], where: str) -> Spec:
+    def _spec(self, pinned: Sequence[Pair], own: Sequence[Pair], where: str) -> Spec:
+        """Return the base with the settings of the study, and then those that ``where`` has."""
         document = self.base.copy()
-        for field, value in pairs:
-            document.set(field, value, f"set by {where} of {self.path.name}")
-        return spec_of(document, self.folder)
+        shared = tuple(self.study.set.items())
+        for place, pairs in (("starts", pinned), ("set", shared), (where, own)):
+            for field, value in pairs:
+                document.set(field, value, f"set by {place} of {self.path.name}")
+        try:
+            return spec_of(document, self.folder)
+        except CapsuleError as error:
+            if not own or where in error.message:
+                raise
+            message = f"{error.message} (with the settings of {where} of {self.path.name})"
+            raise CapsuleError(error.code, message, fix=error.fix) from error
+
+
+def _pair(starts: StartSet) -> Pair:
+    return START_SET, starts.model_dump(mode="json", by_alias=True)

@@ -51,7 +51,7 @@ def locked_study(
     file = StudyFile.load(path)
     target = file.beside(STUDY_LOCK)
     previous = None if refresh else earlier_lock(file)
-    found = lock_study(file, find_starts(file), previous, cache, progress)
+    found = lock_study(file, find_starts(file), previous, cache, progress, refresh=refresh)
     if found != previous:
         write_atomic(target, found.document() + b"\n")
         progress(f"wrote {target}")

@@ -31,7 +31,7 @@ def command(
     from capsule.study.directory import StudyDirectory
     from capsule.study.running import RunOptions, Runs
 
-    unlock(key, passphrase_file)
+    unlock(key, passphrase_file, ask=False)
     study = StudyDirectory.open(folder)
     with Runs() as runs:
         outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine))

@@ -58,17 +58,18 @@ def command(
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
     from capsule.study.backends import parse_backend
-    from capsule.study.directory import StudyDirectory
+    from capsule.study.directory import CONSOLE, StudyDirectory
     from capsule.study.progress import progress_of, show
     from capsule.study.running import RunOptions
 
-    unlock(key, passphrase_file)  # before hours of work
     backend = parse_backend(on)
+    unlock(key, passphrase_file, ask=False)  # before hours of work
     with open_reporter(quiet=quiet) as reporter:
         file, lock = locked_study(study, Cache(), progress=reporter.note)
     folder = output or Path("studies") / file.study.name
+    chosen = StudyDirectory(folder, lock).chosen(only or [])
     directory = StudyDirectory.create(folder, lock, resume=resume)
-    names = directory.missing(only or [])
+    names = [name for name in chosen if directory.bundle(name) is None]
     with ExitStack() as stack:
         poll = (lambda: None) if quiet else stack.enter_context(_live_table(directory))
         backend.run(directory, names, RunOptions(key, passphrase_file, engine), poll)
@@ -79,13 +80,15 @@ def command(
         from rich.console import Console
 
         show(progress, Console())
-    if progress.failures:
-        raise CapsuleError(
+    left = [name for name in names if directory.bundle(name) is None]
+    if left:
+        error = CapsuleError(
             "CAP-Y012",
-            f"{len(progress.failures)} of {len(lock.members)} members failed; the first is "
-            f"{progress.failures[0].name}",
-            fix=f"Correct the cause, then add --resume. See {folder}/members/NAME/console.log.",
+            f"{len(left)} of {len(chosen)} members failed or were stopped; the first is {left[0]}",
+            fix=f"Correct the cause, then add --resume. See {directory.folder(left[0]) / CONSOLE}.",
         )
+        typer.echo(f"{error.code}: {error.message}\nfix: {error.fix}", err=True)
+        raise typer.Exit(error.exit_code)
     typer.echo(f"next: capsule study report {folder}", err=True)
 
 

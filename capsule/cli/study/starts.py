@@ -44,7 +44,7 @@ def command(
     from capsule.study.running import RunOptions, Runs
     from capsule.study.study_file import StudyFile
 
-    signer = unlock(key, passphrase_file)
+    signer = unlock(key, passphrase_file, ask=False)
     file = StudyFile.load(study)
     target = file.beside(STARTS)
     check_output(target)
