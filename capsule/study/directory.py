@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -41,7 +41,7 @@ OUTCOME = "outcome.json"
 CONSOLE = "console.log"
 MAX_SHOWN = 10  # members that a message lists
 HOLD = "hold"
-HOLD_ATTEMPTS, HOLD_SECONDS = 5, 0.02
+HOLD_ATTEMPTS, HOLD_SECONDS = 25, 0.02
 MAX_OUTCOME_BYTES = 1 << 20
 MAX_TAIL_BYTES = 1 << 16
 
@@ -54,7 +54,9 @@ class Outcome(Model):
     schema_id: Literal["capsule/member-outcome/v1"] = Field(
         "capsule/member-outcome/v1", alias="schema"
     )
-    bundle: str | None = Field(None, description="File name of the bundle; null: the run failed.")
+    bundle: Annotated[str, Field(pattern=r"^[^/\x00]+$")] | None = Field(
+        None, description="File name of the bundle; null: the run failed."
+    )
     claim_id: Sha256 | None = None
     code: str | None = Field(None, description="Error code of a run that failed.")
     message: str | None = None

@@ -1,0 +1,99 @@
+"""How far a study is, as a table and as JSON."""
+
+import io
+import json
+
+from rich.console import Console
+
+from capsule.study.directory import OUTCOME, WORK, Outcome
+from capsule.study.progress import progress_of, show
+
+DONE = Outcome(bundle="x.capsule.tar", claim_id="a" * 64)
+FAILED = Outcome(code="CAP-E007", message="out of \x1b[31mmemory", fix="Buy more.")
+
+
+def shown(progress):
+    stream = io.StringIO()
+    show(progress, Console(file=stream, width=100))
+    return stream.getvalue()
+
+
+def write(folder, step, speed, total=1024):
+    (folder / WORK).mkdir()
+    facts = {"kind": "progress", "step": step, "steps_per_second": speed, "time": 1.0}
+    text = json.dumps(facts | {"total_steps": total}) + "\n"
+    (folder / WORK / "events.jsonl").write_text(text)
+
+
+def test_a_study_that_has_not_begun_waits(directory):
+    progress = progress_of(directory)
+    assert progress.whole.counts == {
+        "done": 0,
+        "running": 0,
+        "failed": 0,
+        "stopped": 0,
+        "waiting": 4,
+    }
+    assert (progress.whole.steps_per_second, progress.whole.seconds_left) == (0.0, None)
+    assert not progress.complete
+    assert progress.document() == {
+        "schema": "capsule/study-progress/v1",
+        "groups": {
+            name: {"done": 0, "running": 0, "failed": 0, "stopped": 0, "waiting": 2}
+            for name in ("deterministic", "exploration")
+        },
+        "failures": {},
+    }
+
+
+def test_time_left_is_that_of_all_steps_at_the_present_speed(directory):
+    with (
+        directory.held("deterministic.1") as (first, _),
+        directory.held("exploration.1") as (
+            second,
+            _,
+        ),
+    ):
+        write(first, 256, 64.0)
+        write(second, 1000, 32.0)
+        progress = progress_of(directory)
+    deterministic, exploration = progress.groups
+    assert deterministic.steps_per_second == 64.0
+    assert deterministic.seconds_left == (768 + 1024) / 64  # the other one has not begun
+    assert exploration.seconds_left == (24 + 1024) / 32
+    assert progress.whole.seconds_left == (768 + 1024 + 24 + 1024) / 96
+    lines = shown(progress).splitlines()
+    (row,) = (line for line in lines if "deterministic" in line)
+    assert row.replace("│", " ").split() == ["deterministic", *"01001", "64", "28s"]
+    assert "all" in lines[-2]
+    assert "29s" in lines[-2]
+
+
+def test_time_left_is_unknown_where_a_program_does_not_count(directory):
+    with directory.held("deterministic.1") as (folder, _):
+        write(folder, 256, 64.0, total=None)
+        assert progress_of(directory).groups[0].seconds_left is None
+
+
+def test_failures_are_shown_with_code_and_fix_and_no_control_characters(directory):
+    for name, outcome in (("deterministic.2", FAILED), ("exploration.1", DONE)):
+        with directory.held(name) as (folder, _):
+            (folder / DONE.bundle).touch()
+            (folder / OUTCOME).write_bytes(outcome.document())
+    progress = progress_of(directory)
+    counts = progress.whole.counts
+    assert (counts["failed"], counts["done"], counts["waiting"]) == (1, 1, 2)
+    assert [state.name for state in progress.failures] == ["deterministic.2"]
+    assert progress.document()["failures"]["deterministic.2"]["code"] == "CAP-E007"
+    text = shown(progress)
+    assert "deterministic.2 failed: CAP-E007: out of " in text
+    assert "fix: Buy more." in text
+    assert "\x1b" not in text
+
+
+def test_a_study_is_complete_when_every_member_is_done(directory):
+    for name in directory.missing():
+        with directory.held(name) as (folder, _):
+            (folder / DONE.bundle).touch()
+            (folder / OUTCOME).write_bytes(DONE.document())
+    assert progress_of(directory).complete

@@ -1,0 +1,193 @@
+"""Members as processes: how their ends are told apart, and how they are stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from capsule.host.errors import CapsuleError
+from capsule.study.directory import CONSOLE, OUTCOME
+from capsule.study.running import RunOptions, Runs, outcome_of, run_locally
+
+OPTIONS = RunOptions(Path("alice"), engine="process")
+ROOT = Path(__file__).parents[2]
+CLAIM = "a" * 64  # of fake_run.py
+# A process of its own that runs members, until it is stopped.
+STUDY_PROCESS = """
+import sys
+from pathlib import Path
+from capsule.study.directory import StudyDirectory
+from capsule.study.running import RunOptions, run_locally
+sys.executable = sys.argv[2]
+study = StudyDirectory.open(Path(sys.argv[1]))
+run_locally(study, study.missing(), RunOptions(Path("alice")), 2, lambda: None)
+"""
+
+
+def run(directory, *, on_poll=lambda: None, processes=2):
+    run_locally(directory, directory.missing(), OPTIONS, processes, on_poll)
+
+
+def states(directory):
+    return {member.name: directory.state(member.name).state for member in directory.lock.members}
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def study_process(directory, planned):
+    """Start a process that runs a study, whose members wait for a file 'go'."""
+    python = str(Path("/proc/self/exe").readlink())
+    planned(deterministic_1="wait", deterministic_2="wait")
+    command = [python, "-c", STUDY_PROCESS, str(directory.path), sys.executable]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    waiting = [directory.folder(f"deterministic.{run}") for run in (1, 2)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
+        until(lambda: all((folder / "began").exists() for folder in waiting))
+        yield process, waiting
+        process.kill()
+
+
+def test_options_are_those_of_a_run_with_absolute_paths():
+    words = RunOptions(Path("k"), Path("p"), "docker").arguments()
+    cwd = Path.cwd()
+    assert words == [
+        *("--key", str(cwd / "k"), "--engine", "docker", "--passphrase-file", str(cwd / "p"))
+    ]
+
+
+def test_members_are_run_to_their_bundles(directory, planned):
+    polls = []
+    run(directory, on_poll=lambda: polls.append(1))
+    assert set(states(directory).values()) == {"done"}
+    assert directory.missing() == []
+    assert directory.outcome("exploration.1").claim_id == CLAIM
+    given = json.loads((directory.folder("exploration.1") / "arguments").read_text())
+    assert given == [*OPTIONS.arguments(), "--json", "--quiet"]
+    assert polls
+
+
+def test_a_failed_member_says_why_and_stops_no_other(directory, planned):
+    planned(deterministic_1="refused", deterministic_2="silent", exploration_1="list")
+    run(directory, processes=1)
+    assert list(states(directory).values()) == ["failed", "failed", "failed", "done"]
+    found = directory.outcome("deterministic.1")
+    assert (found.code, found.message, found.fix) == ("CAP-E007", "out of memory", "Buy more.")
+    found = directory.outcome("deterministic.2")
+    assert (found.code, found.message) == (
+        "CAP-Y011",
+        "'capsule run' ended with status 1 and did not say why",
+    )
+    console = directory.folder("deterministic.2") / CONSOLE
+    assert found.fix == f"See {console}."
+    assert console.read_text() == "Killed\n"
+    assert directory.outcome("exploration.1").code == "CAP-Y011"
+    planned()
+    run(directory)
+    assert set(states(directory).values()) == {"done"}
+
+
+def test_a_member_that_was_killed_has_not_failed_and_is_missing(directory, planned):
+    planned(deterministic_1="killed")
+    run(directory)
+    assert directory.outcome("deterministic.1") is None
+    assert directory.missing() == ["deterministic.1"]
+
+
+def test_a_member_that_another_process_runs_stops_no_other(directory, planned):
+    with directory.held("deterministic.1"), pytest.raises(CapsuleError) as caught:
+        run(directory, processes=1)
+    assert caught.value.code == "CAP-Y009"
+    assert directory.missing() == ["deterministic.1"]
+
+
+def test_an_interruption_interrupts_the_runs_and_starts_no_other(directory, planned):
+    planned(deterministic_1="wait", deterministic_2="wait")
+    waiting = [directory.folder(f"deterministic.{number}") for number in (1, 2)]
+
+    def interrupt():
+        until(lambda: all((folder / "began").exists() for folder in waiting))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(directory, on_poll=interrupt)
+    assert list(states(directory).values()) == ["stopped", "stopped", "waiting", "waiting"]
+    assert all((folder / "interrupted").exists() for folder in waiting)
+    assert not any((folder / OUTCOME).exists() for folder in waiting)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_interrupt_the_runs_of_a_study(directory, study_process, number):
+    process, waiting = study_process
+    process.send_signal(number)
+    assert b"KeyboardInterrupt" in process.communicate()[1]
+    assert all((folder / "interrupted").exists() for folder in waiting)
+    assert states(directory)["deterministic.1"] == "stopped"
+
+
+def test_the_runs_of_a_study_that_is_killed_keep_their_members_until_they_end(
+    directory, study_process, planned
+):
+    process, waiting = study_process
+    process.kill()
+    process.wait()
+    assert directory.state("deterministic.1").state == "running"
+    with pytest.raises(CapsuleError) as caught:
+        run(directory)
+    assert caught.value.code == "CAP-Y009"
+    assert list(states(directory).values()) == ["running", "running", "done", "done"]
+    for folder in waiting:
+        (folder / "go").touch()
+    until(lambda: directory.state("deterministic.1").state != "running")
+    until(lambda: directory.state("deterministic.2").state != "running")
+    assert directory.missing() == ["deterministic.1", "deterministic.2"]
+    planned()
+    run(directory)
+    assert directory.missing() == []
+
+
+def test_handlers_of_signals_are_put_back(directory):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+    with Runs():
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Runs():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("status", [130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL])
+def test_an_interrupted_run_has_no_outcome(status):
+    assert outcome_of(status, b"", Path(CONSOLE)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "printed"),
+    [
+        (0, b""),
+        (0, b"{}"),
+        (0, b"null"),
+        (0, b"\xff"),
+        (6, b'{"code": "CAP-E007"}'),
+        (6, b"3"),
+        (1, b""),
+    ],
+)
+def test_a_run_that_prints_no_result_is_said_to_print_none(status, printed):
+    found = outcome_of(status, printed, Path(CONSOLE))
+    assert (found.code, found.bundle) == ("CAP-Y011", None)
+    assert f"status {status}" in found.message
