@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
-from capsule.study.running import RunOptions, run_locally
+from capsule.study.local import Local
+from capsule.study.running import RunOptions
+from capsule.study.slurm import Slurm
 
 
 class Backend(Protocol):
@@ -30,32 +30,12 @@ class Backend(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Local:
-    """Processes of this machine.
-
-    Attributes:
-        processes: Members that run at a time; None: as many as fit the cores of the study's
-            resources.
-    """
-
-    processes: int | None = None
-
-    def run(
-        self,
-        study: StudyDirectory,
-        names: Sequence[str],
-        options: RunOptions,
-        on_poll: Callable[[], None],
-    ) -> None:
-        """Run members; see :class:`Backend`."""
-        cores = study.lock.study.resources.cores
-        fitting = max(1, len(os.sched_getaffinity(0)) // cores)
-        run_locally(study, names, options, self.processes or fitting, on_poll)
-
-
-def parse_backend(text: str) -> Backend:
+def parse_backend(text: str, note: Callable[[str], None] = lambda _: None) -> Backend:
     """Parse ``--on``.
+
+    Args:
+        text: The option.
+        note: Given what the user should know while members run, such as the number of a job.
 
     Raises:
         CapsuleError: CAP-Y014, it is not known.
@@ -64,8 +44,10 @@ def parse_backend(text: str) -> Backend:
         return Local()
     if match := re.fullmatch(r"local:([1-9][0-9]{0,3})", text):
         return Local(int(match[1]))
+    if text == "slurm":
+        return Slurm(note)
     raise CapsuleError(
         "CAP-Y014",
         f"--on {text!r} is not known",
-        fix="Use local or local:N.",
+        fix="Use local, local:N or slurm.",
     )

@@ -15,11 +15,12 @@ can run members, and a study that was stopped at any moment goes on with what is
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -221,13 +222,9 @@ class StudyDirectory:
             CapsuleError: CAP-Y009, another process runs the member; CAP-Y007, it was run with
                 another lock.
         """
-        folder = self.folder(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # as every run directory (CAP-E042)
-        # A file, and open for writing: NFS then tells other machines, too (flock(2)).
-        descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not _taken(descriptor):
+        with self._hold(name) as descriptor:
+            folder = self.folder(name)
+            if descriptor is None:
                 raise CapsuleError(
                     "CAP-Y009",
                     f"another process is running member {name} in {folder}",
@@ -238,8 +235,36 @@ class StudyDirectory:
                 write_lock(folder / MEMBER_LOCK, self.lock.lock_of(self.member(name)))
             (folder / OUTCOME).unlink(missing_ok=True)
             yield folder, descriptor
+
+    @contextmanager
+    def _hold(self, name: str) -> Iterator[int | None]:
+        """Hold the folder of a member; yield None if another process does."""
+        folder = self.folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # as every run directory (CAP-E042)
+        # A file, and open for writing: NFS then tells other machines, too (flock(2)).
+        descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor if _taken(descriptor, folder) else None
         finally:
             os.close(descriptor)
+
+    def fail(self, name: str, outcome: Outcome) -> None:
+        """Write down why a member failed whose process ended before it could do so itself.
+
+        A member that has an outcome, or that a process runs, stays as it is.
+        """
+        with self._hold(name) as descriptor:
+            if descriptor is not None and self.outcome(name) is None:
+                write_atomic(self.folder(name) / OUTCOME, outcome.document())
+
+    def forget(self, name: str) -> None:
+        """Remove how the last attempt to run a member ended, unless a process runs it."""
+        if not (self.folder(name) / OUTCOME).exists():
+            return
+        with self._hold(name) as descriptor:
+            if descriptor is not None:
+                (self.folder(name) / OUTCOME).unlink(missing_ok=True)
 
     def state(self, name: str) -> MemberState:
         """Return where a member stands.
@@ -296,7 +321,7 @@ class StudyDirectory:
         return self.folder(name) / outcome.bundle
 
 
-def _taken(descriptor: int) -> bool:
+def _taken(descriptor: int, folder: Path) -> bool:
     """Take the lock on a member; tell whether no other process has it.
 
     A process that looks whether the lock is taken has it for a moment, too, hence the attempts.
@@ -304,8 +329,7 @@ def _taken(descriptor: int) -> bool:
     for attempt in range(HOLD_ATTEMPTS):
         if attempt:
             time.sleep(HOLD_SECONDS)
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _locked(descriptor, fcntl.LOCK_EX, folder):
             return True
     return False
 
@@ -316,12 +340,30 @@ def _is_held(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _locked(descriptor, fcntl.LOCK_SH, folder)
     finally:
         os.close(descriptor)
-    return False
+
+
+def _locked(descriptor: int, kind: int, folder: Path) -> bool:
+    """Lock a file of a member's folder, unless another process has.
+
+    Raises:
+        CapsuleError: CAP-Y020, the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        raise CapsuleError(
+            "CAP-Y020",
+            f"{folder} cannot be locked: {error.strerror}",
+            fix="Choose a folder on a file system with locks (Lustre: mount option flock).",
+        ) from error
+    return True
 
 
 def _last_event(path: Path) -> contract.Event | None:

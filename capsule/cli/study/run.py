@@ -52,6 +52,9 @@ def command(
 
         # Go on after an interruption, with one group first.
         capsule study run study.yaml --key alice --resume --only slow
+
+        # One Slurm job for each member; the folder has to be on a shared file system.
+        capsule study run study.yaml --key alice --on slurm
     """
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError
@@ -62,7 +65,7 @@ def command(
     from capsule.study.progress import progress_of, show
     from capsule.study.running import RunOptions
 
-    backend = parse_backend(on)
+    backend = parse_backend(on, lambda text: None if quiet else typer.echo(text, err=True))
     unlock(key, passphrase_file, ask=False)  # before hours of work
     with open_reporter(quiet=quiet) as reporter:
         file, lock = locked_study(study, Cache(), progress=reporter.note)
