@@ -22,10 +22,10 @@ if [ "$engines" = no ]; then setup+=(--no-engine); fi
 bash scripts/setup.sh "${setup[@]}"
 
 # Tools that are not ours verify our bundles and count our system calls; a static busybox is the
-# tests' smallest image. A browser shows the report.
+# tests' smallest image. A browser shows the report. A Slurm cluster of this machine runs a study.
 programs=(npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd
   busybox:busybox-static strace:strace chromium:chromium chromedriver:chromium-driver
-  pdftotext:poppler-utils)
+  pdftotext:poppler-utils munged:munge slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client)
 if [ "$engines" = yes ]; then programs+=(podman:podman); fi
 packages=()
 for program in "${programs[@]}"; do

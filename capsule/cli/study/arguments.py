@@ -31,7 +31,7 @@ OnOption = Annotated[
     str,
     option(
         "--on WHERE",
-        "Where the members run: local[:N], N at a time on this machine.",
+        "Where the members run: local[:N], N at a time on this machine, or slurm, as jobs.",
     ),
 ]
 

@@ -1,0 +1,353 @@
+"""Slurm: a real cluster for what it does, and stand-ins for what it cannot be made to do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsule.bundle.keys import generate
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
+from capsule.study.running import RunOptions, run_locally
+from capsule.study.slurm import JobArray, Slurm
+from tests.study.slurm_cluster import one_node_cluster, processes_of, wait_until
+from tests.study.studies import BASE, make_lock
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+SPEC = """\
+schema: capsule/spec/v1
+name: cart
+environment: {suite: gymnasium, id: CartPole-v1}
+trainer:
+  algorithm: dqn
+  network: mlp
+  hidden_units: 16
+  total_steps: 4_096
+  batch_size: 32
+  replay_capacity: 10_000
+  replay_start: 512
+  exploration_steps: 1_000
+evaluation:
+  {interval: 4_096, starts: 2, candidates: 2, shortlist: 2, min_actions: 0, max_actions: 0}
+recording: {trace_interval: 256, tensor_interval: 4_096, checkpoint_interval: 512}
+limits: {memory_mb: 2_048, minutes: 10}
+"""
+STUDY = """\
+schema: capsule/study/v1
+name: cart
+base: cart.yaml
+runs: 3
+groups: {exploration: {vary: [exploration]}}
+"""
+FIRST, SECOND, THIRD = (f"exploration.{run}" for run in (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with one_node_cluster() as configuration, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(configuration))
+        yield configuration
+    assert not processes_of(configuration)
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    generate(tmp_path / "alice")
+    (tmp_path / "cart.yaml").write_text(SPEC)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return tmp_path
+
+
+@pytest.fixture
+def study(tmp_path):
+    lock = make_lock(resources={"memory_mb": 512, "minutes": 5})
+    return StudyDirectory.create(tmp_path / "study", lock, resume=False)
+
+
+@pytest.fixture
+def options(workplace):
+    return RunOptions(workplace / "alice", engine="process")
+
+
+def start(workplace, *arguments):
+    command = [sys.executable, "-m", "capsule", "study", "run", "study.yaml", "--on", "slurm"]
+    command += ["--key", "alice", "--engine", "process", "--output", "100% shared", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=workplace, text=True, **pipes)
+
+
+def slurm(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def arrays_of(study):
+    paths = sorted((study.path / "slurm").glob("*.members"), key=lambda path: int(path.stem))
+    return [JobArray(path.stem, tuple(path.read_text().split())) for path in paths]
+
+
+def claims_of(study):
+    return {member.name: study.outcome(member.name).claim_id for member in study.lock.members}
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
+    cluster, workplace, options
+):
+    folder = workplace / "100% shared"
+
+    # The command that waits is interrupted; the jobs go on.
+    command = start(workplace)
+    wait_until((folder / "members" / FIRST / "work").exists)
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate()
+    assert command.returncode == ExitCode.INTERRUPTED
+    study = StudyDirectory.open(folder)
+    (array,) = arrays_of(study)
+    assert array.members == (FIRST, SECOND, THIRD)
+    assert "CAP-Y024" in said
+    assert f"'scancel {array.number}' cancels" in said
+    assert array.elements()[FIRST].state == "RUNNING"
+
+    # Another command waits for the same jobs, one of which is cancelled in the middle.
+    cancelled, noted = [], []
+
+    def cancel_the_second():
+        step = study.state(SECOND).step
+        if not cancelled and step:
+            slurm("scancel", f"{array.number}_1")
+            cancelled.append(step)
+
+    backend = Slurm(noted.append, poll_seconds=0.2, settle_seconds=1.0)
+    backend.run(study, study.missing(), options, cancel_the_second)
+    assert noted == [f"Slurm job {array.number} still has members that wait or run"]
+    assert arrays_of(study) == [array]
+    states = [study.state(name) for name in array.members]
+    assert [state.state for state in states] == ["done", "failed", "done"]
+    assert states[1].outcome.code == "CAP-Y025"
+    assert states[1].outcome.message == f"Slurm job {array.number}_1 ended as CANCELLED"
+    log = folder / "slurm" / f"{array.number}_1.log"
+    assert str(log) in states[1].outcome.fix
+    assert log.read_text().endswith("interrupted\n")  # it had the time to save its state
+    assert 0 < states[1].step < 4_096
+
+    # What is missing runs again, from where it was stopped.
+    command = start(workplace, "--resume", "--json")
+    printed, said = command.communicate()
+    assert command.returncode == 0, said
+    assert json.loads(printed)["groups"]["exploration"]["done"] == 3
+    assert [each.members for each in arrays_of(study)] == [array.members, (SECOND,)]
+
+    local = StudyDirectory.create(workplace / "local", study.lock, resume=False)
+    run_locally(local, local.missing(), options, 1, lambda: None)
+    assert claims_of(study) == claims_of(local)
+    assert len(set(claims_of(study).values())) == 3
+
+
+@pytest.mark.slow
+def test_what_slurm_rejects_is_said_in_its_words(cluster, study, options, monkeypatch):
+    monkeypatch.setenv("SBATCH_PARTITION", "nonesuch")
+    with pytest.raises(CapsuleError, match="invalid partition specified: nonesuch") as caught:
+        Slurm(print).run(study, study.missing(), options, print)
+    assert caught.value.code == "CAP-Y022"
+    assert not arrays_of(study)
+    assert slurm("squeue", "--noheader", "--name=tiny") == ""
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_not_reachable(cluster, study, options, monkeypatch, tmp_path):
+    elsewhere = tmp_path / "slurm.conf"
+    lines = cluster.read_text().splitlines()
+    lines = ["SlurmctldPort=1" if "SlurmctldPort" in line else line for line in lines]
+    elsewhere.write_text("\n".join(lines))
+    monkeypatch.setenv("SLURM_CONF", str(elsewhere))
+    with pytest.raises(CapsuleError, match="Unable to contact slurm controller") as caught:
+        Slurm(print).run(study, study.missing(), options, print)
+    assert caught.value.code == "CAP-Y022"
+    assert not arrays_of(study)
+
+
+@pytest.mark.slow
+def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, options):
+    cancelled = []
+
+    def cancel():
+        if not cancelled:
+            cancelled.extend(arrays_of(study))
+            slurm("scancel", cancelled[0].number)
+
+    names = study.missing()[:2]
+    backend = Slurm(print, poll_seconds=0.2, settle_seconds=1.0)
+    backend.run(study, names, options, cancel)
+    for name in names:
+        assert study.outcome(name).code == "CAP-Y025"
+        assert study.outcome(name).message.endswith("ended as CANCELLED")
+
+
+@pytest.mark.slow
+def test_a_member_that_fails_by_itself_says_so_itself(cluster, study, options):
+    name = study.missing()[0]
+    Slurm(print, poll_seconds=0.2).run(study, [name], options, lambda: None)
+    assert study.outcome(name).code.startswith("CAP-")
+    assert study.outcome(name).code != "CAP-Y025"
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Take the place of Slurm's programs: each prints, or fails, as its script says."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def write(**scripts):
+        scripts = {"scontrol": "echo MaxArraySize = 1001", "sbatch": "echo 7"} | scripts
+        for name, script in scripts.items():
+            path = folder / name
+            path.write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/calls\n{script}\n')
+            path.chmod(0o755)
+        return folder / "calls"
+
+    return write
+
+
+def run(study, options, names=None, noted=None, **settings):
+    settings = {"poll_seconds": 0.0, "settle_seconds": 0.0} | settings
+    note = (noted if noted is not None else []).append
+    Slurm(note, **settings).run(study, names or study.missing(), options, lambda: None)
+
+
+def rejected(code, *arguments, **settings):
+    with pytest.raises(CapsuleError) as caught:
+        run(*arguments, **settings)
+    assert caught.value.code == code
+    return caught.value
+
+
+def test_slurm_is_not_installed(study, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "scontrol" in rejected("CAP-Y021", study, options).message
+    assert not (study.path / "slurm").exists()
+
+
+def test_a_cluster_without_arrays(study, options, programs):
+    programs(scontrol="echo MaxArraySize = 0")
+    rejected("CAP-Y022", study, options)
+
+
+def test_a_large_study_is_several_arrays_and_all_or_none_are_submitted(study, options, programs):
+    names = study.missing()[:5]
+    first = study.path / "members" / names[0]
+    first.mkdir(parents=True)
+    before = Outcome(code="CAP-E011", message="it failed", fix="mend it").document()
+    (first / OUTCOME).write_bytes(before)
+
+    calls = programs(
+        scontrol="echo 'MaxArraySize            = 2'",
+        sbatch='case "$*" in *0-0*) echo "sbatch: error: QOSMaxSubmitJob" >&2; exit 1;; esac\n'
+        'grep -c sbatch "${0%/*}/calls"',
+        scancel="",
+    )
+    error = rejected("CAP-Y022", study, options, names)
+    assert "sbatch: error: QOSMaxSubmitJob" in error.message
+    said = calls.read_text().splitlines()
+    assert said[-2:] == ["scancel 1", "scancel 2"]
+    assert not arrays_of(study)
+    assert (first / OUTCOME).read_bytes() == before
+
+    programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    run(study, options, names)
+    assert [array.members for array in arrays_of(study)] == [tuple(names)]
+
+
+def test_a_job_that_slurm_has_forgotten(study, options, programs):
+    programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    name, *_ = names = study.missing()
+    with study.held(names[1]):  # a process runs this one
+        run(study, options, names)
+        assert study.state(names[1]).state == "running"
+    assert study.outcome(names[1]) is None
+    assert study.state(name).state == "failed"
+    assert study.outcome(name).message == "Slurm job 7_0 has ended, and Slurm has forgotten how"
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "fix"),
+    [
+        ("0|TIMEOUT|TimeLimit", "ended as TIMEOUT (TimeLimit)", "resources.minutes"),
+        ("0|OUT_OF_MEMORY|OutOfMemory", "ended as OUT_OF_MEMORY", "resources.memory_mb"),
+        ("0|NODE_FAIL|None", "ended as NODE_FAIL", "--resume"),
+    ],
+)
+def test_the_report_of_a_lost_job_says_what_to_do(study, options, programs, line, message, fix):
+    programs(squeue=f"echo '{line}'")
+    name = study.missing()[0]
+    run(study, options, [name])
+    assert message in study.outcome(name).message
+    assert fix in study.outcome(name).fix
+
+
+def test_a_result_is_never_overwritten(study, options, programs):
+    programs(squeue="echo '0|CANCELLED|None'")
+    name = study.missing()[0]
+    folder = study.path / "members" / name
+    done = Outcome(bundle="x.capsule.tar", claim_id="0" * 64)
+    folder.mkdir(parents=True)
+    (folder / "x.capsule.tar").touch()
+    (folder / OUTCOME).write_bytes(done.document())
+    study.fail(name, Outcome(code="CAP-Y025", message="lost", fix="resume"))
+    assert study.outcome(name) == done
+
+
+def test_the_controller_stops_answering(study, options, programs):
+    programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
+    error = rejected("CAP-Y023", study, options, patience_seconds=0.0)
+    assert "jobs 7 may still run" in error.message
+    assert "Unable to contact" in error.message
+
+
+def test_why_jobs_are_pending_is_said_once(study, options, programs):
+    squeue = """
+if [ $(grep -c squeue "${0%/*}/calls") -gt 3 ]; then echo '0|FAILED|None'
+else echo '0|PENDING|PartitionTimeLimit'; echo '1|PENDING|Priority'; fi
+"""
+    programs(squeue=squeue)
+    noted = []
+    run(study, options, study.missing()[:2], noted)
+    assert noted[1:] == ["members of Slurm job 7 wait: PartitionTimeLimit"]
+
+
+def test_several_clusters(study, options, programs):
+    calls = programs(sbatch="echo '7;alpha'", squeue="echo '0|FAILED|None'")
+    name = study.missing()[0]
+    run(study, options, [name])
+    assert "squeue --clusters=alpha --job=7" in calls.read_text()
+
+
+def test_what_is_reserved(options, programs, tmp_path):
+    calls = programs(squeue="echo '0|FAILED|None'")
+    limited = {**BASE, "limits": {"memory_mb": 2_000, "minutes": 30}}
+    exact = {"cores": 4, "memory_mb": 3_000, "gpus": 1, "minutes": 5}
+    for number, resources in enumerate(({}, exact)):
+        lock = make_lock(base=limited, resources=resources)
+        each = StudyDirectory.create(tmp_path / str(number), lock, resume=False)
+        run(each, options, each.missing()[:1])
+    implicit, explicit = (
+        line for line in calls.read_text().splitlines() if line.startswith("sbatch")
+    )
+    assert "--cpus-per-task=1 --mem=2512M --time=30" in implicit
+    assert "--gres" not in implicit
+    assert "--cpus-per-task=4 --mem=3000M --time=5 --gres=gpu:1" in explicit
+
+
+def test_a_key_and_a_folder_with_spaces(study, workplace, programs):
+    key = workplace / "my key"
+    os.link(workplace / "alice", key)
+    programs(sbatch='cat > "${0%/*}/script"; echo 7', squeue="echo '0|FAILED|None'")
+    run(study, RunOptions(key), study.missing()[:1])
+    script = Path(workplace / "bin" / "script").read_text()
+    assert f"--key '{key}' --engine auto" in script
