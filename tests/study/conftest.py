@@ -10,6 +10,14 @@ from capsule.study.directory import MEMBERS, StudyDirectory
 from tests.study.small_studies import Resolutions, locked, write
 
 
+def end_as_planned(script):
+    """Write a program that takes the place of Python and of 'capsule run'; return its path."""
+    source = Path(__file__).with_name("fake_run.py").read_text()
+    script.write_text(f"#!{sys.executable} -ISE\n{source}")
+    script.chmod(0o700)
+    return str(script)
+
+
 @pytest.fixture
 def resolutions(monkeypatch):
     return Resolutions(monkeypatch)
@@ -24,11 +32,7 @@ def directory(tmp_path, resolutions):
 @pytest.fixture
 def planned(monkeypatch, tmp_path, directory):
     """Have members end as a plan says, without being run."""
-    script = tmp_path / "python"
-    source = Path(__file__).with_name("fake_run.py").read_text()
-    script.write_text(f"#!{sys.executable} -ISE\n{source}")
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", end_as_planned(tmp_path / "python"))
 
     def plan(**words):
         folder = directory.path / MEMBERS

@@ -52,7 +52,7 @@ class Resolutions:
         self.made: list[str] = []
         monkeypatch.setattr(study_lock, "resolve", self.resolve)
 
-    def resolve(self, spec, _cache, *, project, previous, progress) -> Lock:  # noqa: ARG002
+    def resolve(self, spec, _cache, *, project, previous, **_) -> Lock:
         pinned = without_sources(spec)
         if previous is not None:
             return Lock(spec=pinned, image=previous.image, project=project)

@@ -1,0 +1,102 @@
+"""YAML documents whose fields are set from elsewhere; reading them: tests/experiment."""
+
+import pytest
+
+from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument
+
+
+class Inner(Model):
+    size: int = 0
+    names: tuple[str, ...] = ()
+
+
+class Outer(Model):
+    first: Inner = Inner()
+    second: Inner = Inner()
+
+
+def document(text="first:\n  size: 1\n", kind="study"):
+    return YamlDocument(text.encode(), "x.yaml", kind)
+
+
+def refused(found, code="CAP-S003"):
+    with pytest.raises(CapsuleError) as caught:
+        found.validate(Outer)
+    assert caught.value.code == code
+    return caught.value.message
+
+
+def test_a_copy_is_independent():
+    first = document()
+    second = first.copy()
+    second.set("first.size", "x", "the test")
+    assert first.validate(Outer).first.size == 1
+    assert "x.yaml:the test: first.size" in refused(second)
+
+
+def test_sections_that_do_not_exist_are_made():
+    found = document()
+    found.set("second.size", 2, "the test")
+    assert found.validate(Outer) == Outer(first=Inner(size=1), second=Inner(size=2))
+
+
+def test_a_section_replaces_what_it_had_and_where_that_was():
+    found = document("first:\n  size: 1\n  names: [a]\n")
+    found.set("first", {"size": "x"}, "the test")
+    assert refused(found).startswith("x.yaml:the test: first.size: ")
+    found.set("first.size", 3, "the test")
+    assert found.validate(Outer).first == Inner(size=3)
+
+
+def test_a_value_deep_in_a_list_has_the_place_of_what_was_set():
+    found = document()
+    found.set("second", {"names": ["a", 7]}, "the test")
+    assert refused(found).startswith("x.yaml:the test: second.names.1: ")
+
+
+def test_a_key_that_is_missing_has_the_place_of_its_section():
+    class Whole(Model):
+        first: Inner
+        third: Inner
+
+    with pytest.raises(CapsuleError, match=r"x\.yaml:1:1: third is missing"):
+        document().validate(Whole)
+
+
+@pytest.mark.parametrize("field", ["", ".", "first.", ".size", "first..size"])
+def test_a_malformed_field_is_refused(field):
+    with pytest.raises(CapsuleError) as caught:
+        document().set(field, 1, "the test")
+    assert caught.value.code == "CAP-S004"
+    assert caught.value.message == f"the test: {field!r} is not section.field"
+
+
+@pytest.mark.parametrize("field", ["first.size.x", "first.size.x.y"])
+def test_a_field_that_leads_into_a_value_is_refused(field):
+    with pytest.raises(CapsuleError) as caught:
+        document().set(field, 1, "the test")
+    assert caught.value.code == "CAP-S004"
+    assert caught.value.message == f"the test: {field!r} leads into a value that is not a section"
+
+
+@pytest.mark.parametrize(("kind", "fix"), [("spec", "capsule init"), ("study", "its groups")])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- 1\n", "x\n", "1\n", "null\n"])
+def test_a_document_is_a_mapping_of_its_kind(kind, fix, text):
+    with pytest.raises(CapsuleError) as caught:
+        document(text, kind)
+    assert caught.value.code == "CAP-S002"
+    assert fix in caught.value.fix
+
+
+def test_a_file_that_cannot_be_read_is_called_by_its_kind(tmp_path):
+    (tmp_path / "long.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    for path, message in (
+        (tmp_path / "absent.yaml", "cannot read study .*absent.yaml: No such file"),
+        (tmp_path, "cannot read study .*: Is a directory"),
+        (tmp_path / "long.yaml", "study .*long.yaml is larger than 1 MiB"),
+    ):
+        with pytest.raises(CapsuleError, match=message) as caught:
+            YamlDocument.load(path, "study")
+        assert caught.value.code == "CAP-S001"
