@@ -40,7 +40,7 @@ def command(
     Signatures are not checked: 'capsule study verify' does that.
 
     Examples:
-        # Print mean, standard deviation and relative standard deviation of each group.
+        # Print the mean and the standard deviation of each group.
         capsule study report studies/rates
 
         # Write the page with all tables and figures, from the bundle of a study.
