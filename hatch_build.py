@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,16 @@ def build(name: str) -> None:
     unfinished.replace(OUTPUT / name)
 
 
+def build_all(names: Iterable[str]) -> None:
+    """Compile parts side by side; each is a process of the compiler.
+
+    Raises:
+        subprocess.CalledProcessError: As :func:`build`.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build, names))
+
+
 class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
     """Hatch's hook."""
 
@@ -88,13 +100,11 @@ class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
         """Build every part before the files of the wheel are collected. An sdist has sources."""
         if self.target_name == "sdist":
             return
-        for name in PARTS:
-            build(name)
+        build_all(PARTS)
         build_data["pure_python"] = False
         build_data["tag"] = WHEEL_TAG
         build_data["artifacts"] += [f"/capsule/native/lib/{name}" for name in PARTS]
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or PARTS:
-        build(part)
+    build_all(sys.argv[1:] or PARTS)

@@ -56,11 +56,14 @@ step() {
   "$@"
 }
 export PATH="$PWD/.venv/bin:$PATH"
+mypy >.cache/mypy.log 2>&1 & # beside the others, most of which use one core
+types=$!
 step ruff format --check
 step ruff check
-step mypy
 step lint-imports
 step check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 step bash scripts/lint-c.sh
+printf '\n== mypy\n' >&2
+wait "$types" || { cat .cache/mypy.log >&2; exit 1; }
 # Two processes, each with whole groups of tests in the order of tests/conftest.py.
 step pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"
