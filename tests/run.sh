@@ -65,5 +65,6 @@ step check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/w
 step bash scripts/lint-c.sh
 printf '\n== mypy\n' >&2
 wait "$types" || { cat .cache/mypy.log >&2; exit 1; }
-# Two processes, each with whole groups of tests in the order of tests/conftest.py.
-step pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"
+# Three processes, each with whole groups of tests in the order of tests/conftest.py: one of them mostly
+# waits for containers.
+step pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"
