@@ -233,7 +233,8 @@ def _earlier(study: StudyDirectory, names: Sequence[str]) -> dict[str, JobArray]
     places = {}
     for path in sorted((study.path / FOLDER).glob(f"*{MEMBERS}")):
         array = JobArray(path.name.removesuffix(MEMBERS), tuple(path.read_text().split()))
-        for name, element in array.elements().items():
+        elements = array.elements() if {*names} & {*array.members} else {}
+        for name, element in elements.items():
             if name in names and element.state not in ENDED:
                 places[name] = array
     return places

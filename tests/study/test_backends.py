@@ -3,13 +3,18 @@
 import pytest
 
 from capsule.host.errors import CapsuleError
-from capsule.study import backends
-from capsule.study.backends import Local, parse_backend
+from capsule.study.backends import parse_backend
+from capsule.study.local import Local
+from capsule.study.slurm import Slurm
 
 
 def test_local_backends():
     assert parse_backend("local") == Local()
     assert parse_backend("local:12") == Local(12)
+
+
+def test_slurm():
+    assert parse_backend("slurm", print) == Slurm(print)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,7 @@ def test_local_backends():
         "local:99999",
         "LOCAL",
         "nonsense",
+        "slurm:2",
         "local:2\n",
     ],
 )
@@ -33,19 +39,3 @@ def test_other_words_are_refused(text):
     assert caught.value.code == "CAP-Y014"
     assert repr(text) in caught.value.message
     assert "local:N" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("chosen", "cores", "wanted"), [(None, 1, 8), (None, 3, 2), (None, 16, 1), (5, 3, 5)]
-)
-def test_as_many_members_run_as_the_cores_of_the_study_allow(
-    directory, monkeypatch, chosen, cores, wanted
-):
-    ran = []
-    monkeypatch.setattr(backends, "run_locally", lambda *given: ran.append(given[3]))
-    monkeypatch.setattr(backends.os, "sched_getaffinity", lambda _: range(8))
-    resources = directory.lock.study.resources.model_copy(update={"cores": cores})
-    study = directory.lock.study.model_copy(update={"resources": resources})
-    directory.lock = directory.lock.model_copy(update={"study": study})
-    Local(chosen).run(directory, [], None, lambda: None)
-    assert ran == [wanted]

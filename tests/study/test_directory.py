@@ -1,5 +1,7 @@
 """The folder of a study: what is taken up again, what is refused, and where members stand."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -254,3 +256,45 @@ def test_an_outcome_is_a_bundle_or_an_error(facts):
 def test_the_hold_of_a_member_is_an_empty_file(directory):
     hold(directory, "exploration.1")
     assert (directory.folder("exploration.1") / HOLD).read_bytes() == b""
+
+
+def test_a_lost_member_is_written_down_as_failed(directory):
+    name, *_ = directory.missing()
+    directory.fail(name, FAILED)
+    assert directory.state(name) == (name, "failed", FAILED, None, None, None)
+
+
+def test_neither_a_result_nor_a_member_that_runs_is_written_down_as_failed(directory):
+    done, failed, running, *_ = directory.missing()
+    other = Outcome(code="CAP-E011", message="it ended", fix="Look.")
+    ended(directory, done)
+    ended(directory, failed, other)
+    with directory.held(running):
+        for name in (done, failed, running):
+            directory.fail(name, FAILED)
+    assert [directory.outcome(name) for name in (done, failed, running)] == [DONE, other, None]
+
+
+def test_an_earlier_failure_is_forgotten_unless_the_member_runs_by_now(directory):
+    failed, running, unknown, *_ = directory.missing()
+    for name in (failed, running):
+        directory.fail(name, FAILED)
+    with directory.held(running) as (folder, _):
+        (folder / OUTCOME).write_bytes(DONE.document())
+        for name in (failed, running, unknown):
+            directory.forget(name)
+        assert (folder / OUTCOME).read_bytes() == DONE.document()
+    assert directory.state(failed).state == "waiting"
+    assert not directory.folder(unknown).exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(directory, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    name, *_ = directory.missing()
+    hold(directory, name)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert os.strerror(number) in refused("CAP-Y020", hold, directory, name).message
+    refused("CAP-Y020", directory.state, name)

@@ -114,18 +114,22 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     assert f"'scancel {array.number}' cancels" in said
     assert array.elements()[FIRST].state == "RUNNING"
 
-    # Another command waits for the same jobs, one of which is cancelled in the middle.
-    cancelled, noted = [], []
+    # Another command waits for the same jobs. One is cancelled in the middle, and one is queued
+    # again, as after the loss of its node or preemption; it would wait for two minutes.
+    interfered, noted = {}, []
 
-    def cancel_the_second():
-        step = study.state(SECOND).step
-        if not cancelled and step:
-            slurm("scancel", f"{array.number}_1")
-            cancelled.append(step)
+    def interfere():
+        for name, command in ((SECOND, ("scancel",)), (THIRD, ("scontrol", "requeue"))):
+            if name not in interfered and (step := study.state(name).step):
+                slurm(*command, f"{array.number}_{array.members.index(name)}")
+                interfered[name] = step
+        if array.elements()[THIRD].reason == "BeginTime":
+            slurm("scontrol", "update", f"job={array.number}_2", "starttime=now")
 
     backend = Slurm(noted.append, poll_seconds=0.2, settle_seconds=1.0)
-    backend.run(study, study.missing(), options, cancel_the_second)
-    assert noted == [f"Slurm job {array.number} still has members that wait or run"]
+    backend.run(study, study.missing(), options, interfere)
+    assert noted[0] == f"Slurm job {array.number} still has members that wait or run"
+    assert sorted(interfered) == [SECOND, THIRD]
     assert arrays_of(study) == [array]
     states = [study.state(name) for name in array.members]
     assert [state.state for state in states] == ["done", "failed", "done"]
@@ -289,18 +293,6 @@ def test_the_report_of_a_lost_job_says_what_to_do(study, options, programs, line
     run(study, options, [name])
     assert message in study.outcome(name).message
     assert fix in study.outcome(name).fix
-
-
-def test_a_result_is_never_overwritten(study, options, programs):
-    programs(squeue="echo '0|CANCELLED|None'")
-    name = study.missing()[0]
-    folder = study.path / "members" / name
-    done = Outcome(bundle="x.capsule.tar", claim_id="0" * 64)
-    folder.mkdir(parents=True)
-    (folder / "x.capsule.tar").touch()
-    (folder / OUTCOME).write_bytes(done.document())
-    study.fail(name, Outcome(code="CAP-Y025", message="lost", fix="resume"))
-    assert study.outcome(name) == done
 
 
 def test_the_controller_stops_answering(study, options, programs):

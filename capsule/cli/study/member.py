@@ -22,6 +22,8 @@ def command(
 ) -> None:
     """Run one member of a study, or resume it. The jobs of schedulers call this command.
 
+    A member that is done is left as it is.
+
     Examples:
         # Run a member again whose bundle was lost.
         capsule study member studies/rates exploration.2 --key alice
@@ -33,8 +35,10 @@ def command(
 
     unlock(key, passphrase_file, ask=False)
     study = StudyDirectory.open(folder)
-    with Runs() as runs:
-        outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine))
+    outcome = study.outcome(name)
+    if outcome is None or outcome.bundle is None:  # a scheduler may start a job twice
+        with Runs() as runs:
+            outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine))
     if outcome is None:
         raise KeyboardInterrupt
     if outcome.bundle is None:
