@@ -109,7 +109,7 @@ class YamlDocument:
                 f"{where}: {field!r} leads into a value that is not a section",
                 fix="Name an existing field.",
             )
-        tree[last] = value
+        tree[last] = copy.deepcopy(value)  # a later call may set a field of it
         place = tuple(keys)
         self.marks = {path: at for path, at in self.marks.items() if path[: len(place)] != place}
         self.marks[place] = where

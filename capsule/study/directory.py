@@ -200,7 +200,7 @@ class StudyDirectory:
         Raises:
             CapsuleError: CAP-Y013, the study has no such group.
         """
-        known = self.lock.study.groups
+        known = self.lock.groups
         for group in groups:
             if group not in known:
                 raise CapsuleError(

@@ -63,8 +63,10 @@ class StudyLock(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyLock:
-        planned = {member.name: member for member in plan_members(self.study)}
-        if list(planned) != [member.name for member in self.members]:
+        planned, names = self.planned, [member.name for member in self.members]
+        groups = {name: self.groups.index(name) for name in self.groups}
+        ordered = sorted(planned.values(), key=lambda member: groups.get(member.group, -1))
+        if [member.name for member in ordered] != names:
             raise ValueError("members are not those of the study")
         for member in self.members:
             if member.spec >= len(self.specs) or member.pins >= len(self.pins):
@@ -85,6 +87,11 @@ class StudyLock(Model):
         """Return the lock of a member: an ordinary run's."""
         pins = self.pins[member.pins]
         return Lock(spec=self.specs[member.spec], image=pins.image, project=pins.project)
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """The groups, in the order of their members; 'study' has them in no order."""
+        return tuple(dict.fromkeys(member.name.partition(".")[0] for member in self.members))
 
     @cached_property
     def planned(self) -> dict[str, PlannedMember]:

@@ -1,7 +1,8 @@
 """The members of a study: what each run sets, as a pure function of the study spec.
 
 A member depends on its own group, setting and run alone, so that further groups, settings and runs
-leave the others as they were.
+leave the others as they were. The order of fields in a mapping says nothing, since canonical JSON
+does not keep it: they are taken by name, so that a section precedes the fields that it has.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _members(study: StudySpec) -> Iterator[PlannedMember]:
                 }
                 label = ".".join((name, *place, str(run)))
                 sections = (study.set, group.set, setting, seeds)
-                values = tuple(pair for section in sections for pair in section.items())
+                values = tuple(pair for section in sections for pair in sorted(section.items()))
                 yield PlannedMember(label, name, number, run, setting, values)
 
 
@@ -100,9 +101,10 @@ def seed_of_run(seed: int, stream: str, run: int) -> int:
 def _settings_of(group: GroupSpec, seed: int) -> Iterator[tuple[tuple[str, ...], Settings]]:
     """Yield the settings of a group, each with its part of the members' names, if there is one."""
     if group.grid is not None:
-        for cell in itertools.product(*(enumerate(values, 1) for values in group.grid.values())):
+        fields = sorted(group.grid)
+        for cell in itertools.product(*(enumerate(group.grid[field], 1) for field in fields)):
             place = "-".join(str(number) for number, _ in cell)
-            yield (place,), dict(zip(group.grid, (value for _, value in cell), strict=True))
+            yield (place,), dict(zip(fields, (value for _, value in cell), strict=True))
     elif group.settings is not None:
         for number, setting in enumerate(group.settings, 1):
             yield (str(number),), setting

@@ -183,7 +183,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
     return TEMPLATES.get_template("study.html.jinja").render(
         name=results.lock.study.name,
         runs=counted(planned, "run"),
-        groups=list(results.lock.study.groups),
+        groups=list(results.lock.groups),
         missing=f"{len(results.missing)} of {planned}" if results.missing else None,
         claim_id=report.claim_id,
         lock=results.lock.digest(),

@@ -117,7 +117,8 @@ class GroupSpec(Model):
     ) = Field(
         None,
         description="Values of fields; every combination is a setting, named by the place of each "
-        "value, such as 2-1. Values that are appended change no setting that exists.",
+        "value, such as 2-1, with the fields in alphabetical order. Values that are appended "
+        "change no setting that exists.",
     )
     settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
         None, description="A list of settings, each as 'set'."

@@ -82,7 +82,7 @@ class StudyFile(NamedTuple):
                 f"study {self.study.name} has no 'starts', so no run ranks start sequences for it",
                 fix="Add starts: {set: {seeds.root: 1000}} to the study.",
             )
-        own = (*self.study.starts.set.items(), (START_SET, None))
+        own = (*sorted(self.study.starts.set.items()), (START_SET, None))
         return self._spec((), own, "starts")
 
     def member_specs(self, starts: StartSet | None) -> Iterator[tuple[PlannedMember, Spec]]:
@@ -107,7 +107,7 @@ class StudyFile(NamedTuple):
     def _spec(self, pinned: Sequence[Pair], own: Sequence[Pair], where: str) -> Spec:
         """Return the base with the settings of the study, and then those that ``where`` has."""
         document = self.base.copy()
-        shared = tuple(self.study.set.items())
+        shared = sorted(self.study.set.items())
         for place, pairs in (("starts", pinned), ("set", shared), (where, own)):
             for field, value in pairs:
                 document.set(field, value, f"set by {place} of {self.path.name}")

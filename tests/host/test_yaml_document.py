@@ -50,6 +50,14 @@ def test_a_section_replaces_what_it_had_and_where_that_was():
     assert found.validate(Outer).first == Inner(size=3)
 
 
+def test_a_section_that_was_set_is_not_changed_by_its_fields():
+    found, section = document(), {"size": 1}
+    found.set("second", section, "the test")
+    found.set("second.size", 2, "the test")
+    assert section == {"size": 1}
+    assert found.validate(Outer).second.size == 2
+
+
 def test_a_value_deep_in_a_list_has_the_place_of_what_was_set():
     found = document()
     found.set("second", {"names": ["a", 7]}, "the test")

@@ -213,6 +213,27 @@ def refused(tmp_path, data):
     return caught.value.message
 
 
+def test_a_lock_is_read_as_it_was_written_in_whatever_order_its_study_is(tmp_path, resolutions):
+    study = STUDY.replace("deterministic", "zero").replace("exploration:", "one:") + (
+        "  a: {grid: {trainer.discount: [0.5, 0.6], seeds.root: [1, 2, 3]}}\n"
+        "  drawn:\n    sample:\n      count: 2\n      fields:\n"
+        "        trainer.learning_rate: {uniform: [0.1, 1]}\n"
+        "        trainer.discount: {choice: [0.1, 0.2]}\n"
+        "set: {trainer.target_interval: 64, seeds.root: 9, seeds: {streams: {no-op: 1}}}\n"
+    )
+    lock = locked(write(tmp_path, study))
+    found = read(tmp_path, lock.document())
+    assert found.document() == lock.document()
+    assert found == lock
+    assert found.groups == ("zero", "one", "a", "drawn")
+    assert [*digests(found)] == [*digests(lock)]
+    assert {name: member.settings for name, member in found.planned.items()} == {
+        name: member.settings for name, member in lock.planned.items()
+    }
+    again = locked(tmp_path / "tiny.yaml", found)
+    assert again.document() == lock.document()
+
+
 def test_a_lock_is_read_as_it_was_written(tmp_path, document):
     assert read(tmp_path, document).document() == document
     assert read(tmp_path, document + b"\n").document() == document

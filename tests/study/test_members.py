@@ -110,13 +110,13 @@ def test_names_are_those_of_group_setting_and_run():
     spec = of_groups(
         plain={"runs": 2},
         listed={"runs": 1, "settings": [{}, {}]},
-        grid={"runs": 1, "grid": {"seeds.root": [1, 2], "name": ["x"]}},
+        grid={"runs": 1, "grid": {"seeds.root": [1, 2], "name": ["x"]}},  # name, seeds.root
         drawn={"runs": 1, "sample": {"count": 1, "fields": {"seeds.root": {"choice": [1]}}}},
     )
     members = plan_members(spec)
     assert [member.name for member in members] == [
         *("plain.1", "plain.2", "listed.1.1", "listed.2.1"),
-        *("grid.1-1.1", "grid.2-1.1", "drawn.1.1"),
+        *("grid.1-1.1", "grid.1-2.1", "drawn.1.1"),
     ]
     assert [member.setting for member in members] == [1, 1, 1, 2, 1, 2, 1]
     assert members[5].setting_values == {"seeds.root": 2, "name": "x"}

@@ -101,12 +101,14 @@ def test_a_number_that_no_whole_field_takes_is_refused(tmp_path):
     assert "groups.other of tiny.yaml: trainer.batch_size" in error.message
 
 
-def test_the_order_of_settings_counts_where_one_is_a_section_of_the_other(tmp_path):
+def test_a_section_precedes_its_fields_in_whatever_order_they_are_set(tmp_path):
     streams = "{exploration: 1}"
     study = with_group(f"{{set: {{seeds: {{streams: {streams}}}, seeds.root: 3}}}}")
     study += f"  reverse: {{set: {{seeds.root: 3, seeds: {{streams: {streams}}}}}}}\n"
     specs = specs_of(tmp_path, study)
-    assert (specs["other.1"].seeds.root, specs["reverse.1"].seeds.root) == (3, 0)
+    assert specs["other.1"] == specs["reverse.1"]
+    assert specs["other.1"].seeds.root == 3
+    assert specs["other.1"].seeds.streams == {"exploration": 1}
 
 
 def test_all_members_have_the_start_sequences_of_the_study(tmp_path):
