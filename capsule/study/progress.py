@@ -100,18 +100,19 @@ def show(progress: StudyProgress, console: Console) -> None:
     for failure in progress.failures:
         outcome = failure.outcome
         if outcome is not None:
-            text = f"{failure.name} failed: {outcome.code}: {outcome.message}\n  fix: {outcome.fix}"
-            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+            lines = f"{failure.name} failed: {outcome.code}: {outcome.message}\nfix: {outcome.fix}"
+            for line in lines.splitlines():
+                console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def table(progress: StudyProgress) -> Table:
     """Return the table of :func:`show`."""
     from rich.table import Table
 
-    shown = Table("group", *STATES, "steps/s", "time left")
-    shown.columns[0].no_wrap = True
-    for column in shown.columns[1:]:
-        column.justify = "right"
+    shown = Table("group", *STATES, "steps/s", "left", padding=(0, 0))
+    for column in shown.columns:
+        column.no_wrap = True
+        column.justify = "left" if column.header == "group" else "right"
     for group in progress.groups:
         shown.add_row(*_cells(group))
     shown.add_section()
