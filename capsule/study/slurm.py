@@ -157,7 +157,7 @@ class Slurm:
             places.update(dict.fromkeys(array.members, array))
         arrays = sorted({*places.values()}, key=lambda array: array.job)
         cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
-        look = f"'capsule study status {study.path}' shows how far they are; --resume waits again"
+        look = f"{_status(study)} shows how far they are; --resume waits again"
         try:
             self._wait(study, places, on_poll)
         except KeyboardInterrupt:
@@ -254,7 +254,7 @@ def _submit(study: StudyDirectory, names: Sequence[str], options: RunOptions) ->
             part = tuple(names[first : first + largest])
             job = _call(_sbatch(study, part), _script(study, part, options)).strip()
             arrays.append(JobArray(job, part))
-    except CapsuleError:
+    except BaseException:  # Ctrl-C, too
         for array in arrays:
             _call(array.cancellation)
         raise
@@ -326,9 +326,12 @@ def _unanswered(
     return CapsuleError(
         "CAP-Y023",
         f"Slurm does not answer; {_jobs({*waiting.values()})} may still run: {error.message}",
-        fix=f"Add --resume when it answers again. 'capsule study status {study.path}' shows how "
-        "far the members are.",
+        fix=f"Add --resume when it answers again. {_status(study)} shows how far the members are.",
     )
+
+
+def _status(study: StudyDirectory) -> str:
+    return f"'capsule study status {shlex.quote(str(study.path))}'"
 
 
 def _jobs(arrays: Iterable[JobArray]) -> str:

@@ -91,7 +91,9 @@ def arrays_of(study):
 
 
 def claims_of(study):
-    return {member.name: study.outcome(member.name).claim_id for member in study.lock.members}
+    states = [study.state(member.name) for member in study.lock.members]
+    assert {state.state for state in states} == {"done"}, states
+    return {state.name: state.outcome.claim_id for state in states}
 
 
 @pytest.mark.network
@@ -266,6 +268,18 @@ def test_a_large_study_is_several_arrays_and_all_or_none_are_submitted(study, op
     programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     run(study, options, names)
     assert [array.members for array in arrays_of(study)] == [tuple(names)]
+
+
+def test_an_interrupted_submission_cancels_what_it_submitted(study, options, programs):
+    calls = programs(
+        scontrol="echo MaxArraySize = 1",
+        sbatch='if [ $(grep -c sbatch "${0%/*}/calls") = 2 ]; then kill -INT $PPID; fi; echo 7',
+        scancel="",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(study, options, study.missing()[:3])
+    assert calls.read_text().splitlines()[-1] == "scancel 7"
+    assert not arrays_of(study)
 
 
 def test_a_job_that_slurm_has_forgotten(study, options, programs):
