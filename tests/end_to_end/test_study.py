@@ -1,0 +1,155 @@
+"""A study of two runs with the plain-process engine: failed, interrupted, killed, and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from capsule.experiment.contract import TRACE
+from capsule.study.directory import MEMBERS, WORK, StudyDirectory
+from tests.end_to_end.conftest import capsule
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+BASE = """\
+schema: capsule/spec/v1
+name: cart
+environment: {suite: gymnasium, id: CartPole-v1}
+trainer:
+  algorithm: dqn
+  network: mlp
+  hidden_units: 16
+  total_steps: 1_024
+  replay_capacity: 1_024
+  replay_start: 128
+  exploration_steps: 512
+evaluation:
+  {interval: 512, starts: 2, candidates: 2, shortlist: 2, min_actions: 0, max_actions: 0}
+recording: {trace_interval: 16, tensor_interval: 512, checkpoint_interval: 128}
+"""
+STUDY = """\
+schema: capsule/study/v1
+name: pair
+base: cart.yaml
+runs: 1
+groups:
+  first: {}
+  second: {vary: [exploration]}
+  cramped: {set: {limits.memory_mb: 64}}
+"""
+RECORDS = 12  # of a trace of 64
+RUNS = ("first.1", "second.1")
+BOTH = ("--only", "first", "--only", "second")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("studies")
+    (folder / "cart.yaml").write_text(BASE)
+    (folder / "pair.yaml").write_text(STUDY)
+    assert capsule("keygen", "alice", cwd=folder).status == 0
+    return folder
+
+
+def command(output, *words):
+    options = ("--key", "alice", "--engine", "process", "--on", "local:2", "--output", output)
+    return ("study", "run", "pair.yaml", *options, *words)
+
+
+def claims(directory):
+    outcomes = {name: directory.outcome(name) for name in RUNS}
+    return {name: outcome and outcome.claim_id for name, outcome in outcomes.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """A run of the study that was not interrupted, and what it printed."""
+    done = capsule(*command("whole", "--json"), cwd=folder)
+    return StudyDirectory.open(folder / "whole"), done
+
+
+@pytest.fixture
+def begun(folder, request):
+    """Start the study, and let both runs train for a moment."""
+    output = folder / request.node.name
+    words = [sys.executable, "-m", "capsule", *command(output, *BOTH)]
+    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE) as process:
+        traces = [output / MEMBERS / name / WORK / TRACE for name in RUNS]
+        until(lambda: all(records(trace) >= RECORDS for trace in traces) or process.poll())
+        assert process.poll() is None, process.stderr.read()
+        yield process, StudyDirectory.open(output)
+        process.kill()
+
+
+def records(trace):
+    return trace.read_bytes().count(b"\n") if trace.exists() else 0
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+def children(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def resumed(folder, directory):
+    done = capsule(*command(directory.path, "--resume", "--quiet", *BOTH), cwd=folder)
+    assert done.status == 0, done.errors
+    return claims(directory)
+
+
+def test_a_member_that_fails_is_named_and_the_others_are_done(whole):
+    directory, done = whole
+    assert done.status == 6
+    assert "CAP-Y012: 1 of 3 members failed or were stopped; the first is cramped.1" in done.errors
+    failed = done.document["failures"]["cramped.1"]
+    assert failed["code"].startswith("CAP-E"), failed
+    assert "memory" in failed["message"]
+    assert directory.state("cramped.1").state == "failed"
+    assert [directory.state(name).state for name in RUNS] == ["done", "done"]
+    first, second = claims(directory).values()
+    assert first != second
+    lock = json.loads((directory.folder("first.1") / "lock.json").read_bytes())
+    assert lock["spec"]["name"] == "cart"
+
+
+def test_a_study_that_is_interrupted_is_resumed_to_the_same_claims(folder, whole, begun):
+    process, directory = begun
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert set(claims(directory).values()) == {None}
+    assert [directory.state(name).state for name in RUNS] == ["stopped", "stopped"]
+    assert resumed(folder, directory) == claims(whole[0])
+
+
+def test_a_study_that_is_killed_is_resumed_to_the_same_claims(folder, whole, begun):
+    process, directory = begun
+    killed, _ = children(process.pid)
+    process.kill()
+    process.wait()
+    os.killpg(killed, signal.SIGKILL)  # the other run goes on without the study
+    until(lambda: all(directory.state(name).state != "running" for name in RUNS))
+    finished = [name for name in RUNS if [*directory.folder(name).glob("*.capsule.tar")]]
+    assert len(finished) == 1
+    assert directory.missing() == list(directory.chosen([]))
+    assert resumed(folder, directory) == claims(whole[0])
+
+
+def test_a_member_that_is_lost_is_run_again_to_the_same_claim(folder, whole):
+    directory, _ = whole
+    before = claims(directory)
+    directory.bundle("first.1").unlink()
+    assert directory.missing(["first"]) == ["first.1"]
+    assert resumed(folder, directory) == before
+    done = capsule("study", "member", "whole", "first.1", "--key", "alice", cwd=folder)
+    assert done.status == 0, done.errors
+    assert done.output.startswith(f"claim id  {before['first.1']}\n")
