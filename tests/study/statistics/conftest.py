@@ -1,33 +1,19 @@
-"""Scores, and rliable's library as an oracle."""
+"""Scores, and what rliable gives for them."""
 
-import sys
-import types
-from importlib.util import find_spec
+import json
 
-import numpy as np
 import pytest
+
+from tests.study.statistics.record_rliable import RECORD, make_scores
 
 
 @pytest.fixture
 def scores():
     """Return a maker of scores, tasks x runs, by a generator that is not under test."""
-
-    def make(seed, tasks, runs):
-        return (10 * np.random.default_rng(seed).normal(size=(tasks, runs))).tolist()
-
-    return make
+    return make_scores
 
 
 @pytest.fixture(scope="session")
-def library():
-    """Return ``rliable.library``, which needs only the bootstrap of its dependency ``arch``.
-
-    The package ``arch`` 7 itself cannot be imported with pandas 3, and rliable excludes ``arch`` 8.
-    """
-    if "arch" not in sys.modules:
-        package = types.ModuleType("arch")
-        package.__path__ = find_spec("arch").submodule_search_locations
-        sys.modules["arch"] = package
-    from rliable import library
-
-    return library
+def rliable():
+    """Return the results of rliable 1.2.0, by what was asked for."""
+    return json.loads(RECORD.read_text())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rliable import metrics
 from scipy import stats
 
 from capsule.study.statistics.aggregates import (
@@ -15,22 +14,23 @@ from capsule.study.statistics.aggregates import (
     optimality_gap,
     pooled_iqm,
 )
+from tests.study.statistics.record_rliable import SHAPES, TARGETS
 
 RETURNS = st.integers(-1_000, 1_000).map(lambda value: value / 8)  # sums of them are exact
 TASKS = st.lists(st.lists(RETURNS, min_size=1, max_size=6), min_size=1, max_size=5)
 EVERY = [pooled_iqm, mean_of_means, median_of_means, optimality_gap]
 
 
-@pytest.mark.parametrize(("tasks", "runs"), [(1, 1), (1, 5), (1, 8), (3, 5), (26, 10)])
-def test_aggregates_are_those_of_rliable(scores, tasks, runs):
+@pytest.mark.parametrize(("tasks", "runs"), SHAPES)
+def test_aggregates_are_those_of_rliable(scores, rliable, tasks, runs):
     matrix = scores(tasks * runs, tasks, runs)
-    columns = np.array(matrix).T  # rliable has runs x tasks
-    assert pooled_iqm(matrix) == pytest.approx(metrics.aggregate_iqm(columns), rel=1e-12)
-    assert mean_of_means(matrix) == pytest.approx(metrics.aggregate_mean(columns), rel=1e-12)
-    assert median_of_means(matrix) == pytest.approx(metrics.aggregate_median(columns), rel=1e-12)
-    for target in (1, -2.5):
-        wanted = metrics.aggregate_optimality_gap(columns, target)
-        assert optimality_gap(matrix, target) == pytest.approx(wanted, rel=1e-12)
+    wanted = rliable["aggregates"][f"{tasks}x{runs}"]
+    assert pooled_iqm(matrix) == pytest.approx(wanted["iqm"], rel=1e-12)
+    assert mean_of_means(matrix) == pytest.approx(wanted["mean"], rel=1e-12)
+    assert median_of_means(matrix) == pytest.approx(wanted["median"], rel=1e-12)
+    for target in TARGETS:
+        gap = wanted[f"optimality gap to {target}"]
+        assert optimality_gap(matrix, target) == pytest.approx(gap, rel=1e-12)
 
 
 @given(TASKS)

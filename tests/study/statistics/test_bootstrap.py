@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rliable import metrics
 from scipy import stats
 
 from capsule.study.statistics.aggregates import mean_of_means, median_of_means, pooled_iqm
@@ -17,6 +16,7 @@ from capsule.study.statistics.bootstrap import (
     stratified_intervals,
 )
 from capsule.study.statistics.comparison import probability_of_improvement
+from tests.study.statistics.record_rliable import RESAMPLES, RESAMPLES_OF_TWO
 
 RETURNS = st.integers(-50, 50).map(float)
 TASKS = st.lists(st.lists(RETURNS, min_size=1, max_size=5), min_size=1, max_size=4)
@@ -42,42 +42,25 @@ def test_runs_are_drawn_within_their_task():
     assert stratified_interval([[[1.0, 1.0], [5.0, 5.0]]], median_of_means, "seed") == (3, 3, 3)
 
 
-@pytest.mark.slow  # rliable imports pandas and seaborn
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (pooled_iqm, metrics.aggregate_iqm),
-        (mean_of_means, metrics.aggregate_mean),
-        (median_of_means, metrics.aggregate_median),
-    ],
+    ("name", "aggregate"),
+    [("iqm", pooled_iqm), ("mean", mean_of_means), ("median", median_of_means)],
 )
-def test_intervals_are_those_of_rliable(library, scores, ours, theirs):
-    tasks = scores(1, 4, 8)
-    found = stratified_interval([tasks], ours, "seed", 4_000)
-    np.random.seed(1)
-    estimates, intervals = library.get_interval_estimates(
-        {"x": np.array(tasks).T}, lambda runs: np.array([theirs(runs)]), reps=4_000
-    )
-    assert found.estimate == pytest.approx(estimates["x"].item(), rel=1e-12)
+def test_intervals_are_those_of_rliable(rliable, scores, name, aggregate):
+    found = stratified_interval([scores(1, 4, 8)], aggregate, "seed", RESAMPLES)
     # The 2.5 % quantile of 4,000 draws of a normal law has a standard error of 0.042 standard
     # deviations, and the interval is 3.92 of them wide: 6 % of it are four errors of a difference.
     tolerance = 0.06 * (found.high - found.low)
-    assert found[1:] == pytest.approx(intervals["x"].ravel(), abs=tolerance)
+    assert found[1:] == pytest.approx(rliable["intervals"][name], abs=tolerance)
 
 
-@pytest.mark.slow
-def test_the_interval_of_an_improvement_is_that_of_rliable(library, scores):
+def test_the_interval_of_an_improvement_is_that_of_rliable(rliable, scores):
     first, second = scores(2, 3, 7), scores(3, 3, 9)
-    found = stratified_interval([first, second], probability_of_improvement, "seed", 1_000)
-    np.random.seed(2)
-    estimates, intervals = library.get_interval_estimates(
-        {"x": (np.array(first).T, np.array(second).T)},
-        lambda x, y: np.array([metrics.probability_of_improvement(x, y)]),
-        reps=1_000,
+    found = stratified_interval(
+        [first, second], probability_of_improvement, "seed", RESAMPLES_OF_TWO
     )
-    assert found.estimate == pytest.approx(estimates["x"].item(), rel=1e-12)
     tolerance = 0.12 * (found.high - found.low)  # as above, of 1,000 draws
-    assert found[1:] == pytest.approx(intervals["x"].ravel(), abs=tolerance)
+    assert found[1:] == pytest.approx(rliable["intervals"]["improvement"], abs=tolerance)
 
 
 def test_the_interval_of_one_task_is_that_of_scipy(scores):

@@ -10,7 +10,6 @@ import pytest
 import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rliable import metrics
 
 from capsule.study.statistics import comparison
 from capsule.study.statistics.comparison import (
@@ -18,12 +17,14 @@ from capsule.study.statistics.comparison import (
     holm,
     probability_of_improvement,
 )
+from tests.study.statistics.record_rliable import pair_with_a_tie
 
 RETURNS = st.integers(-4, 4).map(float)  # few values, so that ties are the rule
 GROUP = st.lists(RETURNS, min_size=3, max_size=4)
 GROUPS = st.lists(GROUP, min_size=2, max_size=3).filter(
     lambda groups: sum(map(len, groups)) <= 9  # of three groups: 1,680 arrangements
 )
+
 DECIMALS = st.integers(-(10**7), 10**7).map(lambda value: value / 1_000)
 MANY = st.lists(st.lists(DECIMALS, min_size=3, max_size=20), min_size=2, max_size=4)
 
@@ -36,11 +37,10 @@ def deviations(groups):
 
 
 @pytest.mark.parametrize(("tasks", "runs"), [(1, 5), (4, 6)])
-def test_the_probability_of_improvement_is_that_of_rliable(scores, tasks, runs):
-    first, second = scores(1, tasks, runs), scores(2, tasks, runs + 1)
-    first[0][0] = second[0][0]  # a tie
-    wanted = metrics.probability_of_improvement(np.array(first).T, np.array(second).T)
-    assert probability_of_improvement(first, second) == pytest.approx(wanted, rel=1e-12)
+def test_the_probability_of_improvement_is_that_of_rliable(rliable, tasks, runs):
+    wanted = rliable["improvements"][f"{tasks}x{runs}"]
+    found = probability_of_improvement(*pair_with_a_tie(tasks, runs))
+    assert found == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_probability_of_improvement_by_hand():

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +12,10 @@ from capsule.study.statistics.profiles import (
     performance_profile,
     profile_band,
 )
+from tests.study.statistics.record_rliable import THRESHOLDS
 
 RETURNS = st.integers(-9, 9).map(float)
 TASKS = st.lists(st.lists(RETURNS, min_size=1, max_size=5), min_size=1, max_size=4)
-THRESHOLDS = [-15.0, -4.0, 0.0, 3.0, 11.0]
 
 
 def test_profiles_by_hand():
@@ -25,23 +24,18 @@ def test_profiles_by_hand():
     assert average_score_profile(tasks, [1.9, 2, 3]) == [1, 0.5, 0]
 
 
-@pytest.mark.slow  # rliable imports pandas and seaborn
 @pytest.mark.parametrize(
-    ("profile", "of_runs"), [(performance_profile, True), (average_score_profile, False)]
+    ("profile", "step"), [(performance_profile, 1 / 40), (average_score_profile, 1 / 5)]
 )
-def test_profiles_and_bands_are_those_of_rliable(library, scores, profile, of_runs):
-    tasks = scores(1, 5, 8)
-    np.random.seed(1)
-    wanted, bands = library.create_performance_profile(
-        {"x": np.array(tasks).T}, THRESHOLDS, use_score_distribution=of_runs, reps=2_000
-    )
-    assert profile(tasks, THRESHOLDS) == pytest.approx(wanted["x"])
+def test_profiles_and_bands_are_those_of_rliable(rliable, scores, profile, step):
+    tasks, wanted = scores(1, 5, 8), rliable["profiles"][profile.__name__]
+    assert profile(tasks, THRESHOLDS) == pytest.approx(wanted["shares"])
     found = profile_band(tasks, THRESHOLDS, "seed", profile=profile)
     assert [estimate for estimate, _, _ in found] == profile(tasks, THRESHOLDS)
     # Percentiles of a share go in steps of a run, or of a task.
-    step = (1 / 40 if of_runs else 1 / 5) + 1e-9
-    for bound, low_or_high in enumerate(bands["x"], 1):
-        assert [interval[bound] for interval in found] == pytest.approx(low_or_high, abs=step)
+    for bound, low_or_high in enumerate(wanted["bands"], 1):
+        ours = [interval[bound] for interval in found]
+        assert ours == pytest.approx(low_or_high, abs=step + 1e-9)
 
 
 def test_a_band_has_the_interval_of_each_threshold(scores):
