@@ -32,7 +32,7 @@ STARTS = ".starts.json"
 MAX_LOCK_BYTES = 64 << 20
 
 
-class Pins(Model):
+class SharedPins(Model):
     """What the members of one image have in common."""
 
     image: LockedImage
@@ -53,7 +53,7 @@ class StudyLock(Model):
 
     schema_id: Literal["capsule/study-lock/v1"] = Field("capsule/study-lock/v1", alias="schema")
     study: StudySpec = Field(description="The study; its base is reduced to a file name.")
-    pins: Annotated[tuple[Pins, ...], Field(min_length=1)]
+    pins: Annotated[tuple[SharedPins, ...], Field(min_length=1)]
     specs: Annotated[tuple[Spec, ...], Field(min_length=1)] = Field(
         description="The specs of all members, each once."
     )
@@ -208,7 +208,7 @@ class _Resolver:
         self._file, self._earlier = file, earlier
         self._cache, self._progress = cache, progress
         self._places: dict[str, int] = {}
-        self.pins: list[Pins] = []
+        self.pins: list[SharedPins] = []
 
     def place(self, spec: Spec) -> int:
         """Return the place of a spec's pins, resolving them if they are new."""
@@ -219,7 +219,7 @@ class _Resolver:
             self.pins.append(self.pins_of(spec))
         return self._places[key]
 
-    def pins_of(self, spec: Spec) -> Pins:
+    def pins_of(self, spec: Spec) -> SharedPins:
         """Resolve the pins of a spec, keeping earlier ones that fit."""
         own = (self._file.path, self._file.beside(STARTS))
         project = capture(spec, self._file.base_lock, self._cache, self._progress, own)
@@ -232,7 +232,7 @@ class _Resolver:
         lock = resolve(
             spec, self._cache, project=project, previous=previous, progress=self._progress
         )
-        return Pins(image=lock.image, project=lock.project)
+        return SharedPins(image=lock.image, project=lock.project)
 
 
 def _locks(previous: StudyLock | None, base_lock: Path) -> Iterable[Lock]:

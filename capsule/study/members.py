@@ -17,13 +17,13 @@ from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.host.errors import CapsuleError
 from capsule.study.spec import (
     MAX_MEMBERS,
-    Choice,
     GroupSpec,
-    LogUniform,
+    LogUniformRange,
     SampleSpec,
     Settings,
     StudySpec,
-    Uniform,
+    UniformRange,
+    ValueChoice,
 )
 
 _SEED_DOMAIN, _SAMPLE_DOMAIN = "capsule/study-seed/v1", "capsule/study-sample/v1"
@@ -132,7 +132,7 @@ def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
         own = seed if sample.seed is None else sample.seed
         digest = sha256_hex(canonical_json([_SAMPLE_DOMAIN, own, field, number]))
         word = int(digest[:_FRACTION_DIGITS], 16)
-        if isinstance(distribution, Choice):
+        if isinstance(distribution, ValueChoice):
             values = distribution.choice
             settings[field] = values[word * len(values) >> 64]
         else:
@@ -141,9 +141,9 @@ def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
     return settings
 
 
-def _quantile(distribution: LogUniform | Uniform, share: Decimal) -> float:
+def _quantile(distribution: LogUniformRange | UniformRange, share: Decimal) -> float:
     """Return a quantile, rounded to twelve significant digits within the bounds."""
-    if isinstance(distribution, Uniform):
+    if isinstance(distribution, UniformRange):
         low, high = map(Decimal, distribution.uniform)
         exact = _PRECISE.add(low, _PRECISE.multiply(share, _PRECISE.subtract(high, low)))
     else:

@@ -21,29 +21,29 @@ Settings = dict[FieldName, Any]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 
 
-class LogUniform(Model):
+class LogUniformRange(Model):
     """A number whose logarithm is uniform."""
 
     log_uniform: tuple[PositiveFloat, PositiveFloat] = Field(description="Lower and upper bound.")
 
     @model_validator(mode="after")
-    def _not_empty(self) -> LogUniform:
+    def _not_empty(self) -> LogUniformRange:
         _check_range("log_uniform", *self.log_uniform)
         return self
 
 
-class Uniform(Model):
+class UniformRange(Model):
     """A number that is uniform."""
 
     uniform: tuple[float, float] = Field(description="Lower and upper bound.")
 
     @model_validator(mode="after")
-    def _not_empty(self) -> Uniform:
+    def _not_empty(self) -> UniformRange:
         _check_range("uniform", *self.uniform)
         return self
 
 
-class Choice(Model):
+class ValueChoice(Model):
     """One of several values, each as likely as the others."""
 
     choice: Annotated[tuple[Any, ...], Field(min_length=1)] = Field(description="The values.")
@@ -54,14 +54,14 @@ def _kind_of(distribution: Any) -> str | None:
     if isinstance(distribution, Model):
         return type(distribution).__name__
     given = distribution if isinstance(distribution, dict) else {}
-    models = {"log_uniform": "LogUniform", "uniform": "Uniform", "choice": "Choice"}
+    models = {"log_uniform": "LogUniformRange", "uniform": "UniformRange", "choice": "ValueChoice"}
     return next((model for field, model in models.items() if field in given), None)
 
 
 Distribution = Annotated[
-    Annotated[LogUniform, Tag("LogUniform")]
-    | Annotated[Uniform, Tag("Uniform")]
-    | Annotated[Choice, Tag("Choice")],
+    Annotated[LogUniformRange, Tag("LogUniformRange")]
+    | Annotated[UniformRange, Tag("UniformRange")]
+    | Annotated[ValueChoice, Tag("ValueChoice")],
     Discriminator(
         _kind_of,
         custom_error_type="no_distribution",

@@ -20,7 +20,7 @@ from capsule.report.scores import NETWORKS, ScoredTask, normalize, summarize
 from capsule.study.results import MemberIdentity, MemberResult, StudyResults, grouped
 from capsule.study.statistics import (
     MIN_SCORES,
-    Interval,
+    ConfidenceInterval,
     equal_variance,
     holm,
     mean_of_means,
@@ -50,7 +50,7 @@ class IntervalRow(Model):
     high: float
 
     @classmethod
-    def of(cls, interval: Interval) -> IntervalRow:
+    def of(cls, interval: ConfidenceInterval) -> IntervalRow:
         """Return an interval as a row."""
         return cls(**interval._asdict())
 

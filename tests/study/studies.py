@@ -8,7 +8,7 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.lock import Lock, LockedCode, LockedImage
 from capsule.host.yaml_document import YamlDocument
-from capsule.study.lock import LockedMember, Pins, StudyLock
+from capsule.study.lock import LockedMember, SharedPins, StudyLock
 from capsule.study.results import MemberIdentity, StudyResults, member_result
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import StudyFile
@@ -25,7 +25,7 @@ GROUPS = {
     "exploration": {"vary": ["exploration"]},
     "rates": {"runs": 1, "grid": {"trainer.learning_rate": [0.1, 0.01, 0.001]}},
 }
-PINS = Pins(
+PINS = SharedPins(
     image=LockedImage(
         assembler=1,
         recipe="cpu",

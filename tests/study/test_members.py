@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from capsule.host.errors import CapsuleError
 from capsule.study.members import plan_members, sampled, seed_of_run
-from capsule.study.spec import LogUniform, SampleSpec, Uniform
+from capsule.study.spec import LogUniformRange, SampleSpec, UniformRange
 from tests.study.small_studies import of_groups
 
 STREAMS = ["environment", "no-op", "exploration", "initialization", "minibatch", "evaluation"]
@@ -213,7 +213,10 @@ def test_draws_lie_within_their_bounds_however_close_these_are(low, high, number
     low, high = sorted((low, high))
     if low == high:
         high = math.nextafter(high, math.inf)
-    for distribution in (LogUniform(log_uniform=(low, high)), Uniform(uniform=(low, high))):
+    for distribution in (
+        LogUniformRange(log_uniform=(low, high)),
+        UniformRange(uniform=(low, high)),
+    ):
         sample = SampleSpec(count=1, fields={"name": distribution})
         assert low <= sampled(sample, 0, number)["name"] <= high
 

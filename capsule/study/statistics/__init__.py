@@ -16,7 +16,7 @@ from capsule.study.statistics.aggregates import (
 )
 from capsule.study.statistics.bootstrap import (
     LEVEL,
-    Interval,
+    ConfidenceInterval,
     Tasks,
     stratified_interval,
     stratified_intervals,
@@ -42,7 +42,7 @@ __all__ = [
     "MAX_ARRANGEMENTS",
     "MIN_SCORES",
     "PERMUTATIONS",
-    "Interval",
+    "ConfidenceInterval",
     "Tasks",
     "VarianceTest",
     "average_score_profile",

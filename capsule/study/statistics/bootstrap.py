@@ -19,7 +19,7 @@ LEVEL = 0.95  # of the intervals
 Tasks = Sequence[Sequence[float]]  # tasks x runs
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """An estimate with the percentile interval of its bootstrap, at level :data:`LEVEL`."""
 
     estimate: float
@@ -46,7 +46,7 @@ def stratified_interval(
     statistic: Callable[..., float],
     seed: str,
     resamples: int = RESAMPLES,
-) -> Interval:
+) -> ConfidenceInterval:
     """Return a statistic of one or several samples with its percentile interval.
 
     Args:
@@ -67,7 +67,7 @@ def stratified_intervals(
     statistics: Callable[..., Sequence[float]],
     seed: str,
     resamples: int = RESAMPLES,
-) -> list[Interval]:
+) -> list[ConfidenceInterval]:
     """Return several statistics of the same draws, each with its own (pointwise) interval.
 
     Arguments and errors are those of :func:`stratified_interval`.
@@ -92,7 +92,7 @@ def stratified_intervals(
     ]
     margin = (1 - LEVEL) / 2
     return [
-        Interval(estimate, quantile(column, margin), quantile(column, 1 - margin))
+        ConfidenceInterval(estimate, quantile(column, margin), quantile(column, 1 - margin))
         for estimate, column in zip(
             statistics(*samples), map(sorted, zip(*found, strict=True)), strict=True
         )

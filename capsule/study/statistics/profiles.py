@@ -11,7 +11,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from capsule.study.statistics.bootstrap import Interval, Tasks, check_scores, stratified_intervals
+from capsule.study.statistics.bootstrap import (
+    ConfidenceInterval,
+    Tasks,
+    check_scores,
+    stratified_intervals,
+)
 from capsule.verification.equivalence.statistics import RESAMPLES
 
 
@@ -38,7 +43,7 @@ def profile_band(
     *,
     profile: Callable[[Tasks, Sequence[float]], list[float]] = performance_profile,
     resamples: int = RESAMPLES,
-) -> list[Interval]:
+) -> list[ConfidenceInterval]:
     """Return a profile with the percentile interval at each threshold by stratified bootstrap.
 
     The intervals are pointwise: at each threshold by itself, the bootstrap's percentiles.
