@@ -1,12 +1,18 @@
 """For all tests."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A shell starts what it has in the background with SIGINT ignored, and programs pass that on. Tests
+# interrupt programs, wherever they run themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A timing is never a test: a slow machine must not fail a property.
 settings.register_profile("capsule", deadline=None)
