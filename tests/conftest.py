@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A shell starts what it has in the background with SIGINT ignored, and programs pass that on. Tests
-# interrupt programs, wherever they run themselves.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what it has in the background with SIGINT ignored, nohup ignores SIGHUP, and
+# programs pass that on. Tests interrupt programs, wherever they run themselves; a handler is not
+# passed on.
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, lambda _number, _frame: None)
 
 # A timing is never a test: a slow machine must not fail a property.
 settings.register_profile("capsule", deadline=None)

@@ -15,7 +15,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "other-programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-ONCE = [name for name in PROGRAMS if name != "sb3_dqn"]  # PPO of the same library is one of them
+ONCE = [name for name in PROGRAMS if name != "sb3_dqn"]  # sb3_ppo is of the same library
 BUSY = "while True: pass"
 
 pytestmark = pytest.mark.network

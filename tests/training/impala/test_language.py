@@ -390,6 +390,7 @@ def test_a_run_is_equal_in_several_processes_whoever_evaluates_the_policy(
     assert claimed(again) == claimed(babyai_run)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(babyai_run, tmp_path):
     directory = new_run(tmp_path / "killed", make_spec(BABYAI))

@@ -360,6 +360,7 @@ def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
     assert claimed(killed) == claimed(whole)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_it_learns_cartpole(make):
     changes = {
