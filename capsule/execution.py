@@ -97,6 +97,7 @@ def prepare(
         cache.trees.add(project, lock.project.sha256)
     wanted, image = lock.image, None
     if engine.name == "process" or "base" in supplied:
+        # Debian packages are only needed for a base layer that is made here.
         wanted = lock.image.model_copy(update={"debian": ()})
     fetch(wanted, cache, sources, progress=reporter.note)
     check_packages(lock, cache, debian=bool(wanted.debian))
@@ -150,6 +151,7 @@ def execute(
     if (run_directory / contract.LEDGER).exists():  # written last
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
+    # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
     job = contract.Job.of(
         lock,
@@ -271,6 +273,7 @@ class _EventTail:
         complete = data[: data.rfind(b"\n") + 1]
         if not complete and len(data) == MAX_READ_BYTES:
             raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
+        # A line without its end may still be in the making; it is read again at the next poll.
         self._offset += len(complete)
         return [contract.Event.model_validate_json(line) for line in complete.splitlines()]
 

@@ -111,6 +111,7 @@ def _add(first: _Point, second: _Point) -> _Point:
 
 
 def _multiply(scalar: int, point: _Point) -> _Point:
+    # The time this takes depends on the scalar, which does no harm: nothing secret is multiplied.
     product = _IDENTITY
     while scalar:
         if scalar & 1:

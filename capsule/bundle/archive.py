@@ -32,11 +32,15 @@ NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 ASK_AGAIN = "Do not use this copy: get the bundle again from its author and compare its SHA-256."
 
 _COPY_SIZE = 1 << 20
+# The twelve bytes behind the last ustar field are laid out, too. Readers skip them, so they would
+# otherwise be room for unsigned data in every header.
 _LAYOUT = struct.Struct("100s 8s 8s 8s 12s 12s 8s 1s 100s 6s 2s 32s 32s 8s 8s 155s 12s")
 _FIELDS = (
     *("name", "mode", "uid", "gid", "size", "mtime", "chksum", "typeflag", "linkname"),
     *("magic", "version", "uname", "gname", "devmajor", "devminor", "prefix", "padding"),
 )
+# Recognised only to name the mistake. Nothing is unwrapped here: the size of the file would no
+# longer bound what it unpacks to.
 _WRAPPINGS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -82,9 +86,13 @@ def header(name: str, size: int) -> bytes:
         raise ValueError(f"not a canonical member name: {name!a}")
     if not 0 <= size <= MAX_SIZE:
         raise ValueError(f"{name}: a size of {size} bytes does not fit a ustar header")
+    # POSIX lets a number end in NUL or in a blank. Since headers are compared, there must be one
+    # form.
     zero = b"%07o\0" % 0
     fields = [name.encode(), b"%07o\0" % 0o644, zero, zero, b"%011o\0" % size, b"%011o\0" % 0]
     tail = [b"0", b"", b"ustar\0", b"00", b"", b"", zero, zero, b"", b""]
+    # POSIX has the checksum taken with its own field as blanks. Its ending, NUL and then a blank,
+    # is what archivers write by tradition.
     checksum = sum(_LAYOUT.pack(*fields, b" " * 8, *tail))
     return _LAYOUT.pack(*fields, b"%06o\0 " % checksum, *tail)
 
@@ -150,6 +158,8 @@ def create_file(root: Path, name: str) -> BinaryIO:
         for parent in parents:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(parent, 0o700, dir_fd=directory)
+            # From descriptor to descriptor: a folder that is exchanged for a link meanwhile leads
+            # nowhere.
             child = os.open(parent, _DIRECTORY, dir_fd=directory)
             os.close(directory)
             directory = child
@@ -178,9 +188,12 @@ class ArchiveReader:
             CapsuleError: CAP-B103, B104, B105, B106, B107: any other member, or none.
         """
         found = self._block(name)
+        # The size is the only thing taken from a header. One that is not plain octal (GNU's base
+        # 256, signs, blanks) becomes 0 here, so that the comparison refuses the header.
         digits = found[124:135]
         size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else 0
         _compare(found, name, size)
+        # Before the content is read: at this point nothing vouches for the size.
         if size > limit:
             raise _too_large(f"member {name} has {size} bytes", limit)
         data = self._exactly(size, name)
@@ -223,6 +236,8 @@ class ArchiveReader:
             raise tampered("CAP-B109", f"an unsigned member follows: {_name_in(end)}")
         if any(self._exactly(BLOCK, "end of archive")):
             raise tampered("CAP-B106", "the end of the archive is not two zero blocks")
+        # Archivers stop at the zero blocks and would never show what follows. GNU tar's padding to
+        # a full record is refused for the same reason.
         if self._stream.read(1):
             raise tampered("CAP-B109", "data follows the end of the archive")
 
@@ -240,6 +255,7 @@ class ArchiveReader:
         return data
 
     def _padding(self, name: str, size: int) -> None:
+        # Archivers skip the padding, so a signed bundle could carry anything in it unseen.
         if any(self._exactly(-size % BLOCK, name)):
             raise tampered("CAP-B106", f"the padding after {name} is not zero")
 

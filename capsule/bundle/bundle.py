@@ -179,6 +179,8 @@ def pack(
     """
     manifest = _describe(files, claim_id, kind, with_sshsig=ssh_sign is not None)
     statement = envelope.BundleStatement.about(manifest)
+    # The order in which open_bundle reads: a reader parses nothing but the bounded envelope before
+    # a digest vouches for it, and needs to seek nowhere.
     documents = {
         ENVELOPE: envelope.sign(statement, key),
         MANIFEST: manifest.document(),
@@ -196,6 +198,8 @@ def pack(
             written = archive.write(stream, members)
         except EOFError as error:
             raise _unreadable("a file became shorter while it was packed") from error
+        # Each file was hashed for the manifest and is read a second time here. If a program still
+        # writes to it, the two digests differ and the temporary file is dropped.
         for path, digest in signed.items():
             if written[path] != digest:
                 raise _unreadable(f"{path} changed while it was packed")
@@ -233,6 +237,8 @@ def open_bundle(
         stream = stack.enter_context(archive.open_archive(path))
         with _copying():
             root = stack.enter_context(temporary_folder("capsule-bundle-"))
+            # Empty until every check has passed. Until then ``stack`` cleans up; afterwards its
+            # duties move here, to be done by OpenedBundle.close.
             resources = ExitStack()
             opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
         if opened.manifest.kind != kind:
@@ -254,6 +260,8 @@ def _check(
     document = reader.read(MANIFEST, limits.manifest)
     manifest = _attested_manifest(document, attestation.statement, limits)
     signatures = [KeySignature("dsse", attestation.fingerprint, attestation.signer)]
+    # The attested manifest says whether this signature must be there, so that stripping it is
+    # noticed.
     if "sshsig" in manifest.signatures:
         key = sshsig.verify(reader.read(SSHSIG, sshsig.MAX_SIZE), document)
         signatures.append(KeySignature("sshsig", key.fingerprint, key))
@@ -264,6 +272,7 @@ def _check(
         for file in manifest.files
     }
     reader.finish()
+    # Trust comes last: whether a signer is known matters only for a bundle that is intact.
     signers = policy.judge(signatures, document)
     if not policy.trusts_nobody:
         policy.require(signers)
@@ -276,12 +285,15 @@ def _attested_manifest(
 ) -> Manifest:
     """Parse a manifest after its digest matched, and check that the statement says no more."""
     attested = statement.subject[0].digest.sha256
+    # Before parsing, so that bytes which the statement does not name never reach a parser.
     if sha256_hex(document) != attested:
         raise tampered("CAP-B112", f"{MANIFEST} is not the attested one (SHA-256 {attested})")
     manifest = parse_document(document, Manifest, MANIFEST, "CAP-B111")
     if len(manifest.files) > limits.files:
         count = len(manifest.files)
         raise tampered("CAP-B105", f"{MANIFEST} lists {count} files, more than {limits.files}")
+    # This covers SHA256SUMS and the claim id as well. Tools that read only the statement would show
+    # other ones as signed.
     if statement != envelope.BundleStatement.about(manifest):
         raise tampered("CAP-B113", f"the signed statement and {MANIFEST} contradict each other")
     return manifest
@@ -340,13 +352,17 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
     """Give a stream whose content becomes ``destination`` at the end, or leaves no trace."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, because a rename is atomic within one file system only.
         handle, name = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
                 yield stream
                 stream.flush()
+                # Synced before the rename: after a crash the name must not lead to an incomplete
+                # bundle.
                 os.fsync(stream.fileno())
+            # mkstemp makes a file for its owner alone, but a bundle is made to be passed on.
             temporary.chmod(0o644)
             temporary.replace(destination)
         except BaseException:

@@ -224,6 +224,7 @@ def read_arrivals(path: Path) -> ArrivalLog:
         CapsuleError: CAP-B090 missing; CAP-T385 not what it must be.
     """
     with _reading(path.name, "arrival log"), open_regular(path, os.O_NOFOLLOW) as stream:
+        # One byte more than allowed, by which parse_arrivals tells that a log is too long.
         return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
 
 

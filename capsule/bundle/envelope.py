@@ -115,6 +115,8 @@ class DsseEnvelope(Model):
     payload_type: Literal["application/vnd.in-toto+json"] = Field(
         "application/vnd.in-toto+json", alias="payloadType"
     )
+    # DSSE allows several, of which a verifier may accept any. With exactly one there is no question
+    # which of them counts.
     signatures: tuple[EnvelopeSignature]
 
 
@@ -146,6 +148,8 @@ class Attestation:
 def pre_authentication_encoding(payload: bytes) -> bytes:
     """Return the bytes that are signed (DSSE 1.0.2, PAE)."""
     kind = PAYLOAD_TYPE.encode()
+    # The lengths, in bytes, keep the fields apart: no other pair of type and payload gives these
+    # bytes.
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
@@ -205,12 +209,15 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
     (signature,) = envelope.signatures
     payload = _decode(envelope.payload)
     message, raw = pre_authentication_encoding(payload), _decode(signature.sig)
+    # DSSE does not sign ``keyid``, so it may not choose the key. It only has to agree in the end.
     signer = next((key for key in keys if key.verify(raw, message)), None)
     claimed = signature.keyid
     if signer is None and claimed in {key.fingerprint for key in keys}:
         raise tampered("CAP-B122", f"the signature is not one of {claimed} over this statement")
     if signer is not None and signer.fingerprint != claimed:
         raise tampered("CAP-B123", f"{signer.fingerprint} signed, but {claimed} is named as signer")
+    # Anyone can negate the s of an ECDSA signature without having the key, and would get another
+    # bundle, with another SHA-256, that says and proves the same.
     if signer is not None and not signer.algorithm.is_canonical(raw):
         raise tampered("CAP-B122", f"the signature of {claimed} is not in canonical form (low s)")
     return payload, signer
@@ -219,6 +226,8 @@ def unseal(envelope: DsseEnvelope, keys: Sequence[PublicKey]) -> tuple[bytes, Pu
 def parse_exact(data: bytes, model: type[_M], name: str, code: str, *, grows: bool = False) -> _M:
     """Parse a document that is written as Capsule writes it: see :func:`parse_document`."""
     document = parse_document(data, model, name, code, grows=grows)
+    # Canonical JSON is not enough: where a field with a default is left out, pydantic fills it in,
+    # and two documents would mean the same.
     if document.document() != data:
         raise tampered(code, f"{name} has a missing or misspelled field")
     return document
@@ -234,6 +243,7 @@ def _decode(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise tampered("CAP-B121", "the signature envelope contains malformed base64") from error
+    # Python ignores bits that are set behind the last whole byte, so several texts decode alike.
     if _encode(data) != text:
         raise tampered("CAP-B121", "the signature envelope contains non-canonical base64")
     return data

@@ -74,6 +74,8 @@ class PublicKey:
             start = len(algorithm.blob_prefix)
             end = start + algorithm.point_size
             if blob.startswith(algorithm.blob_prefix) and len(blob) >= end:
+                # Encoded again and compared: behind the point there may be nothing, or a token's
+                # application with its true length.
                 key = cls(blob[start:end], comment, algorithm, blob[end + 4 :])
                 if key.blob == blob:
                     return key
@@ -134,6 +136,7 @@ class PrivateKey:
             return self._key.sign(message)
         signature = self._key.sign(message, ec.ECDSA(SHA256(), deterministic_signing=True))
         r, s = decode_dss_signature(signature)
+        # OpenSSL gives either s, but an envelope is accepted with the smaller one only.
         return encode_dss_signature(r, min(s, P256_ORDER - s))
 
 
@@ -173,6 +176,7 @@ def generate(
     secret = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, cipher)
     public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
+    # lexists, because a dangling link takes the name, too.
     for target in (path, beside):
         if os.path.lexists(target):
             raise CapsuleError("CAP-B135", f"{target} exists already", fix="Choose another name.")
@@ -236,6 +240,7 @@ def read_passphrase(path: Path) -> str:
             passphrase).
     """
     try:
+        # Not open_regular: a pipe is of use here, as in ``--passphrase-file <(pass show key)``.
         with path.open("rb") as stream:
             facts = os.fstat(stream.fileno())
             line = stream.readline(_MAX_FILE)
@@ -243,6 +248,7 @@ def read_passphrase(path: Path) -> str:
         message = f"cannot read the passphrase in {path}: {error.strerror}"
         raise CapsuleError("CAP-B131", message, fix="Give the path of a readable file.") from error
     mode = stat.S_IMODE(facts.st_mode)
+    # Of the descriptor, since the path may lead elsewhere by now. A pipe's mode says nothing.
     if stat.S_ISREG(facts.st_mode) and mode & 0o077:
         message = f"others may read the passphrase in {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
@@ -317,6 +323,8 @@ def openssh_blob(line: str) -> bytes:
     blob = base64.b64decode(text, validate=True)
     if base64.b64encode(blob).decode() != text:
         raise ValueError("not the canonical base64 form of a key")
+    # The type stands there twice. A fingerprint is of the blob alone, so the word in front could
+    # lie.
     if blob[4 : 4 + int.from_bytes(blob[:4])] != kind.encode():
         raise ValueError("the key is not of the type in front of it")
     return blob
@@ -362,9 +370,11 @@ def _write_secret(path: Path, secret: bytes) -> None:
 
     Folders that are missing are made for the owner alone, whatever the umask.
     """
+    # mkdir(parents=True) would give all folders but the last the default mode.
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
+    # The file has its mode from the start. With a chmod afterwards, others could open it before.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
         try:

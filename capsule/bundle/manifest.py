@@ -97,6 +97,8 @@ def _check_names(paths: Iterable[str]) -> None:
     taken = {MANIFEST.lower(), CHECKSUMS.lower(), ENVELOPE.lower()}
     folders = {"signatures"}
     for path in paths:
+        # The file systems of macOS and Windows would unpack two names that differ in case into one
+        # file. Names are ASCII here, so lower() is all there is to it.
         name = path.lower()
         if name in taken or name.startswith("signatures/"):
             raise ValueError(

@@ -101,6 +101,7 @@ class Members(Mapping[str, Path]):
             except EOFError:
                 found = "of a shorter file"
         if found != member.file.sha256:
+            # create_file replaces nothing, so a second attempt needs the name to be free.
             (self._root / path).unlink()
             raise other_content(path, found, member.file.sha256)
         self._copies[path] = self._root / path

@@ -95,6 +95,8 @@ def pack_run(
         }
         kinds = members_of(run.lock, claims, embedded=embed_image)
         sources |= _derived(run.lock, claims, observations, kinds)
+        # Verifiers compute the same names from lock and claims. A source that is missing is an
+        # error here, and not a bundle that everybody rejects.
         members = {path: Content(sources[path], *kind) for path, kind in kinds.items()}
         claim_id = claims.claim_id()
         path = destination / f"{run.lock.spec.name}-{claim_id[:8]}.capsule.tar"
@@ -192,6 +194,8 @@ def _program_files(directory: Path, claims: ProgramClaims) -> Sources:
 def _written(workspace: Path, path: str) -> Path:
     """Return where an output is, if no link leads from there to a file of this machine."""
     try:
+        # A probe is enough, because nothing of the program runs any more that could exchange the
+        # path.
         open_beneath(workspace, path).close()
     except OSError as error:
         raise CapsuleError(
@@ -246,6 +250,7 @@ def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:
     packed = scratch / "project.zst"
     archive = project_archive(lock.project, cache)
     _compress(packed, ZSTD_LEVEL, partial(_copy, archive))
+    # The verifier's own bound, applied where the author can still do something about it.
     if lock.project.size > run_bundle.largest_unpacked(packed.stat().st_size):
         raise CapsuleError(
             "CAP-B161",

@@ -147,6 +147,7 @@ class Detail(Model):
 
 def _instant(text: str) -> str:
     """Accept a time in UTC to the second, of a year in which there were receipts."""
+    # strptime takes single digits as well; the comparison leaves a time one spelling.
     if datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC).strftime(TIME_FORMAT) != text:
         raise ValueError("not a time in the form YYYY-MM-DDThh:mm:ssZ")
     if int(text[:4]) < FIRST_YEAR:
@@ -171,6 +172,8 @@ class VerificationSummary(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        # Tools for SLSA read the standard fields, and people ours. The two must not tell different
+        # stories.
         (level,) = self.verified_levels
         if level != LEVELS[self.detail.verdict]:
             raise ValueError(f"verdict {self.detail.verdict} does not match the level {level}")

@@ -226,6 +226,7 @@ def output_members(paths: Iterable[tuple[str, str]]) -> dict[str, str]:
     files: set[str] = set()
     folders: set[str] = set()
     members = {}
+    # In order, so that packer and verifier give a name for which several compete to the same one.
     for path, sha256 in sorted(paths):
         name = WORKSPACE + path
         above = {str(parent).lower() for parent in PurePosixPath(name).parents}

@@ -94,6 +94,8 @@ def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) ->
     """
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(key)]
     try:
+        # Standard error is not captured: ssh-keygen asks there for a touch and says what went
+        # wrong.
         done = subprocess.run(command, input=message, stdout=subprocess.PIPE, check=False)
     except FileNotFoundError as error:
         raise _not_signed("ssh-keygen is not there", "Install OpenSSH's client.") from error
@@ -103,6 +105,7 @@ def sign_by_ssh_keygen(message: bytes, key: Path, namespace: str = NAMESPACE) ->
             "Give a private key, or the public key of a private key in your ssh-agent.",
         )
     try:
+        # ssh-keygen also signs with keys that no reader of bundles accepts, such as RSA.
         verify(done.stdout, message, namespace)
     except CapsuleError as error:
         raise _not_signed(
@@ -120,14 +123,21 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
         raise ValueError("it does not begin with SSHSIG")
     if int.from_bytes(version) != _VERSION:
         raise ValueError(f"version {int.from_bytes(version)}, not {_VERSION}")
+    # The third string is reserved, and readers are to ignore it. The comparison at the end of this
+    # function still requires that it is empty.
     key_blob, space, _, hash_name, signature = _strings(rest, 5)
+    # Without this, somebody who gets a person to sign a chosen file, for Git or for mail, would
+    # have a signed bundle.
     if space != namespace.encode():
         raise ValueError(f"made for {_show(space)}, not for {namespace!a}")
     if hash_name not in {name.encode() for name in _HASHES}:
         raise ValueError(f"hash {_show(hash_name)}, not sha512 or sha256")
     key = _key(key_blob)
+    # A token's flags and counter follow the signature without a length of their own (PROTOCOL.u2f).
     end = len(signature) - (_STATE if key.algorithm.of_token else 0)
     kind, value = _strings(signature[:end], 2)
+    # A signature names a type of its own, by which nobody may choose another algorithm than the
+    # key's.
     if kind != key.algorithm.key_type.encode():
         raise ValueError(f"a signature of type {_show(kind)} by a {key.algorithm.key_type} key")
     if key.algorithm.is_ecdsa:
@@ -135,6 +145,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     found = SshSignature(key, hash_name.decode(), value, signature[end:])
     if key.algorithm.of_token and not found.state[0] & _TOUCHED:
         raise ValueError("the security token was not touched for it")
+    # Numbers with needless leading zeros, among others, are refused here.
     if _blob(found, namespace) != blob:
         raise ValueError("not in the one canonical encoding")
     return found
@@ -220,6 +231,8 @@ def _mpints(signature: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
     numbers = decode_dss_signature(signature)
+    # An mpint has a sign. A number whose top bit is set needs a zero byte in front, hence the extra
+    # byte.
     return b"".join(_string(number.to_bytes(number.bit_length() // 8 + 1)) for number in numbers)
 
 

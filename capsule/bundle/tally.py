@@ -71,6 +71,8 @@ def read_original(bundle: Path, policy: TrustPolicy) -> Original:
     try:
         opened = open_bundle(bundle, policy)
     except UntrustedError:
+        # Whom the reader does not trust is needed as well: receipts must be independent of every
+        # author.
         opened = open_bundle(bundle, ())
     with opened:
         return Original.of(opened)
@@ -207,6 +209,7 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
     summary, detail = statement.predicate, statement.predicate.detail
     if statement.claim_id != original.claim_id:
         raise tampered("CAP-B172", f"the receipt is about another run: {statement.claim_id}")
+    # Both times are UTC in one format of fixed width, so the texts compare as the times do.
     latest = (policy.now + CLOCKS_APART).strftime(TIME_FORMAT)
     if summary.time_verified > latest:
         raise tampered(
@@ -220,6 +223,8 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
         trusted=signer.rejection_reason is None,
         identity=signer.identity,
         rejection_reason=signer.rejection_reason,
+        # The signers whom the receipt itself names count, too: the bundle that was verified may
+        # have been signed anew since, by a key made for the purpose.
         own=fingerprint in original.authors.union(detail.signers),
         of_this_bundle=summary.input_attestations[0].digest.sha256 == original.manifest,
         author_known=original.authentic,

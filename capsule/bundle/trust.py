@@ -137,6 +137,7 @@ class TrustPolicy:
             UntrustedError: CAP-B125 (no trusted key signed), B154 (the signatures of known keys
                 do not count), B155 (too few trusted keys signed).
         """
+        # A set: one key that signed the envelope and the manifest's SSH signature is one signer.
         counted = {
             str(signer.key or signer) for signer in signers if signer.rejection_reason is None
         }
@@ -183,6 +184,8 @@ class TrustPolicy:
         ]
         lines.sort(key=lambda line: line[1] is not None)  # one that allows it is enough
         identity, rejection_reason = lines[0] if lines else (None, _UNKNOWN)
+        # Revocation overrules everything else. It goes by the stated fingerprint, which is all that
+        # is known of a signature that no given key verifies.
         if signature.fingerprint in self.revoked:
             rejection_reason = "is revoked"
         elif signature.key in self.keys:
@@ -207,6 +210,7 @@ class TrustPolicy:
         return KeySignature("detached", key.fingerprint, key)
 
     def _judge_keyless(self, file: Detached, manifest: bytes) -> Signer:
+        # Exactly one: _check_options requires it of a policy with keyless signatures.
         (identity,) = self.identities
         keyless.verify(file.data, manifest, identity, str(self.issuer))
         return Signer(kind="keyless", key=None, identity=f"{identity} of {self.issuer}")
@@ -259,6 +263,7 @@ def _check_options(policy: TrustPolicy) -> None:
             "A key given with `--key` is trusted without a name. Use a trust file to assign names "
             "to keys.",
         )
+    # Such a policy would look strict and check nothing.
     if policy.trusts_nobody and (policy.detached or policy.revoked or policy.threshold > 1):
         raise _misused(
             "no trusted key was given",

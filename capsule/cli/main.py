@@ -42,6 +42,7 @@ app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
+    # Typer's own tracebacks may show local variables, among which a passphrase can be.
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -48,6 +48,7 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
         ) from error
     parse_spec(before, str(path))
     after = patched(before.decode(), patch).encode()
+    # Changing YAML as text is delicate. What is no valid spec must not replace the user's file.
     parse_spec(after, str(path))
     try:
         write_atomic(path, after)

@@ -185,6 +185,7 @@ def _token(token: str, user: str) -> Iterator[Path]:
     """Write a token to a file, which a user of containers can read and no other."""
     with temporary_folder("capsule-token-") as folder:
         path = folder / "token"
+        # The mode comes before the content.
         path.touch(mode=0o600)
         path.write_text(token)
         if os.getuid() == 0:

@@ -42,6 +42,7 @@ def connect(name: ContainerEngineName) -> DockerClient:
         except Exception as error:  # noqa: BLE001 - the SDK raises its own, requests' and OSError
             refusals.append(f"{address}: {_reason(error)}")
             continue
+        # The address does not tell: podman-docker puts Podman's socket where Docker's is expected.
         found = engine_name(client.version())
         if found == name:
             return client

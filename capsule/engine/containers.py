@@ -157,6 +157,8 @@ class ContainerEngine:
         try:
             self._client.images.load(archive_chunks(image, skip=present))
         except (APIError, ImageLoadError):
+            # With nothing left out, the same request would fail again. Otherwise, the image that
+            # had the missing layers may have been removed meanwhile.
             if not present:
                 raise
             self._client.images.load(archive_chunks(image))
@@ -176,6 +178,7 @@ class ContainerEngine:
         label = f"{_LABEL}={run_label(run_directory)}"
         for container in self._client.containers.list(all=True, filters={"label": label}):
             container.remove(force=True, v=True)
+        # After the containers, because an engine does not remove a network that is in use.
         for network in self._client.networks.list(filters={"label": label}):
             network.remove()
 
@@ -202,6 +205,7 @@ class ContainerEngine:
 
     def _abandoned_containers(self) -> Iterator[Callable[[], None]]:
         """Yield the removal of each; there are the same labels on networks."""
+        # The SDK inspects each container after listing them all, and some may be gone by then.
         listed = self._client.containers.list(
             all=True, filters={"label": _OWNER}, ignore_removed=True
         )
@@ -235,6 +239,7 @@ class ContainerEngine:
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges", seccomp_option(self.name)],
             "mem_limit": f"{limits.memory_mb}m",
+            # The sum of memory and swap. As much as mem_limit means no swap.
             "memswap_limit": f"{limits.memory_mb}m",
             "pids_limit": limits.processes,
             "shm_size": temporary,
@@ -244,6 +249,8 @@ class ContainerEngine:
                 Ulimit(name=name, soft=limit, hard=limit)
                 for name, limit in _ulimits(limits).items()
             ],
+            # The engine keeps the log on its own disk, where no limit of the run directory would
+            # notice it.
             "log_config": LogConfig(
                 type=LogConfig.types.JSON,
                 config={"max-size": str(LOG_BYTES), "max-file": "1"},
@@ -300,6 +307,7 @@ class ContainerEngine:
         return self._start(settings, gpu=False)
 
     def _start_once(self, settings: dict[str, Any]) -> Container:
+        # Not with auto_remove, which would take the output away before it is collected.
         container = self._client.containers.create(**settings)
         try:
             container.start()
@@ -350,6 +358,7 @@ class _RunningContainer:
         from docker.errors import APIError
 
         try:
+            # If the container has just ended by itself, the engine refuses the signal.
             self._container.kill(signal=name)
         except APIError:
             self._container.reload()

@@ -38,6 +38,7 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
             progress("installing the locked packages for the plain-process engine")
             shutil.rmtree(environment, ignore_errors=True)
             _make_environment(lock, cache, environment)
+            # After the environment, which does not count without its record.
             write_atomic(record, _state(environment).encode())
     return environment
 
@@ -83,6 +84,7 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
             file.chmod(0o755 if is_program(name) else 0o644)
+        # By a rename, so that an installation that is killed leaves nothing under the key.
         made.rename(target)
 
 

@@ -124,6 +124,8 @@ def no_gpu(cause: str) -> CapsuleError:
 
 def about_gpu(message: str) -> bool:
     """Tell whether an engine's refusal to start a container is about its GPU."""
+    # Docker says "could not select device driver", NVIDIA's hook names itself, and CDI's errors
+    # speak of "unresolvable CDI devices".
     return re.search(r"device driver|nvidia|\bcdi\b", message, re.IGNORECASE) is not None
 
 

@@ -188,6 +188,7 @@ class _RunningProcess:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        # Popen gives -n for an end by signal n; containers give 128 + n.
         return status if status >= 0 else 128 - status
 
     def terminate(self) -> None:
@@ -230,6 +231,7 @@ def descendants(process: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # processes end at any moment
+            # The name of a program, in parentheses, may itself have blanks and parentheses.
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
     found, new = set[int](), children.get(process, [])
@@ -260,6 +262,7 @@ def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Ctrl-C on the terminal reaches Capsule alone, which then ends the task in its own way.
             start_new_session=True,
             umask=0o022,
         )
@@ -280,6 +283,7 @@ def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
     finally:
         running.kill()
         process.wait()
+        # Bounded, because a process that got away may keep the pipe open for ever.
         log.join(_LOG_SECONDS)
 
 

@@ -88,6 +88,7 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     Raises:
         CapsuleError: CAP-E008, another process holds it.
     """
+    # The folder itself is locked, because the task could remove a lock file in it.
     descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -136,8 +137,11 @@ def supervise(
         if _disk_exceeded(task):
             return Exit(_kill(running), "disk-full")
     on_poll()
+    # Engines may report this although only a child was killed and the task went on, as a status of
+    # 0 shows.
     if status != 0 and running.was_out_of_memory():
         return Exit(status, "out-of-memory")
+    # A task that uses up the disk between two looks fails by itself, and this is the true reason.
     return Exit(status, "disk-full" if _disk_exceeded(task) else "exited")
 
 
@@ -148,6 +152,7 @@ def unattended_seconds(limits: LimitsSpec) -> int:
 
 def _disk_exceeded(task: Task) -> bool:
     disk = os.statvfs(task.run_directory)
+    # f_bfree would include what the file system reserves for root.
     if disk.f_bavail * disk.f_frsize < RESERVE_BYTES:
         return True
     return disk_usage(task.run_directory) > task.limits.disk_mb << 20
@@ -186,6 +191,8 @@ def disk_usage(folder: Path) -> int:
             CAP-E040, the folder is too deep or has too many entries to be watched.
     """
     try:
+        # Blocks, not lengths, since holes take no space. Linux counts them in units of 512 bytes on
+        # every file system.
         return sum(entry.facts.st_blocks * 512 for entry in entries_beneath(folder))
     except PermissionError as error:
         raise CapsuleError(

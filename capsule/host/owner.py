@@ -99,7 +99,10 @@ def remove_abandoned(parent: Path | None = None) -> None:
 def _remove_if_abandoned(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # Fails while the owner lives. Unlike a file with a process number, a lock ends even with
+        # SIGKILL.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # /tmp is everybody's, and the suffix is no secret.
         if os.fstat(descriptor).st_uid == os.getuid():
             remove_folder(folder)
     finally:
@@ -118,4 +121,5 @@ def _started(process: int) -> str | None:
     except OSError:
         return None
     state, started = fields[0], fields[19]
+    # A zombie keeps its number until its parent asks for its status, but does nothing any more.
     return None if state in "ZX" else started

@@ -69,6 +69,7 @@ def _apply_override(document: YamlDocument, override: str) -> None:
             f"override {override!r} is not section.field=value",
             fix="--set seeds.root=1",
         )
+    # By the rules of the file, so that a value means the same on the command line and in it.
     given = YamlDocument(f"value: {text}".encode(), f"--set {name}", "spec")
     document.set(name, given.tree["value"], "set on the command line")
 

@@ -141,6 +141,7 @@ class _Reader:
         if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
             self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
         try:
+            # Composed and not loaded: nodes know their places, and no constructor is called.
             node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
         except UnicodeDecodeError as error:
             self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
@@ -161,6 +162,7 @@ class _Reader:
         from ruamel.yaml.nodes import MappingNode, SequenceNode
 
         self.marks.setdefault(path, _position(node))
+        # A few aliases of aliases expand to gigabytes ("billion laughs").
         if node.anchor is not None:
             self._refuse(
                 f"{_position(node)}: anchors and aliases are not allowed",
@@ -247,6 +249,7 @@ def _explain(error: ValidationError, document: YamlDocument, model: type[Model])
         )
         missing = untold or finding["type"] == "missing"
         path = _path_in_document(loc, tree, missing=missing)
+        # The empty path of the whole document always has a mark.
         where = next(marks[place] for place in _upwards(path) if place in marks)
         field = dotted(path) or f"the {document.kind}"
         if finding["type"] == "extra_forbidden":

@@ -73,6 +73,7 @@ class Cache:
             CapsuleError: CAP-I103, it is not here or damaged.
         """
         path = self.path(package.sha256)
+        # For its error, if the file is missing.
         self.size(package)
         if (found := sha256_file(path)) != package.sha256:
             raise CapsuleError(
@@ -107,6 +108,7 @@ class Cache:
         target = self.path(sha256)
         self.folder("objects")
         target.parent.mkdir(mode=_MODE, exist_ok=True)
+        # Beside its target, because a rename is atomic within one file system only.
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
         try:
             found = _copy_hashed(source, handle)
@@ -164,6 +166,8 @@ class Cache:
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Hold the named lock among all processes that use this cache; waits for it."""
+        # The file stays: if it were removed, a waiting process would get the lock of a file that no
+        # later one sees.
         with (self.folder("locks") / name).open("w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield

@@ -88,6 +88,7 @@ def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = No
     libc = " ".join(part for part in platform.libc_ver() if part)
     return Fingerprint(
         cpu=read_cpu(),
+        # The machine's memory, not the limit of the cgroup that this process happens to be in.
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=os.uname().release,
         os=_operating_system(),

@@ -102,6 +102,7 @@ def read_gpus(nvml: Any) -> tuple[Driver, tuple[Gpu, ...]]:
     except nvml.NVMLError as error:
         return Driver(nvml=_state(nvml, error)), ()
     finally:
+        # NVML counts initialisations, so this does not close it for others in the process.
         nvml.nvmlShutdown()
 
 
@@ -155,6 +156,7 @@ def _text(value: str | bytes) -> str:
 
 def _architecture(nvml: Any, gpu: Any) -> str:
     number = nvml.nvmlDeviceGetArchitecture(gpu)
+    # A GPU that is newer than the binding has a number, but no name in it.
     return _constants(nvml, "NVML_DEVICE_ARCH_").get(number, f"number-{number}").lower()
 
 
@@ -214,6 +216,7 @@ GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "compute_capability": _compute_capability,
     "cuda_cores": lambda nvml, gpu: nvml.nvmlDeviceGetNumGpuCores(gpu),
     "sm_count": lambda nvml, gpu: nvml.nvmlDeviceGetAttributes_v2(gpu).multiprocessorCount,
+    # NVML gives two modes, of MIG as of ECC: the current one and that after the next reset.
     "mig_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
     "mig_devices": _mig_devices,
     "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,

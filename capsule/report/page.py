@@ -63,6 +63,7 @@ Rows = Sequence[tuple[object, ...]]
 
 def report_page(subject: ReportedRun) -> str:
     """Return the page about a run."""
+    # A browser hashes the text between the tags of the style, to the byte.
     digest = hashlib.sha256(STYLE.encode()).digest()
     differences = [_difference(n, *each) for n, each in enumerate(subject.reports)]
     fingerprint = subject.observations.fingerprint
@@ -151,6 +152,7 @@ def _spread(returns: Sequence[float]) -> tuple[float, float, float, float, float
     mean = fmean(returns)
     if len(returns) == 1:
         return (mean,) * 6
+    # The exclusive method extrapolates: of few returns, quartiles would lie beyond the extremes.
     first, median, third = quantiles(returns, n=4, method="inclusive")
     return min(returns), first, median, mean, third, max(returns)
 

@@ -202,6 +202,7 @@ class VerificationFindings:
         facts: dict[str, Any] = {}
         for stage in filter(None, stages):
             facts |= {key: each for key, each in vars(stage).items() if key in Report.model_fields}
+        # The analysis knows first differences in traces only, and a program has no trace.
         if self.comparison is not None and self.comparison.outputs is not None:
             facts["first_difference"] = self.comparison.outputs.files[0]
         if self.challenge is not None:

@@ -124,6 +124,7 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
             fix="Use --mode full, or ask the author for a run with recording.segment_states: true.",
         )
     training = lock.spec.training()
+    # Rounded up: the last segment may be a shorter one.
     total = -(-training.trainer.total_steps // training.recording.checkpoint_interval)
     if mode.segments is not None and mode.segments > total:
         raise CapsuleError(

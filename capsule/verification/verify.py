@@ -203,6 +203,8 @@ def _execute(
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)
+    # Without the image, bits that are equal or differ may both be due to this machine's own
+    # libraries.
     if image.claim is None and run.claims.image is not None:
         return Judgement("inconclusive", WITHOUT_IMAGE + judgement.summary)
     return Judgement(judgement.verdict, judgement.summary + reservations(lock, image))

@@ -100,12 +100,15 @@ def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
         if member.offset + member.size > end:
             raise refused("CAP-I104", f"{owner} ends inside its member {name!r}")
         members.append(member)
+        # Members of an ar archive begin at even offsets.
         position = member.offset + member.size + member.size % 2
     return members
 
 
 def _deb_members(stream: BinaryIO, owner: str) -> tuple[ArMember, ArMember, ArMember]:
     """Return the version, control and data members, in the order that deb(5) demands."""
+    # deb(5) has readers pass over members whose names begin with an underscore: these are
+    # additions.
     members = [m for m in ar_members(stream, owner) if not m.name.startswith("_")]
     stems = [member.name.partition(".tar")[0] for member in members]
     if stems[:3] != ["debian-binary", "control", "data"]:
@@ -133,6 +136,7 @@ def _unpacked(stream: BinaryIO, member: ArMember, scratch: BinaryIO, owner: str)
         raise refused(
             "CAP-I104", f"{owner}: {member.name} cannot be decompressed: {error}"
         ) from error
+    # Data behind the compressed stream has no use but to make two readers see different packages.
     if left or not decompressor.eof or decompressor.unused_data:
         raise refused("CAP-I104", f"{owner}: {member.name} does not end where its compression ends")
     scratch.seek(start)
@@ -145,6 +149,7 @@ def _decompressor(name: str, owner: str) -> tuple[Any, type[Exception]]:
     if suffix == ".xz":
         return lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError
     if suffix == ".gz":
+        # The largest window, 15, and 16 for the header and the checksum of gzip.
         return zlib.decompressobj(wbits=31), zlib.error
     if suffix == ".zst":
         import zstandard
@@ -184,6 +189,7 @@ def _fields(control: bytes) -> dict[str, str]:
 
 
 def _merge_usr(entry: TarEntry) -> TarEntry:
+    # A real folder /bin or /lib could not stand beside the link of that name in the base layer.
     if entry.path.split("/")[0] not in _MERGED:
         return entry
     return replace(entry, path=f"usr/{entry.path}")

@@ -46,6 +46,8 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
         if entry is None:
             break
         path = entry.path.encode()
+        # Strictly ascending: of a path that is there twice, some readers keep the first and others
+        # the last.
         if path <= previous or safe_path(entry.path, owner) != entry.path:
             raise _not_canonical(owner, position)
         previous = path
@@ -56,6 +58,7 @@ def read_layer(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
         if position > end or any(stream.read(padding)):
             raise _not_canonical(owner, content)
         yield TarEntry(**{**vars(entry), "content": slice_of(stream, content, entry.size)})
+    # The second zero block and nothing else, for archivers would ignore what follows.
     if stream.read(_BLOCK + 1) != bytes(_BLOCK):
         raise _not_canonical(owner, position)
 
@@ -110,6 +113,8 @@ def _records(data: bytes) -> dict[bytes, bytes]:
             raise ValueError("not a record")
         end = position + int(found[1])
         records[found[2]] = data[found.end() : end - 1]
+        # A record may state a length shorter than itself, which must not keep the loop from
+        # advancing. The comparison of headers refuses it afterwards.
         position = max(end, found.end())
     return records
 

@@ -118,6 +118,7 @@ def tar_header(entry: TarEntry) -> bytes:
     header = _ustar(name, entry.mode, entry.size, _TYPES[entry.kind], entry.target)
     if not extended:
         return header
+    # Other archivers put a process number or the path into this name, which carries no meaning.
     return _ustar("PaxHeader", 0o644, len(extended), b"x", "") + padded(extended) + header
 
 
@@ -138,6 +139,7 @@ def read_tar(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
     """
     files: dict[str, TarEntry] = {}
     try:
+        # "r:" takes an uncompressed tar only. "r" would try every compression on untrusted bytes.
         with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="strict") as archive:
             for info in archive:
                 path = safe_path(info.name, owner)
@@ -163,6 +165,8 @@ def refuse_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
     seen: dict[str, tuple[str, str]] = {}
     for name, facts in layers:
         for path, fact in facts.items():
+            # An upper layer hides the files of a lower one without a word, and which of two files
+            # runs must not depend on how wheels are spread over layers.
             other, known = seen.setdefault(path, (name, fact))
             if known != fact:
                 raise _collision(path, f"layer {other}", f"layer {name}")
@@ -185,6 +189,7 @@ def _merged(entries: Iterable[TarEntry]) -> list[TarEntry]:
         if known is None:
             merged[entry.path] = entry
         elif known.kind == entry.kind == "directory":
+            # The larger mode is 1777, of /tmp: it must not depend on the order of packages.
             merged[entry.path] = replace(known, mode=max(known.mode, entry.mode))
         elif _fact(known) != _fact(entry):
             raise _collision(entry.path, known.owner, entry.owner)
@@ -268,6 +273,8 @@ def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:
 
 
 def _too_long(name: str) -> bool:
+    # Longer names would fit if ustar's prefix field were used, but a path can be split between the
+    # two fields at several slashes. A pax record has one form.
     return len(name) > 100 or not name.isascii()
 
 

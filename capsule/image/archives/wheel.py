@@ -40,7 +40,9 @@ SITE = "usr/local/lib/python3.11/dist-packages"
 INTERPRETER = "/usr/bin/python3.11"
 
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})  # the format forbids weaker ones
+# RECORD cannot hold a digest of itself, nor of the signatures over it (PEP 427).
 _UNRECORDED = frozenset({"RECORD", "RECORD.jws", "RECORD.p7s"})
+# zipfile raises RuntimeError for encrypted members, NotImplementedError for unknown compression.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
@@ -170,6 +172,7 @@ def _members(archive: zipfile.ZipFile, wheel: LockedWheel) -> dict[str, zipfile.
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = safe_path(member.filename, wheel.filename)
+        # Archives that were made on Windows have no Unix mode, so 0 stands for a plain file, too.
         kind = stat.S_IFMT(member.external_attr >> 16)
         if member.is_dir() and kind in {0, stat.S_IFDIR}:
             continue
@@ -233,6 +236,7 @@ def _record(document: bytes, wheel: LockedWheel) -> dict[str, _Recorded]:
                 raise _record_error(wheel, f"line {row} is not acceptable")
             record[name] = _Recorded(
                 algorithm,
+                # RECORD has URL-safe base64 without its padding (PEP 427).
                 base64.b64decode(digest + "=" * (-len(digest) % 4), b"-_", validate=True),
                 int(size) if size else None,
             )
@@ -251,6 +255,7 @@ def _entry(
     path, is_script = _destination(safe_path(member.filename, wheel.filename), info, wheel)
     content = _content(archive, member, recorded, wheel)
     mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
+    # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
     if is_script and _read_start(archive, member, wheel).startswith(b"#!python"):
         script = b"".join(content()).partition(b"\n")[2]
         return file_entry(path, wheel.filename, b"#!%b\n%b" % (INTERPRETER.encode(), script), mode)

@@ -135,6 +135,7 @@ def check_code_layer(path: Path, lock: Lock) -> None:
     """
     digest = hashlib.sha256()
     write_tar(_code_entries(_supplied_code(path, lock)), digest.update)
+    # Written again from the accepted files alone, so a link or a folder beside them shows here.
     if digest.hexdigest() != sha256_file(path):
         raise refused(
             "CAP-I110", "the supplied code layer contains files other than code", SUPPLY_FIX
@@ -162,6 +163,7 @@ def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[byte
     missing = list(image.layers)
     while missing and missing[0].diff_id in skip:
         del missing[0]
+    # Equal layers are one blob, and a name must not be in an archive twice.
     for layer in {layer.diff_id: layer for layer in missing}.values():
         yield layer_header(layer)
         with layer.path.open("rb") as stream:
@@ -348,6 +350,7 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
 def _index(image: Image) -> bytes:
     descriptor = _descriptor("manifest.v1+json", image.manifest_digest, len(image.manifest))
     if image.reference is not None:
+        # containerd takes the full name from an annotation of its own; OCI's has the tag only.
         descriptor["annotations"] = {
             "io.containerd.image.name": image.reference,
             "org.opencontainers.image.ref.name": image.reference.rpartition(":")[2],

@@ -157,6 +157,7 @@ class PrivateApt:
             "Dir::Etc::preferencesparts": "/dev/null",
             "APT::Architecture": "amd64",
             "APT::Architectures": "amd64",
+            # apt fails if the machine's own setting names a release that these sources do not have.
             "APT::Default-Release": "",
             "APT::Install-Recommends": "false",
             "APT::Install-Suggests": "false",
@@ -175,6 +176,8 @@ class PrivateApt:
         Raises:
             CapsuleError: CAP-L122 there is no index of Debian 12 at all.
         """
+        # Its status decides nothing: apt may report success although downloads failed, and failure
+        # although the indexes of the last time will do.
         update = self._run("apt-get", "-q", "update")
         targets = self._run(
             "apt-get", "indextargets", "--format", "$(CODENAME)|$(FILENAME)",
@@ -228,6 +231,7 @@ class PrivateApt:
             )
         # Each line: 'uri' name_version_architecture.deb size hash
         files = [line.split()[1] for line in process.stdout.splitlines() if line.startswith("'")]
+        # apt writes the colon of an epoch as %3a in file names.
         pins = ["=".join(file.replace("%3a", ":").split("_")[:2]) for file in files]
         return self.show(pins, requested=frozenset(extra))
 

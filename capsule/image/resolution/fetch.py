@@ -181,6 +181,7 @@ def _pin(wheel: LockedWheel) -> str:
 
 def _requirement(wheel: LockedWheel, place: str | None) -> str:
     """Write the line that makes pip fetch exactly this wheel."""
+    # For a bare pin, pip would ask its own indexes, which need not have PyTorch's own builds.
     what = f"{wheel.name} @ {place}" if place else _pin(wheel)
     return f"{what} --hash=sha256:{wheel.sha256}"
 
@@ -195,6 +196,7 @@ def _run_pip(folder: Path, sources: MachineSources, progress: Progress) -> str:
         "--abi", "none", *platforms, "--dest", str(folder),
         "--requirement", str(folder / "requirements.txt"),
     ]  # fmt: skip
+    # pip's status is not asked for: what counts is which files are there afterwards.
     messages: list[str] = []
     with subprocess.Popen(
         command,

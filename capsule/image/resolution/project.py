@@ -213,6 +213,7 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
             raise _not_taken(name, "is a pipe, socket or device")
         if not tree.accepts_credentials(name):
             _refuse_credentials(name, _chunks(path))
+        # As git has it: all other bits depend on the umask of whoever checked the tree out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
         return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
     except OSError as error:
@@ -325,6 +326,7 @@ def _git(root: Path, *arguments: str) -> bytes:
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "-c", "core.quotePath=false", *arguments],
+            # Without optional locks, git does not rewrite the index of a repository that is in use.
             env={**variables, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             check=False,

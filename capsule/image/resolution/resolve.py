@@ -234,6 +234,8 @@ def compile_wheels(
             str(folder / "requirements.in"),
         ]  # fmt: skip
         messages = _run_uv(command, environment)
+        # uv's exit status does not tell a host that cannot be reached from any other failure; this
+        # text of its HTTP client does.
         if messages and "error sending request" in messages:
             progress("a package index cannot be reached; using the indexes of the last resolution")
             if _run_uv([*command, "--offline"], environment):

@@ -137,6 +137,7 @@ def parse_pip_configuration(listing: str) -> dict[str, str]:
         key, separator, value = line.partition("=")
         section, _, option = key.rpartition(".")
         if separator and section in ranked:
+            # pip prints values as Python literals.
             ranked[section][option] = str(ast.literal_eval(value))
     return {option: value for options in ranked.values() for option, value in options.items()}
 

@@ -92,6 +92,7 @@ def explain(facts: Facts) -> tuple[Cause, ...]:
     """Name the classes that the evidence allows, the most likely first, at most two."""
     found = [cause for rule in _RULES if (cause := rule(facts)) is not None]
     order = get_args(Certainty)
+    # A stable sort: among causes of one certainty, the order of the rules decides.
     found.sort(key=lambda cause: order.index(cause.certainty or "possible"))
     return tuple(found[:CAUSES_SHOWN]) or (_unexplained(facts),)
 

@@ -101,6 +101,7 @@ def _renamed(
 ) -> Iterator[tuple[str, str]]:
     """Pair files that only one side has: of equal content, or with names that differ in a date."""
     waiting: defaultdict[object, list[str]] = defaultdict(list)
+    # In reverse, so that the last of each list, which is taken below, is the first by name.
     for path in sorted(after.keys() - before.keys(), reverse=True):
         for key in (("content", after[path]), ("name", times.found.masked(path))):
             waiting[key].append(path)
@@ -135,6 +136,7 @@ class _Files:
             renaming: Nature = "date" if self.context.times.dates(path, other) else "content"
             nature = renaming if before == after else max(nature, renaming, key=NATURES.index)
             found = f"equal content, as {other}" if before == after else found
+        # Whether a file can be executed is no matter of how its content is written down.
         if _modes(before) != _modes(after):
             nature = "content"
         return OutputDifference(
@@ -171,6 +173,7 @@ class _Files:
 
 def _mapped(stream: BufferedReader) -> Data:
     """Map a file; it stays mapped while something of it is in use."""
+    # An empty file cannot be mapped.
     if not stream.seek(0, 2):
         return b""
     return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

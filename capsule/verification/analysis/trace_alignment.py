@@ -67,6 +67,7 @@ class TraceAlignment:
         elif self.first is None:
             self.last_equal = left.step
         else:
+            # A record without tensors does not show that the parameters are equal again.
             self.reconverged = self.reconverged or "parameters" in names
         if "loss" in differing and self.losses is None:
             self.losses = _losses(left, right)

@@ -63,6 +63,7 @@ class _Archive:
         self.members = {info.filename: info for info in infos}
         if len(self.members) < len(infos) or self._zip.comment:
             raise NotComparableError("a member twice, or a comment")
+        # zipfile cuts a name at its first NUL and keeps the original beside it.
         if any(info.filename != info.orig_filename for info in infos):
             raise NotComparableError("a name that continues behind its end")
         self.extras = self._checked_extras()

@@ -165,6 +165,7 @@ def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
     These are what the user accepts, and a base layer whose digest Capsule itself ships.
     """
     base = request.base == "supplied" or is_genuine(lock.image)
+    # By now check_code has let it pass: it is of a known release, or the user accepts the signer's.
     code = lock.image.code.sha256 != training_code_digest()
     names: dict[Name, bool] = {"base": base, "code": code}
     return [name for name, taken in names.items() if taken]

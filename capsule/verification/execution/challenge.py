@@ -45,6 +45,7 @@ from capsule.verification.execution.segment_states import (
 from capsule.verification.verdict import Challenge, FreshSeed, Judgement, ReexecutedSegment
 
 Note = Callable[[str], None]
+# No seed has more: in canonical JSON (RFC 8785) a number is a double.
 _SEED_BITS = 53
 # The errors with which the training side rejects a state to resume from.
 _REFUSED_STATES = (
@@ -95,6 +96,7 @@ def choose(number: int | None, of: int) -> list[int]:
     """Choose segments, every choice of so many equally likely, by the system's randomness."""
     if number is None:
         return list(range(of))
+    # A signer who could predict the choice would need to compute only the chosen segments honestly.
     return sorted(secrets.SystemRandom().sample(range(of), number))
 
 
@@ -130,6 +132,7 @@ def _segment(
     found = read_document(directory / contract.CHECKPOINT_INDEX, CheckpointIndex)
     claimed = CheckpointClaim(step=end.step, digest=end.digest())
     differences = compare_checkpoints((claimed,), found, end.step)
+    # No segment begins at the last checkpoint, so the run kept no state there.
     if index + 1 < len(checkpoints):
         steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
         with temporary_folder("capsule-state-") as folder:
@@ -191,6 +194,8 @@ def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed
     steps = prefix_steps(spec)
     with reexecution_folder(note) as one, reexecution_folder(note) as two:
         execute(lock, one, stop_after=steps, schedule=None)
+        # Where the order of actors is recorded, it does not follow from the seed: the second
+        # execution has to be given the first one's.
         schedule = None
         if records_schedule(lock):
             schedule = two.parent / contract.SCHEDULE

@@ -223,5 +223,6 @@ def _fixed(claims: TrainingClaims) -> dict[str, Any]:
         name: value for name, value in claims.flags.items() if name not in PROCESSOR_FLAGS
     }
     facts["relaxations"] = [name for name in claims.relaxations if name != NO_NAMESPACES]
+    # How much was drawn, and thus the digest of the draws, may follow from other actions.
     facts["streams"] = [(stream.name, stream.seed, stream.key) for stream in claims.streams]
     return facts

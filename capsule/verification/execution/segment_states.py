@@ -128,6 +128,7 @@ def _make_files(files: Mapping[str, StateFile], name: str, directory: Path) -> N
     for path, file in files.items():
         try:
             with create_file(directory, path) as stream:
+                # A hole takes no space on the disk, and the sum of the sizes was bounded before.
                 stream.truncate(file.size)
         except (FileExistsError, NotADirectoryError) as error:
             raise bad_state(name, f"has {path!a} as a file and as a folder") from error

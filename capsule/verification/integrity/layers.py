@@ -78,6 +78,7 @@ def layer_identities(run: RecordedRun) -> dict[str, LayerIdentity]:
 def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, LayerIdentity]:
     config = bundle.content(run_bundle.IMAGE_CONFIG, MAX_IMAGE_DOCUMENT_BYTES)
     manifest = bundle.content(run_bundle.IMAGE_MANIFEST, MAX_IMAGE_DOCUMENT_BYTES)
+    # Compared before it is parsed: what the parser sees is at least what was claimed.
     if (digest := f"sha256:{sha256_hex(config)}") != claim.config:
         raise _contradiction(
             run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one"
@@ -226,6 +227,8 @@ def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     digest, found = hashlib.sha256(), 0
     try:
+        # A file of Zstandard may have several frames, and the library may stop after the first
+        # unless it is told otherwise. What the others hold has to be counted, too.
         with decompressor.stream_reader(source, read_across_frames=True, closefd=False) as reader:
             while found <= size and (chunk := reader.read(_CHUNK)):
                 found += len(chunk)

@@ -90,6 +90,7 @@ def _refused(name: str) -> Iterator[None]:
 
 def _entries(stream: BinaryIO, size: int) -> list[TensorEntry]:
     length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+    # Eight bytes can announce 16 EiB, so this stands before the read that would allocate them.
     if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise ValueError(f"header of {length} bytes")
     tensors = sorted(_tensors(stream.read(length)))
@@ -105,6 +106,8 @@ def _tensors(header: bytes) -> list[TensorEntry]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of two equal names Python keeps the last and other readers may keep the first: one file would
+    # be two checkpoints.
     entries = dict(pairs)
     if len(entries) < len(pairs):
         raise ValueError("its header has a name twice")
@@ -115,6 +118,8 @@ def _tensor(name: str, entry: Any) -> TensorEntry:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name!a} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    # A tuple, because a dictionary would hash what it looks for, and a list from the file has no
+    # hash.
     if dtype not in tuple(_BITS) or not _are_sizes(shape) or not _are_sizes(offsets):
         raise ValueError(f"{name!a} has a dtype, shape or offset that does not exist")
     if len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
@@ -126,12 +131,14 @@ def _tensor(name: str, entry: Any) -> TensorEntry:
 
 
 def _are_sizes(value: Any) -> bool:
+    # By type, because isinstance would take true and false for numbers.
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= MAX_SAFE_INTEGER for item in value
     )
 
 
 def _check_tiling(tensors: list[TensorEntry], size: int) -> None:
+    # Gaps would be bytes that no digest covers, and overlaps bytes that several tensors share.
     position = 0
     for tensor in tensors:
         if tensor.start != position:
