@@ -9,6 +9,7 @@ from typing import Protocol
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
 from capsule.study.local import Local
+from capsule.study.ray import Ray
 from capsule.study.running import RunOptions
 from capsule.study.slurm import Slurm
 
@@ -46,8 +47,10 @@ def parse_backend(text: str, note: Callable[[str], None] = lambda _: None) -> Ba
         return Local(int(match[1]))
     if text == "slurm":
         return Slurm(note)
+    if re.fullmatch(r"ray://[^\s/:]+:[0-9]{1,5}", text):
+        return Ray(text, note)
     raise CapsuleError(
         "CAP-Y014",
         f"--on {text!r} is not known",
-        fix="Use local, local:N or slurm.",
+        fix="Use local, local:N, slurm or ray://HOST:PORT.",
     )

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
@@ -44,31 +44,42 @@ class RunOptions:
         return words
 
 
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP interrupt this process as SIGINT does, in a block of its main thread.
+
+    Members would go on without it otherwise.
+    """
+    handlers = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 class Runs:
     """The runs that this process has started. Leaving the context interrupts them.
 
-    Within it, SIGTERM and SIGHUP interrupt this process as SIGINT does: the runs would go on
-    without it otherwise. It has to be entered in the main thread.
+    Within it, SIGTERM and SIGHUP interrupt this process, too. It has to be entered in the main
+    thread.
     """
 
     def __init__(self) -> None:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._guard = threading.Lock()
         self._stopping = False
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._signals = stop_signals_interrupt()
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                self._handlers[number] = signal.signal(number, signal.default_int_handler)
+        self._signals.__enter__()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         with self._guard:
             self._stopping = True
             running = list(self._processes)
@@ -79,8 +90,7 @@ class Runs:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._signals.__exit__(*error)
 
     def run(self, study: StudyDirectory, name: str, options: RunOptions) -> Outcome | None:
         """Run a member, and write down how it ended.

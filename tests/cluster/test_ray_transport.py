@@ -2,11 +2,9 @@
 
 import hashlib
 import os
-import secrets
 import signal
 import socket
 import time
-import warnings
 from array import array
 from types import SimpleNamespace
 
@@ -32,6 +30,7 @@ from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.state.streams import Stream
+from tests.cluster.ray_cluster import ray_token, two_node_cluster
 from tests.training.conftest import (
     BREAKOUT,
     CARTPOLE,
@@ -73,35 +72,16 @@ RUN = merge(
 
 @pytest.fixture(scope="module")
 def token(tmp_path_factory):
-    """A file with the token of every cluster here; Ray reads it once in a process."""
-    path = tmp_path_factory.mktemp("secrets") / "token"
-    path.write_text(secrets.token_hex(32))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")
+    """A file with the token of every cluster here."""
+    with ray_token(tmp_path_factory.mktemp("secrets") / "token") as path:
         yield path
 
 
 @pytest.fixture(scope="module")
 def cluster(token):
     """A head that plays nothing, and two nodes with one processor each."""
-    from ray.cluster_utils import Cluster  # reads the variables of the token
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves logs of that server open
-        started = Cluster(True, head_node_args=head)
-    started.client_address = f"ray://127.0.0.1:{port}"
-    for number in (1, 2):
-        started.add_node(wait=False, num_cpus=1, node_name=f"worker-{number}")
-    started.wait_for_nodes()
-    yield started
-    started.shutdown()
+    with two_node_cluster() as started:
+        yield started
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 from capsule.host.errors import CapsuleError
 from capsule.study.backends import parse_backend
 from capsule.study.local import Local
+from capsule.study.ray import Ray
 from capsule.study.slurm import Slurm
 
 
@@ -15,6 +16,10 @@ def test_local_backends():
 
 def test_slurm():
     assert parse_backend("slurm", print) == Slurm(print)
+
+
+def test_ray():
+    assert parse_backend("ray://head:10001", print) == Ray("ray://head:10001", print)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,12 @@ def test_slurm():
         "nonsense",
         "slurm:2",
         "local:2\n",
+        "ray",
+        "ray://",
+        "ray://head",
+        "ray://head:",
+        "ray://he ad:10001",
+        "ray://head:10001/",
     ],
 )
 def test_other_words_are_refused(text):

@@ -14,36 +14,12 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.running import RunOptions, run_locally
 from capsule.study.slurm import JobArray, Slurm
+from tests.study.short_runs import write_study
 from tests.study.slurm_cluster import one_node_cluster, processes_of, wait_until
 from tests.study.studies import BASE, make_lock
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
-SPEC = """\
-schema: capsule/spec/v1
-name: cart
-environment: {suite: gymnasium, id: CartPole-v1}
-trainer:
-  algorithm: dqn
-  network: mlp
-  hidden_units: 16
-  total_steps: 4_096
-  batch_size: 32
-  replay_capacity: 10_000
-  replay_start: 512
-  exploration_steps: 1_000
-evaluation:
-  {interval: 4_096, starts: 2, candidates: 2, shortlist: 2, min_actions: 0, max_actions: 0}
-recording: {trace_interval: 256, tensor_interval: 4_096, checkpoint_interval: 512}
-limits: {memory_mb: 2_048, minutes: 10}
-"""
-STUDY = """\
-schema: capsule/study/v1
-name: cart
-base: cart.yaml
-runs: 3
-groups: {exploration: {vary: [exploration]}}
-"""
 FIRST, SECOND, THIRD = (f"exploration.{run}" for run in (1, 2, 3))
 
 
@@ -58,9 +34,7 @@ def cluster():
 @pytest.fixture
 def workplace(tmp_path):
     generate(tmp_path / "alice")
-    (tmp_path / "cart.yaml").write_text(SPEC)
-    (tmp_path / "study.yaml").write_text(STUDY)
-    return tmp_path
+    return write_study(tmp_path)
 
 
 @pytest.fixture

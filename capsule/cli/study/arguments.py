@@ -31,7 +31,8 @@ OnOption = Annotated[
     str,
     option(
         "--on WHERE",
-        "Where the members run: local[:N], N at a time on this machine, or slurm, as jobs.",
+        "Where the members run: local[:N], N at a time on this machine; slurm, as jobs; or "
+        "ray://HOST:PORT, as tasks of a Ray cluster.",
     ),
 ]
 

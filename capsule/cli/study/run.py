@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +55,9 @@ def command(
 
         # One Slurm job for each member; the folder has to be on a shared file system.
         capsule study run study.yaml --key alice --on slurm
+
+        # One task of a Ray cluster for each member.
+        capsule study run study.yaml --key alice --on ray://head:10001
     """
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError
@@ -73,9 +76,9 @@ def command(
     chosen = StudyDirectory(folder, lock).chosen(only or [])
     directory = StudyDirectory.create(folder, lock, resume=resume)
     names = [name for name in chosen if directory.bundle(name) is None]
-    with ExitStack() as stack:
-        poll = (lambda: None) if quiet else stack.enter_context(_live_table(directory))
-        backend.run(directory, names, RunOptions(key, passphrase_file, engine), poll)
+    if names:
+        with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
+            backend.run(directory, names, RunOptions(key, passphrase_file, engine), poll)
     progress = progress_of(directory)
     if as_json:
         print_json(progress.document())

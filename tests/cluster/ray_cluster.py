@@ -1,0 +1,46 @@
+"""A Ray cluster of processes of this machine."""
+
+import secrets
+import socket
+import warnings
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def ray_token(path):
+    """Have a token in a file for every cluster of this process, which reads it once."""
+    path.write_text(secrets.token_hex(32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
+        yield path
+
+
+@contextmanager
+def two_node_cluster(**options):
+    """Start a head without processors, and two nodes with one each; needs :func:`ray_token`.
+
+    Yields:
+        The cluster; its ``client_address`` is where programs outside reach it.
+    """
+    from ray.cluster_utils import Cluster  # reads the variables of the token
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves logs of that server open
+        started = Cluster(True, head_node_args=head)
+    started.client_address = f"ray://127.0.0.1:{port}"
+    for number in (1, 2):
+        started.add_node(wait=False, num_cpus=1, node_name=f"worker-{number}", **options)
+    started.wait_for_nodes()
+    try:
+        yield started
+    finally:
+        started.shutdown()
