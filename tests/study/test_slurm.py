@@ -13,7 +13,7 @@ from capsule.bundle.keys import generate
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.study.directory import OUTCOME, Outcome, StudyDirectory
 from capsule.study.running import RunOptions, run_locally
-from capsule.study.slurm import JobArray, Slurm
+from capsule.study.slurm import Slurm, SlurmArray
 from tests.study.short_runs import write_study
 from tests.study.slurm_cluster import one_node_cluster, processes_of, wait_until
 from tests.study.studies import BASE, make_lock
@@ -61,7 +61,7 @@ def slurm(*command):
 
 def arrays_of(study):
     paths = sorted((study.path / "slurm").glob("*.members"), key=lambda path: int(path.stem))
-    return [JobArray(path.stem, tuple(path.read_text().split())) for path in paths]
+    return [SlurmArray(path.stem, tuple(path.read_text().split())) for path in paths]
 
 
 def claims_of(study):
@@ -87,7 +87,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     (array,) = arrays_of(study)
     assert array.members == (FIRST, SECOND, THIRD)
     assert "CAP-Y024" in said
-    assert f"'scancel {array.number}' cancels" in said
+    assert f"'scancel {array.name}' cancels" in said
     assert array.elements()[FIRST].state == "RUNNING"
 
     # Another command waits for the same jobs. One is cancelled in the middle, and one is queued
@@ -97,21 +97,21 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     def interfere():
         for name, command in ((SECOND, ("scancel",)), (THIRD, ("scontrol", "requeue"))):
             if name not in interfered and (step := study.state(name).step):
-                slurm(*command, f"{array.number}_{array.members.index(name)}")
+                slurm(*command, f"{array.name}_{array.members.index(name)}")
                 interfered[name] = step
         if array.elements()[THIRD].reason == "BeginTime":
-            slurm("scontrol", "update", f"job={array.number}_2", "starttime=now")
+            slurm("scontrol", "update", f"job={array.name}_2", "starttime=now")
 
     backend = Slurm(noted.append, poll_seconds=0.2, settle_seconds=1.0)
     backend.run(study, study.missing(), options, interfere)
-    assert noted[0] == f"Slurm job {array.number} still has members that wait or run"
+    assert noted[0] == f"Slurm job {array.name} still has members that wait or run"
     assert sorted(interfered) == [SECOND, THIRD]
     assert arrays_of(study) == [array]
     states = [study.state(name) for name in array.members]
     assert [state.state for state in states] == ["done", "failed", "done"]
     assert states[1].outcome.code == "CAP-Y025"
-    assert states[1].outcome.message == f"Slurm job {array.number}_1 ended as CANCELLED"
-    log = folder / "slurm" / f"{array.number}_1.log"
+    assert states[1].outcome.message == f"Slurm job {array.name}_1 ended as CANCELLED"
+    log = folder / "slurm" / f"{array.name}_1.log"
     assert str(log) in states[1].outcome.fix
     assert log.read_text().endswith("interrupted\n")  # it had the time to save its state
     assert 0 < states[1].step < 4_096
@@ -159,7 +159,7 @@ def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, opti
     def cancel():
         if not cancelled:
             cancelled.extend(arrays_of(study))
-            slurm("scancel", cancelled[0].number)
+            slurm("scancel", cancelled[0].name)
 
     names = study.missing()[:2]
     backend = Slurm(print, poll_seconds=0.2, settle_seconds=1.0)

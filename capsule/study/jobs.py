@@ -1,0 +1,352 @@
+"""Running members as jobs of a scheduler, and waiting for them: what all schedulers have in common.
+
+A job calls ``capsule study member`` with the folder of the study, which all machines see. Members
+are submitted as arrays, with an element for each member. The folder of the study gets a file for
+each array, so that a later command finds its jobs again::
+
+    SCHEDULER/JOB.members    the names of the members; the first is element 0
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, NamedTuple
+
+from capsule.experiment.canonical import write_atomic
+from capsule.host.errors import CapsuleError
+from capsule.study.directory import Outcome, StudyDirectory
+from capsule.study.running import RunOptions
+
+MEMBERS = ".members"
+HOST_MEMORY_MB = 512  # of 'capsule run' and 'capsule study member', which have 140 MB on CartPole
+POLL_SECONDS = 5.0
+SETTLE_SECONDS = 60.0  # until a file of another machine is seen here (NFS: acdirmax)
+PATIENCE_SECONDS = 600.0  # without an answer of the scheduler, which sites restart
+
+
+class Element(NamedTuple):
+    """An element of a job array: the job of one member.
+
+    Attributes:
+        state: Its state in the scheduler's words, e.g. ``RUNNING``.
+        reason: Why it is in this state, in the scheduler's words; empty where none is given.
+        details: More about the reason.
+        ended: Whether it does not return from this state by itself.
+        hindered: Whether it has not started for a reason that is not just the other jobs.
+        fix: What to do if it has ended too early; empty where only the member has to run again.
+    """
+
+    state: str
+    reason: str = ""
+    details: str = ""
+    ended: bool = False
+    hindered: bool = False
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class JobArray(ABC):
+    """Jobs that were submitted together.
+
+    Attributes:
+        job: What names them for the scheduler, and is a file name.
+        members: The member of each element.
+    """
+
+    job: str
+    members: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The array, for messages."""
+
+    @property
+    @abstractmethod
+    def cancellation(self) -> list[str]:
+        """The command that cancels all elements."""
+
+    @abstractmethod
+    def elements(self) -> dict[str, Element]:
+        """Ask the scheduler for the elements, by their members, unless it has forgotten them.
+
+        Raises:
+            CapsuleError: CAP-Y021 its program is not installed, CAP-Y022 it does not answer.
+        """
+
+    @abstractmethod
+    def element_name(self, member: str) -> str:
+        """Return the job of a member, for messages."""
+
+    @abstractmethod
+    def log(self, study: StudyDirectory, member: str) -> str:
+        """Return where to see what the job of a member printed."""
+
+
+class Reservation(NamedTuple):
+    """What the job of a member reserves."""
+
+    cores: int
+    memory_mb: int
+    minutes: int
+    gpus: int
+
+
+def reservation(study: StudyDirectory, names: Sequence[str]) -> Reservation:
+    """Return what each of some members needs: the study's resources, or their largest limits."""
+    resources = study.lock.study.resources
+    limits = [study.lock.specs[study.member(name).spec].limits for name in names]
+    return Reservation(
+        resources.cores,
+        resources.memory_mb or max(each.memory_mb for each in limits) + HOST_MEMORY_MB,
+        resources.minutes or max(each.minutes for each in limits),
+        resources.gpus,
+    )
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The command-line programs of a scheduler.
+
+    Attributes:
+        on: The form of ``--on`` that needs them.
+        absent: What to do if one is not installed.
+        failed: What to do if one fails.
+    """
+
+    on: str
+    absent: str
+    failed: str
+
+    def call(
+        self,
+        command: Sequence[str],
+        given: str = "",
+        *,
+        accepted: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """Return what a program prints.
+
+        Args:
+            command: The program with its arguments.
+            given: Its standard input.
+            accepted: A message with which it may fail.
+            environment: Its variables; None: those of this process.
+
+        Raises:
+            CapsuleError: CAP-Y021 it is not installed, CAP-Y022 it failed.
+        """
+        try:
+            done = subprocess.run(
+                command, input=given, capture_output=True, text=True, env=environment, check=False
+            )
+        except FileNotFoundError as error:
+            raise CapsuleError(
+                "CAP-Y021",
+                f"--on {self.on} needs {command[0]}, which is not installed here",
+                fix=self.absent,
+            ) from error
+        if done.returncode == 0 or (accepted is not None and accepted in done.stderr):
+            return done.stdout
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise CapsuleError("CAP-Y022", f"{command[0]} failed: {said}", fix=self.failed)
+
+
+@dataclass(frozen=True)
+class Scheduler(ABC):
+    """A scheduler that runs members as jobs.
+
+    Attributes:
+        note: Given the names of the jobs, and why they do not start.
+        poll_seconds: Between two questions to the scheduler.
+        settle_seconds: From the end of a job to the report that it left no outcome.
+        patience_seconds: How long the scheduler may leave questions unanswered.
+        title: The scheduler, for messages.
+        folder: The folder of its files in the folder of a study.
+    """
+
+    note: Callable[[str], None]
+    _: KW_ONLY
+    poll_seconds: float = POLL_SECONDS
+    settle_seconds: float = SETTLE_SECONDS
+    patience_seconds: float = PATIENCE_SECONDS
+    title: ClassVar[str]
+    folder: ClassVar[str]
+
+    @abstractmethod
+    def array(self, job: str, members: tuple[str, ...]) -> JobArray:
+        """Return an array that an earlier command submitted."""
+
+    @abstractmethod
+    def submit(
+        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
+    ) -> list[JobArray]:
+        """Submit members, all or none of them.
+
+        Raises:
+            CapsuleError: CAP-Y021 a program is not installed, CAP-Y022 the jobs were rejected.
+        """
+
+    def run(
+        self,
+        study: StudyDirectory,
+        names: Sequence[str],
+        options: RunOptions,
+        on_poll: Callable[[], None],
+    ) -> None:
+        """Run members; see :class:`capsule.study.backends.Backend`.
+
+        A member whose job an earlier command submitted is not submitted again while it waits or
+        runs.
+
+        Raises:
+            CapsuleError: CAP-Y021 a program of the scheduler is not installed, CAP-Y022 it rejected
+                the jobs, CAP-Y023 it does not answer any more, CAP-Y024 the wait was interrupted.
+        """
+        places = self._earlier(study, names)
+        for array in {*places.values()}:
+            self.note(f"{self.title} job {array.name} still has members that wait or run")
+        new = [name for name in names if name not in places]
+        for array in self._submitted(study, new, options) if new else ():
+            count = len(array.members)
+            self.note(f"{self.title} job {array.name} was submitted for {count} members")
+            places.update(dict.fromkeys(array.members, array))
+        arrays = sorted({*places.values()}, key=lambda array: array.job)
+        cancel = " && ".join(shlex.join(array.cancellation) for array in arrays)
+        look = f"{_status(study)} shows how far they are; --resume waits again"
+        try:
+            self._wait(study, places, on_poll)
+        except KeyboardInterrupt:
+            raise CapsuleError(
+                "CAP-Y024",
+                f"{self.title} goes on with {_jobs(arrays)} without this command",
+                fix=f"Nothing has to be done: {look}. '{cancel}' cancels the members.",
+            ) from None
+
+    def _earlier(self, study: StudyDirectory, names: Sequence[str]) -> dict[str, JobArray]:
+        """Return the earlier arrays in which members still wait or run, by these members."""
+        places = {}
+        for path in sorted((study.path / self.folder).glob(f"*{MEMBERS}")):
+            array = self.array(path.name.removesuffix(MEMBERS), tuple(path.read_text().split()))
+            elements = array.elements() if {*names} & {*array.members} else {}
+            for name, element in elements.items():
+                if name in names and not element.ended:
+                    places[name] = array
+        return places
+
+    def _submitted(
+        self, study: StudyDirectory, names: Sequence[str], options: RunOptions
+    ) -> list[JobArray]:
+        """Submit members, and write down where they are."""
+        arrays = self.submit(study, names, options)
+        (study.path / self.folder).mkdir(exist_ok=True)
+        for array in arrays:
+            lines = "".join(f"{name}\n" for name in array.members)
+            write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
+        for name in names:
+            study.forget(name)
+        return arrays
+
+    def _wait(
+        self, study: StudyDirectory, places: dict[str, JobArray], on_poll: Callable[[], None]
+    ) -> None:
+        """Wait for the jobs of members, and write down which ones left no outcome."""
+        waiting = dict(places)
+        ended: dict[str, float] = {}
+        noted: set[str] = set()
+        answered = time.monotonic()
+        while waiting:
+            try:
+                found = {array: array.elements() for array in {*waiting.values()}}
+            except CapsuleError as error:
+                if time.monotonic() - answered > self.patience_seconds:
+                    raise self._unanswered(study, waiting, error) from error
+            else:
+                answered = time.monotonic()
+                self._note_reasons(found, noted)
+                for name, array in [*waiting.items()]:
+                    if self._is_over(study, name, array, found[array].get(name), ended):
+                        del waiting[name]
+            on_poll()
+            if waiting:
+                time.sleep(self.poll_seconds)
+
+    def _note_reasons(self, found: dict[JobArray, dict[str, Element]], noted: set[str]) -> None:
+        """Say once why jobs have not started, if they do not just wait for their turn."""
+        for array, elements in found.items():
+            for element in elements.values():
+                if element.hindered and element.reason not in noted:
+                    noted.add(element.reason)
+                    self.note(f"members of {self.title} job {array.name} wait: {_why(element)}")
+
+    def _is_over(
+        self,
+        study: StudyDirectory,
+        name: str,
+        array: JobArray,
+        element: Element | None,
+        ended: dict[str, float],
+    ) -> bool:
+        """Tell whether a member has ended, and see to it that it has an outcome then.
+
+        Args:
+            study: The study.
+            name: The member.
+            array: Its job.
+            element: Its state; None if the scheduler has forgotten it.
+            ended: When the end of each job was noticed, by its member.
+        """
+        if element is not None and not element.ended:
+            ended.pop(name, None)
+            return False
+        if study.outcome(name) is not None:
+            return True
+        now = time.monotonic()
+        if now - ended.setdefault(name, now) < self.settle_seconds:
+            return False
+        study.fail(name, self._failure(study, name, array, element))
+        return True
+
+    def _failure(
+        self, study: StudyDirectory, name: str, array: JobArray, element: Element | None
+    ) -> Outcome:
+        """Return the outcome of a member whose job left none."""
+        if element is None:
+            how = f"has ended, and {self.title} has forgotten how"
+        else:
+            how = f"ended as {element.state}" + (f" ({_why(element)})" if element.reason else "")
+        fix = (element.fix if element else "") or "Add --resume to run the member again."
+        return Outcome(
+            code="CAP-Y025",
+            message=f"{self.title} job {array.element_name(name)} {how}",
+            fix=f"{fix} See {array.log(study, name)}.",
+        )
+
+    def _unanswered(
+        self, study: StudyDirectory, waiting: dict[str, JobArray], error: CapsuleError
+    ) -> CapsuleError:
+        jobs = _jobs({*waiting.values()})
+        look = f"{_status(study)} shows how far the members are."
+        return CapsuleError(
+            "CAP-Y023",
+            f"{self.title} does not answer; {jobs} may still run: {error.message}",
+            fix=f"Add --resume when it answers again. {look}",
+        )
+
+
+def _why(element: Element) -> str:
+    return f"{element.reason}: {element.details}" if element.details else element.reason
+
+
+def _status(study: StudyDirectory) -> str:
+    return f"'capsule study status {shlex.quote(str(study.path))}'"
+
+
+def _jobs(arrays: Iterable[JobArray]) -> str:
+    return "jobs " + ", ".join(sorted(array.name for array in arrays))
