@@ -29,6 +29,7 @@ _TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
 _EXAMPLES = {
     "spec": "Write one with 'capsule init'.",
     "study": "Write the study's name, its base and its groups.",
+    "template": "Write the manifest of a Kubernetes Job.",
 }
 _CONTAINERS = {_TAG + "map", _TAG + "seq"}
 
@@ -38,7 +39,7 @@ class YamlDocument:
 
     Attributes:
         name: What error messages call the document.
-        kind: What the document is, for messages: "spec" or "study".
+        kind: What the document is, for messages: "spec", "study" or "template".
         tree: Its values, to be validated; callers may change them first.
         marks: ``LINE:COLUMN`` of each value by its path, or other words for where it comes from.
     """

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from capsule.host.errors import CapsuleError
 from capsule.study.directory import StudyDirectory
+from capsule.study.kubernetes import Kubernetes
+from capsule.study.kubernetes_job import JobTemplate
 from capsule.study.local import Local
 from capsule.study.ray import Ray
 from capsule.study.running import RunOptions
@@ -39,7 +42,8 @@ def parse_backend(text: str, note: Callable[[str], None] = lambda _: None) -> Ba
         note: Given what the user should know while members run, such as the number of a job.
 
     Raises:
-        CapsuleError: CAP-Y014, it is not known.
+        CapsuleError: CAP-Y014 it is not known; CAP-S001, CAP-S002, CAP-Y026 the template is not a
+            manifest of a Job.
     """
     if text == "local":
         return Local()
@@ -47,10 +51,12 @@ def parse_backend(text: str, note: Callable[[str], None] = lambda _: None) -> Ba
         return Local(int(match[1]))
     if text == "slurm":
         return Slurm(note)
+    if match := re.fullmatch("kubernetes:(.+)", text):
+        return Kubernetes(note, JobTemplate.load(Path(match[1])))
     if re.fullmatch(r"ray://[^\s/:]+:[0-9]{1,5}", text):
         return Ray(text, note)
     raise CapsuleError(
         "CAP-Y014",
         f"--on {text!r} is not known",
-        fix="Use local, local:N, slurm or ray://HOST:PORT.",
+        fix="Use local, local:N, slurm, kubernetes:TEMPLATE.yaml or ray://HOST:PORT.",
     )

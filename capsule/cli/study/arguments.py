@@ -31,8 +31,8 @@ OnOption = Annotated[
     str,
     option(
         "--on WHERE",
-        "Where the members run: local[:N], N at a time on this machine; slurm, as jobs; or "
-        "ray://HOST:PORT, as tasks of a Ray cluster.",
+        "Where the members run: local[:N], N at a time on this machine; slurm, as jobs; "
+        "kubernetes:TEMPLATE.yaml, as pods; or ray://HOST:PORT, as tasks of a Ray cluster.",
     ),
 ]
 
