@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.experiment.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
+from capsule.study.jobs import SETTLE_SECONDS, reservation
 from capsule.study.running import STOP_SECONDS, RunOptions, stop_signals_interrupt
-from capsule.study.slurm import HOST_MEMORY_MB
 
 if TYPE_CHECKING:
     from capsule.training.impala.actors.ray.connection import Cluster
 
 POLL_SECONDS = 1.0
-SETTLE_SECONDS = 60.0  # until a file of another machine is seen here (NFS: acdirmax)
 MAX_SAID_BYTES = 2_000
 LOST_HEAD = "CAP-T353"
 
@@ -179,10 +178,8 @@ def _connected(address: str) -> Cluster:
 
 def _resources(study: StudyDirectory, names: Sequence[str]) -> dict[str, int]:
     """Return what a task reserves, as options of Ray's."""
-    resources = study.lock.study.resources
-    limits = [study.lock.specs[study.member(name).spec].limits for name in names]
-    memory = resources.memory_mb or max(each.memory_mb for each in limits) + HOST_MEMORY_MB
-    return {"num_cpus": resources.cores, "memory": memory << 20, "num_gpus": resources.gpus}
+    needed = reservation(study, names)
+    return {"num_cpus": needed.cores, "memory": needed.memory_mb << 20, "num_gpus": needed.gpus}
 
 
 def _submit(
