@@ -52,24 +52,27 @@ class Axis:
         return (scale(value) - low) / (high - low)
 
 
-def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis) -> None:
+def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis, *, columns: int = 4) -> None:
     """Write panels that share their axes, and one legend: a name has one colour in all."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colours = dict(zip(names, COLOURS, strict=False))
     if len(colours) < len(names):
         raise ValueError(f"{len(names)} lines, but {len(COLOURS)} colours")
-    width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 16
-    size = f'width="{width}" height="{TOP + HEIGHT + BELOW}"'
+    width = LEFT + min(columns, len(panels)) * (WIDTH + GAP) - GAP + 24
+    height = -(-len(panels) // columns) * (TOP + HEIGHT + BELOW)
+    size = f'width="{width}" height="{height}"'
     font = 'font-family="sans-serif" font-size="11" fill="#222"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for number, panel in enumerate(panels):
-        parts.append(f'<g transform="translate({LEFT + number * (WIDTH + GAP)},{TOP})">')
+        row, column = divmod(number, columns)
+        place = LEFT + column * (WIDTH + GAP), TOP + row * (TOP + HEIGHT + BELOW)
+        parts.append(f'<g transform="translate({place[0]},{place[1]})">')
         parts += [*_frame(panel.title, across, up), *_lines(panel.lines, colours, across, up)]
         parts.append("</g>")
-    parts += [*_legend(colours, TOP + HEIGHT + BELOW - 14), "</svg>", ""]
+    parts += [*_legend(colours, height - 14), "</svg>", ""]
     path.write_text("\n".join(parts))
 
 

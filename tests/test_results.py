@@ -1,0 +1,53 @@
+"""The results in the repository are those of their signed files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from capsule.bundle.keys import load_public
+from capsule.bundle.trust import TrustPolicy
+from capsule.study.study_bundle import open_study
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+STUDIES = sorted(RESULTS.glob("*/*.capsule-study.tar"))
+
+
+def opened(path):
+    with open_study(path, TrustPolicy.of([load_public(RESULTS / "key.pub")])) as (_, study):
+        return study
+
+
+def rows_of(page, heading):
+    """Return the first table after a heading, without its head."""
+    section = page.read_text().split(heading, 1)[1]
+    lines = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
+def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
+    study = opened(path)
+    rows = {re.match(r"\[(.+?)\]", row[0])[1]: row for row in rows_of(RESULTS / "README.md", "#")}
+    row = rows[path.parent.name]
+    assert int(row[1]) == len(study.results.members)
+    assert study.claim_id.startswith(row[-1].strip("`."))
+    assert study.results.lock.study.name == path.parent.name
+    assert study.claim_id in (path.parent / "report.html").read_text()
+
+
+def test_the_page_of_nagarajan_shows_the_claims_of_the_small_study():
+    (path,) = (RESULTS / "nagarajan2019-small").glob("*.capsule-study.tar")
+    claimed = {(row.group, row.network): row for row in opened(path).claims.tables.groups}
+    page = ROOT / "docs" / "papers" / "nagarajan2019.md"
+    rows = rows_of(page, "## What it looks like on MinAtar")
+    assert [row[0] for row in rows] == list(dict.fromkeys(group for group, _ in claimed))
+    for group, *cells, ids in rows:
+        expected = []
+        for network in ("final", "best"):
+            row = claimed[group, network]
+            expected += [f"{row.mean:.3g}", f"{row.standard_deviation:.3g}"]
+            expected.append(f"{row.relative_standard_deviation:.1%}")
+        assert cells == expected
+        assert int(ids) == claimed[group, "final"].claim_ids
