@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
+from capsule.host.errors import CapsuleError
 from capsule.report.charts import Band, Curve, LineChart, line_chart
 from capsule.report.page import STYLE
 from capsule.report.scores import NETWORKS, NOTE, percentage
@@ -49,16 +50,43 @@ class StudyReport(NamedTuple):
         results: What the members claim.
         tables: The tables that follow.
         claim_id: The study's; None if it was not bundled yet.
+        beside: The same study, run on another machine.
     """
 
     results: StudyResults
     tables: StudyTables
     claim_id: str | None = None
+    beside: StudyReport | None = None
 
     @classmethod
     def of(cls, results: StudyResults) -> StudyReport:
         """Return the report of results that were not bundled."""
         return cls(results, tables_of(results))
+
+    def compared(self, other: StudyReport) -> StudyReport:
+        """Return a report that shows the same study from another machine, too.
+
+        Raises:
+            CapsuleError: CAP-Y040, it is another study.
+        """
+        if (first := self.results.lock.digest()) != (second := other.results.lock.digest()):
+            raise CapsuleError(
+                "CAP-Y040",
+                f"--beside has the results of the study lock {second}, not of {first}",
+                fix="Give the results of the same study from another machine.",
+            )
+        return self._replace(beside=other)
+
+    def claim_ids(self) -> dict[str, tuple[str, str]]:
+        """Return the claim ids of the members on both machines, by their names."""
+        if self.beside is None:
+            return {}
+        others = {each.identity.name: each.identity for each in self.beside.results.members}
+        return {
+            name: (member.identity.claim_id, others[name].claim_id)
+            for member in self.results.members
+            if (name := member.identity.name) in others
+        }
 
 
 # --- terminal -------------------------------------------------------------------------------------
@@ -85,11 +113,22 @@ def show_report(report: StudyReport, console: Console) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
+    if pairs := report.claim_ids():
+        console.print(_agreement(pairs), highlight=False, soft_wrap=True)
     if missing := report.results.missing:
         console.print(
             f"{len(missing)} of {len(report.results.lock.members)} members have no results yet.",
             highlight=False,
         )
+
+
+def _agreement(pairs: dict[str, tuple[str, str]]) -> str:
+    differing = [name for name, (first, second) in pairs.items() if first != second]
+    text = (
+        f"{len(pairs) - len(differing)} of {counted(len(pairs), 'member')} have the same claim id "
+        "on both machines"
+    )
+    return f"{text}; these differ: {', '.join(differing)}." if differing else f"{text}."
 
 
 def _short(value: float | None) -> str:
@@ -199,7 +238,8 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
             )
             for row in tables.aggregates
         ],
-        charts=[*_curve_charts(tables.curves), *_profiles(results), *_sensitivity(tables)],
+        machines=_agreement(pairs) if (pairs := report.claim_ids()) else None,
+        charts=[*_curve_charts(report), *_profiles(results), *_sensitivity(tables)],
         variances=[_variance_cells(row) for row in tables.variances],
         improvements=[
             (
@@ -255,23 +295,26 @@ def _batches(labels: Sequence[str]) -> Iterator[Sequence[str]]:
         yield labels[start : start + CURVES_OF_A_CHART]
 
 
-def _curve_charts(curves: Sequence[CurveRow]) -> Iterator[tuple[list[str], str, LineChart]]:
+def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineChart]]:
     """Yield a chart per group and task: the mean, and one standard deviation around it."""
-    for number, row in enumerate(curves):
-        xs = tuple(float(point.step) for point in row.points)
-        spread = [(point.mean, point.standard_deviation or 0.0) for point in row.points]
-        band = Band(
-            xs,
-            tuple(mean - deviation for mean, deviation in spread),
-            tuple(mean + deviation for mean, deviation in spread),
-        )
-        points = tuple((x, mean) for x, (mean, _) in zip(xs, spread, strict=True))
-        if points:
-            curve = Curve(row.group, points, (band,))
-            title = f"{row.group}: {row.task}"
-            chart = line_chart(f"curve-{number}", title, "agent steps", "score", [curve])
-            note = "Mean over the runs, and one standard deviation around it; no area: no spread."
-            yield [row.group], note, chart
+    note = "Mean over the runs, and one standard deviation around it; no area: no spread."
+    beside = report.beside.tables.curves if report.beside else ()
+    others = {(row.group, row.task): row for row in beside}
+    for number, row in enumerate(row for row in report.tables.curves if row.points):
+        curves = [_mean_curve(row.group, row)]
+        if other := others.get((row.group, row.task)):  # figure 3 of Nagarajan et al. 2019
+            curves = [_mean_curve("first machine", row), _mean_curve("second machine", other)]
+        title = f"{row.group}: {row.task}"
+        chart = line_chart(f"curve-{number}", title, "agent steps", "score", curves)
+        yield [curve.label for curve in curves], note, chart
+
+
+def _mean_curve(label: str, row: CurveRow) -> Curve:
+    xs = tuple(float(point.step) for point in row.points)
+    spread = [(point.mean, point.standard_deviation or 0.0) for point in row.points]
+    low, high = (tuple(mean + side * sd for mean, sd in spread) for side in (-1, 1))
+    points = tuple((x, mean) for x, (mean, _) in zip(xs, spread, strict=True))
+    return Curve(label, points, (Band(xs, low, high),))
 
 
 def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart]]:

@@ -3,11 +3,13 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
 
+from capsule.host.errors import CapsuleError
 from capsule.study.report import (
     StudyReport,
     csv_report,
@@ -15,6 +17,7 @@ from capsule.study.report import (
     page_report,
     show_report,
 )
+from capsule.study.results import StudyResults
 from tests.study.studies import final_score, make_lock, make_results
 
 
@@ -86,6 +89,37 @@ def test_the_page_has_all_tables_and_figures(report):
     assert charts == 3 + 1 + 1 + 2  # curves, profile, settings, the two starts of a member
     assert page.count('class="band') == 3 + 3  # of each group's curve and profile
     assert "capsule study bundle studies/tiny --key KEY" in text
+
+
+def elsewhere(lock=None):
+    """Return the report of a machine on which one member came to another result."""
+    results = make_results(lock)
+    member = results.members[0]
+    identity = member.identity.model_copy(update={"claim_id": "f" * 64})
+    members = (replace(member, identity=identity), *results.members[1:])
+    return StudyReport.of(StudyResults(results.lock, members))
+
+
+def test_two_machines_are_compared_by_claim_ids_and_on_one_chart(report):
+    both = report.compared(elsewhere())
+    page = page_report(both, "studies/tiny")
+    assert "8 of 9 members have the same claim id on both machines" in page
+    assert "these differ: deterministic.1." in page
+    assert page.count("second machine") == 6  # in the legend and the description of each chart
+    stream = io.StringIO()
+    show_report(both, Console(file=stream, width=200))
+    assert "these differ: deterministic.1." in stream.getvalue()
+    same = report.compared(StudyReport.of(make_results(missing=("rates.1.1",))))
+    stream = io.StringIO()
+    show_report(same, Console(file=stream, width=200))
+    assert "8 of 8 members have the same claim id on both machines." in stream.getvalue()
+
+
+def test_another_study_is_not_compared(report):
+    other = elsewhere(make_lock({"a": {}}))
+    with pytest.raises(CapsuleError) as refused:
+        report.compared(other)
+    assert refused.value.code == "CAP-Y040"
 
 
 def test_names_from_elsewhere_stay_text():

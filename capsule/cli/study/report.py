@@ -33,6 +33,15 @@ def command(
         str | None,
         option("--starts MEMBER", "Draw the returns of this member from each start state.", OUTPUT),
     ] = None,
+    beside: Annotated[
+        Path | None,
+        option(
+            "--beside RESULTS",
+            "Results of the same study from another machine: compare the claim ids, and draw the "
+            "curves of both.",
+            OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Summarise the groups of a study, compare them, and draw their curves.
 
@@ -45,6 +54,9 @@ def command(
 
         # Write the page with all tables and figures, from the bundle of a study.
         capsule study report rates.capsule-study.tar -o study.html
+
+        # Compare two machines that ran the same study.
+        capsule study report studies/rates --beside other.capsule-study.tar
     """
     from rich.console import Console
 
@@ -52,6 +64,8 @@ def command(
     from capsule.study.report import csv_report, latex_report, page_report, show_report
 
     report = read_report(results)
+    if beside is not None:
+        report = report.compared(read_report(beside))
     if starts is not None:
         _check_member(report, starts)
     if output is None and form is None:
