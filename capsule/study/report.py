@@ -305,7 +305,8 @@ def _curve_charts(report: StudyReport) -> Iterator[tuple[list[str], str, LineCha
         if other := others.get((row.group, row.task)):  # figure 3 of Nagarajan et al. 2019
             curves = [_mean_curve("first machine", row), _mean_curve("second machine", other)]
         title = f"{row.group}: {row.task}"
-        chart = line_chart(f"curve-{number}", title, "agent steps", "score", curves)
+        across = "evaluation" if report.results.lock.study.scores else "agent steps"
+        chart = line_chart(f"curve-{number}", title, across, "score", curves)
         yield [curve.label for curve in curves], note, chart
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from capsule.bundle.bundle import open_bundle
-from capsule.bundle.claims import TrainingClaims
-from capsule.bundle.run_bundle import RecordedRun
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
+from capsule.bundle.run_bundle import RecordedRun, claimed_outputs
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.report.scores import Network, Score, ScoredTask, by_task, network_scores
-from capsule.report.subject import NetworkReturns, evaluation_points
+from capsule.report.subject import evaluation_points
 from capsule.study.directory import StudyDirectory
 from capsule.study.lock import StudyLock
 from capsule.study.members import PlannedMember
+from capsule.study.program_scores import ReadOutput, Tasks, program_tasks, scored_outputs
 
 
 class MemberIdentity(Model):
@@ -38,12 +39,14 @@ class MemberResult:
         identity: Its claim id, and the digest of its bundle.
         claims: Its claims.
         tasks: The evaluations in each of its tasks.
+        outputs: The outputs of a program in which its scores are, by their paths.
     """
 
     plan: PlannedMember
     identity: MemberIdentity
-    claims: TrainingClaims
-    tasks: tuple[tuple[ScoredTask, tuple[NetworkReturns, ...]], ...]
+    claims: TrainingClaims | ProgramClaims
+    tasks: Tasks
+    outputs: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def scores(self) -> dict[ScoredTask, dict[Network, Score]]:
@@ -85,27 +88,32 @@ class StudyResults:
 
 def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
     with open_bundle(path, []) as bundle:
-        run = RecordedRun.read(bundle)
-        if not isinstance(run.claims, TrainingClaims):
-            raise CapsuleError(
-                "CAP-Y016",
-                f"member {name} runs a program, whose claims have no evaluation",
-                fix="Give 'capsule report' the bundles of its members.",
-            )
-        identity = MemberIdentity(
-            name=name, claim_id=run.claims.claim_id(), bundle=sha256_file(path)
-        )
-        return member_result(lock, identity, run.claims)
+        claims = RecordedRun.read(bundle).claims
+        identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))
+
+        def read(claims: ProgramClaims, path: str) -> bytes:
+            return bundle.content(claimed_outputs(claims)[path])
+
+        return member_result(lock, identity, claims, read)
 
 
 def member_result(
-    lock: StudyLock, identity: MemberIdentity, claims: TrainingClaims
+    lock: StudyLock,
+    identity: MemberIdentity,
+    claims: TrainingClaims | ProgramClaims,
+    read: ReadOutput,
 ) -> MemberResult:
     """Return the result of a member.
 
+    Args:
+        lock: The study.
+        identity: The member.
+        claims: What it claims.
+        read: Returns what an output of a program holds, by its path in the working folder.
+
     Raises:
-        CapsuleError: CAP-Y015, the claims are those of another lock; CAP-Y016, they have no
-            evaluation, or one with a return that is not a finite number.
+        CapsuleError: CAP-Y015, the claims are those of another lock; CAP-Y016, they have no scores,
+            or one that is not a finite number.
     """
     name = identity.name
     member = next(each for each in lock.members if each.name == name)
@@ -117,15 +125,20 @@ def member_result(
             fix="Do not trust these files: a bundle was exchanged for another one.",
         )
     try:
-        points = evaluation_points(claims.evaluation)
-        tasks = tuple((task, tuple(each)) for task, each in by_task(lock.lock_of(member), points))
-        result = MemberResult(lock.planned[name], identity, claims, tasks)
+        outputs: dict[str, bytes] = {}
+        if isinstance(claims, ProgramClaims):
+            outputs = scored_outputs(lock.study, claims, read)
+            tasks = program_tasks(lock.study, outputs)
+        else:
+            points = by_task(lock.lock_of(member), evaluation_points(claims.evaluation))
+            tasks = tuple((task, tuple(each)) for task, each in points)
+        result = MemberResult(lock.planned[name], identity, claims, tasks, outputs)
         result.scores  # noqa: B018 - refuses what cannot be scored
     except ValueError as error:
         raise CapsuleError(
             "CAP-Y016",
             f"member {name} cannot be scored: {error}",
-            fix="Give its spec an evaluation.",
+            fix="Give its spec an evaluation, or the study the 'scores' of a program.",
         ) from error
     return result
 

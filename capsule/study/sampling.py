@@ -12,7 +12,7 @@ from math import comb
 from typing import Literal
 
 from capsule import execution
-from capsule.bundle.claims import TrainingClaims, collect_training_claims
+from capsule.bundle.claims import ProgramClaims, TrainingClaims, collect_training_claims
 from capsule.bundle.run_bundle import image_claim
 from capsule.engine.select import EngineChoice, open_engine
 from capsule.execution import Reporter
@@ -78,14 +78,12 @@ def rerun(
     name, claims = result.identity.name, result.claims
     check_unconfined(choice, image=claims.image is not None)
     check_code(lock, "own")
-    if claims.entropy_profile is not None or claims.schedule is not None:
-        recorded = "randomness" if claims.schedule is None else "schedule"
-        return SampledMember(
-            name,
-            "inconclusive",
-            f"it recorded its {recorded}, which only its own bundle has: use 'capsule verify' on "
-            f"the bundle with SHA-256 {result.identity.bundle}",
-        )
+    if isinstance(claims, ProgramClaims):
+        return _undecided(result, "its source tree")
+    if claims.schedule is not None:
+        return _undecided(result, "its recorded schedule")
+    if claims.entropy_profile is not None:
+        return _undecided(result, "its recorded randomness")
     engine = open_engine(choice, strange=True, progress=reporter.note)
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock.spec, here):
@@ -96,6 +94,15 @@ def rerun(
         execution.execute(lock, engine, directory, reporter=reporter)
         found = collect_training_claims(lock, image_claim(image), engine.name, directory)
     return _compared(name, claims, found)
+
+
+def _undecided(result: MemberResult, needed: str) -> SampledMember:
+    return SampledMember(
+        result.identity.name,
+        "inconclusive",
+        f"it needs {needed}, which only its own bundle has: use 'capsule verify' on the bundle "
+        f"with SHA-256 {result.identity.bundle}",
+    )
 
 
 def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> SampledMember:

@@ -18,6 +18,9 @@ MAX_MEMBERS = 2_000
 
 FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+(\.[a-z0-9_-]+)*$")]
 Settings = dict[FieldName, Any]
+ScoreSource = Annotated[
+    str, StringConstraints(pattern=r"^[^#\x00]+#(/[^\x00]*)?$", max_length=1024)
+]
 GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 
 
@@ -183,6 +186,12 @@ class StudySpec(Model):
     )
     groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
         description="The groups, by name."
+    )
+    scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = Field(
+        None,
+        description="Where a program of your own has its scores, by their names: FILE#POINTER, an "
+        "output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers with "
+        "one for each evaluation.",
     )
     resources: ResourcesSpec = Field(
         ResourcesSpec(), description="What a scheduler reserves for each member."

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from capsule.bundle.archive import tampered
 from capsule.bundle.bundle import Content, OpenedBundle, open_bundle, pack
-from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.claims import ProgramClaims, claims_model
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.trust import TrustPolicy
 from capsule.experiment.canonical import sha256_hex
@@ -28,6 +28,7 @@ CLAIMS = "claims.json"
 LOCK = "study/lock.json"
 GUIDE = "REPRODUCING.md"
 MEMBER = "members/{name}.json"
+OUTPUT = "outputs/{sha256}"  # of a program, in which the scores of a member are
 _JSON = "application/json"
 _GUIDE = """# {name}
 
@@ -100,6 +101,8 @@ def pack_study(
     for member in results.members:
         place = MEMBER.format(name=member.identity.name)
         files[place] = Content(member.claims.document(), "run", _JSON)
+        for content in member.outputs.values():
+            files[OUTPUT.format(sha256=sha256_hex(content))] = Content(content, "output", _JSON)
     path = pack(files, bundle.claim_id, key, destination / file, ssh_sign, kind="study")
     return path, bundle
 
@@ -118,25 +121,37 @@ def open_study(path: Path, trust: TrustPolicy) -> Iterator[tuple[OpenedBundle, S
     with open_bundle(path, trust, kind="study") as opened:
         claims = opened.read(CLAIMS, StudyClaims)
         lock = opened.read(LOCK, StudyLock)
-        _check_names(opened, claims, lock)
+        _check_names(claims, lock)
+
+        def read(claims: ProgramClaims, path: str) -> bytes:
+            return opened.content(OUTPUT.format(sha256=claims.outputs[path].sha256))
+
         members = []
-        for identity in claims.members:
-            found = opened.read(MEMBER.format(name=identity.name), TrainingClaims)
+        for identity, member in zip(claims.members, lock.members, strict=True):
+            model = claims_model(lock.lock_of(member))
+            found = opened.read(MEMBER.format(name=identity.name), model)
             if found.claim_id() != identity.claim_id:
                 raise _disagreement(f"the claims of member {identity.name} have another claim id")
-            members.append(member_result(lock, identity, found))
+            members.append(member_result(lock, identity, found, read))
         results = StudyResults(lock, tuple(members))
+        _check_files(opened, results)
         _check_tables(claims, results)
         yield opened, StudyBundle(claims, results)
 
 
-def _check_names(opened: OpenedBundle, claims: StudyClaims, lock: StudyLock) -> None:
+def _check_names(claims: StudyClaims, lock: StudyLock) -> None:
     if claims.lock != lock.digest():
         raise _disagreement(f"the claims name the lock {claims.lock}, not {lock.digest()}")
     names = [member.name for member in lock.members]
     if names != [member.name for member in claims.members]:
         raise _disagreement("the members of the claims are not those of the lock")
-    known = {CLAIMS, LOCK, GUIDE, *(MEMBER.format(name=name) for name in names)}
+
+
+def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
+    known = {CLAIMS, LOCK, GUIDE}
+    for member in results.members:
+        known.add(MEMBER.format(name=member.identity.name))
+        known.update(OUTPUT.format(sha256=sha256_hex(each)) for each in member.outputs.values())
     if surplus := {*opened.files} - known:
         raise _disagreement(f"it has the further file {min(surplus)!a}")
 

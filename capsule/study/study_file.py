@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
@@ -102,7 +103,17 @@ class StudyFile(NamedTuple):
             if key not in known:
                 own = member.settings[len(self.study.set) :]
                 known[key] = self._spec(pinned, own, f"groups.{member.group}")
+                self._check_scores(known[key], member)
             yield member, known[key]
+
+    def _check_scores(self, spec: Spec, member: PlannedMember) -> None:
+        if self.study.scores is not None and not isinstance(spec.trainer, CommandTrainer):
+            raise CapsuleError(
+                "CAP-S003",
+                f"{self.path}: scores: group {member.group} trains by {spec.trainer.algorithm}, "
+                "whose scores are its evaluations",
+                fix="Remove scores: they are for programs of your own (trainer.command).",
+            )
 
     def _spec(self, pinned: Sequence[Pair], own: Sequence[Pair], where: str) -> Spec:
         """Return the base with the settings of the study, and then those that ``where`` has."""

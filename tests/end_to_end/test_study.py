@@ -42,6 +42,29 @@ groups:
   second: {vary: [exploration]}
   cramped: {set: {limits.memory_mb: 64}}
 """
+PROGRAM = """\
+import json, pathlib, sys
+pathlib.Path("out").mkdir()
+pathlib.Path("out/metrics.json").write_text(json.dumps({"test": [{"accuracy": int(sys.argv[1])}]}))
+"""
+PROGRAM_BASE = """\
+schema: capsule/spec/v1
+name: mine
+code: {path: source}
+trainer: {command: [python, train.py, "{seed}"]}
+seeds: {root: 7}
+"""
+PROGRAM_STUDY = """\
+schema: capsule/study/v1
+name: mine
+base: mine.yaml
+runs: 2
+groups:
+  fixed: {}
+  given: {runs: 1, grid: {seeds.root: [1, 2]}}
+scores:
+  accuracy: out/metrics.json#/test/0/accuracy
+"""
 RECORDS = 12  # of a trace of 64
 RUNS = ("first.1", "second.1")
 BOTH = ("--only", "first", "--only", "second")
@@ -153,3 +176,25 @@ def test_a_member_that_is_lost_is_run_again_to_the_same_claim(folder, whole):
     done = capsule("study", "member", "whole", "first.1", "--key", "alice", cwd=folder)
     assert done.status == 0, done.errors
     assert done.output.startswith(f"claim id  {before['first.1']}\n")
+
+
+def test_a_study_of_a_program_is_scored_and_signed(tmp_path):
+    """Its runs differ by their seeds, and their scores are in a file that it writes."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(PROGRAM)
+    (tmp_path / "mine.yaml").write_text(PROGRAM_BASE)
+    (tmp_path / "mine-study.yaml").write_text(PROGRAM_STUDY)
+    assert capsule("keygen", "alice", cwd=tmp_path).status == 0
+    options = ("--key", "alice", "--engine", "process", "--on", "local:1", "--quiet")
+    done = capsule("study", "run", "mine-study.yaml", *options, cwd=tmp_path)
+    assert done.status == 0, done.errors
+    done = capsule("study", "bundle", "studies/mine", "--key", "alice", "--json", cwd=tmp_path)
+    assert done.status == 0, done.errors
+    done = capsule("study", "report", done.document["bundle"], "--format", "csv", cwd=tmp_path)
+    rows = [line.split(",")[:7] for line in done.output.splitlines()[1:]]
+    assert [row[:4] + row[6:] for row in rows] == [
+        ["fixed", "1", "1", "accuracy", "7.0"],
+        ["fixed", "1", "2", "accuracy", "7.0"],
+        ["given", "1", "1", "accuracy", "1.0"],
+        ["given", "2", "1", "accuracy", "2.0"],
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint
-from capsule.experiment.lock import Lock, LockedCode, LockedImage
+from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
 from capsule.host.yaml_document import YamlDocument
 from capsule.study.lock import LockedMember, SharedPins, StudyLock
 from capsule.study.results import MemberIdentity, StudyResults, member_result
@@ -25,18 +25,16 @@ GROUPS = {
     "exploration": {"vary": ["exploration"]},
     "rates": {"runs": 1, "grid": {"trainer.learning_rate": [0.1, 0.01, 0.001]}},
 }
-PINS = SharedPins(
-    image=LockedImage(
-        assembler=1,
-        recipe="cpu",
-        recipe_sha256=ZERO,
-        debian=(),
-        base=ZERO,
-        wheels=(),
-        code=LockedCode(version="0.1.0", sha256=ZERO),
-    ),
-    project=None,
+IMAGE = LockedImage(
+    assembler=1,
+    recipe="cpu",
+    recipe_sha256=ZERO,
+    debian=(),
+    base=ZERO,
+    wheels=(),
+    code=LockedCode(version="0.1.0", sha256=ZERO),
 )
+TREE = LockedProject(sha256=ZERO, size=0, files={}, git=None)
 STEPS = (0, 4, 8)
 
 
@@ -52,14 +50,16 @@ def make_file(groups=GROUPS, base=BASE, **study):
 
 def make_lock(groups=GROUPS, **options):
     file = make_file(groups, **options)
+    project = None if file.base_spec().code is None else TREE
+    pins = SharedPins(image=IMAGE, project=project)
     specs, members = {}, []
     for member, spec in file.member_specs(None):
         number = specs.setdefault(spec.digest(), (len(specs), spec))[0]
-        digest = Lock(spec=spec, image=PINS.image).digest()
+        digest = Lock(spec=spec, image=pins.image, project=pins.project).digest()
         members.append(LockedMember(name=member.name, spec=number, pins=0, lock=digest))
     return StudyLock(
         study=file.study,
-        pins=(PINS,),
+        pins=(pins,),
         specs=tuple(spec for _, spec in specs.values()),
         members=tuple(members),
     )
@@ -97,6 +97,10 @@ def final_score(member):
     return int(member.lock[:4], 16) % 50
 
 
+def no_outputs(_claims, path):
+    raise AssertionError(path)
+
+
 def make_results(lock=None, missing=()):
     lock = lock or make_lock()
     members = []
@@ -109,5 +113,5 @@ def make_results(lock=None, missing=()):
                 claim_id=claims.claim_id(),
                 bundle=sha256_hex(member.name.encode()),
             )
-            members.append(member_result(lock, identity, claims))
+            members.append(member_result(lock, identity, claims, no_outputs))
     return StudyResults(lock, tuple(members), tuple(missing))

@@ -1,0 +1,90 @@
+"""Scores of members that run a program of the user's own: numbers in JSON files that it wrote.
+
+A study says where they are, as ``scores: {NAME: FILE#POINTER}``. The file is an output that the
+program claims, and the pointer (RFC 6901) leads to a number, or to a list of numbers with one for
+each evaluation. A network of Capsule's trainers has a mean return; here such a number is the score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from capsule.bundle.claims import ProgramClaims
+from capsule.experiment.canonical import sha256_hex
+from capsule.report.scores import ScoredTask
+from capsule.report.subject import NetworkReturns
+from capsule.study.spec import StudySpec
+
+ReadOutput = Callable[[ProgramClaims, str], bytes]
+Tasks = tuple[tuple[ScoredTask, tuple[NetworkReturns, ...]], ...]
+
+
+def scored_outputs(study: StudySpec, claims: ProgramClaims, read: ReadOutput) -> dict[str, bytes]:
+    """Read the outputs of a member in which its scores are, by their paths.
+
+    Args:
+        study: The study.
+        claims: Of the member.
+        read: Returns what an output holds, by its path in the working folder.
+
+    Raises:
+        ValueError: The study names no scores; an output was not claimed, or is not as claimed.
+    """
+    if study.scores is None:
+        raise ValueError("it runs a program, and the study does not say where its scores are")
+    outputs = {}
+    for path in dict.fromkeys(source.partition("#")[0] for source in study.scores.values()):
+        claimed = claims.outputs.get(path)
+        if claimed is None or claimed.target is not None:
+            raise ValueError(f"it has no output {path}")
+        outputs[path] = read(claims, path)
+        if sha256_hex(outputs[path]) != claimed.sha256:
+            raise ValueError(f"its output {path} is not the one that it claims")
+    return outputs
+
+
+def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
+    """Return the scores of a member: each name is a task, each number an evaluation.
+
+    Args:
+        study: The study, which names scores.
+        outputs: As of :func:`scored_outputs`.
+
+    Raises:
+        ValueError: A file is not JSON, or a pointer leads to no number and no list of numbers.
+    """
+    tasks = []
+    for name, source in (study.scores or {}).items():
+        path, _, pointer = source.partition("#")
+        try:
+            found = _resolve(json.loads(outputs[path]), pointer)
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"{source} leads nowhere: {error}") from error
+        numbers = found if isinstance(found, list) else [found]
+        if not numbers or not all(type(each) in (int, float) for each in numbers):
+            raise ValueError(f"{source} is neither a number nor a list of numbers")
+        points = (NetworkReturns(step, (float(each),)) for step, each in enumerate(numbers, 1))
+        tasks.append((ScoredTask("program", name), tuple(points)))
+    return tuple(tasks)
+
+
+def _resolve(document: Any, pointer: str) -> Any:
+    """Return what a JSON pointer leads to (RFC 6901, section 4).
+
+    Raises:
+        LookupError: Nothing.
+        ValueError: An index of a list is not a number.
+    """
+    for token in pointer.split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, list):
+            if not key.isascii() or not key.isdecimal() or (key[0] == "0" and key != "0"):
+                raise ValueError(f"{key!r} is not an index of a list")
+            document = document[int(key)]
+        elif isinstance(document, dict):
+            document = document[key]
+        else:
+            raise LookupError(f"{key!r} of a value that is no object and no list")  # noqa: TRY004
+    return document
