@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, Seed, Word
+from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, Seed, Word, added
 from capsule.experiment.spec.randomness import StreamName
 from capsule.experiment.spec.recording import MAX_MEBIBYTES, MAX_MINUTES
 
@@ -187,8 +187,8 @@ class StudySpec(Model):
     groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
         description="The groups, by name."
     )
-    scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = Field(
-        None,
+    scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = added(
+        absent=None,
         description="Where a program of your own has its scores, by their names: FILE#POINTER, an "
         "output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers with "
         "one for each evaluation.",
