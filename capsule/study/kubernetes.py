@@ -69,7 +69,22 @@ class IndexedJob(JobArray):
         # Pods that run or are done say nothing that is needed here, and all pods are megabytes.
         chosen = [f"--selector={JOB}={self.name}", f"--field-selector={EXCEPTIONS}"]
         pods = json.loads(PROGRAMS.call([*get, "pods", *chosen]))["items"]
-        return dict(zip(self.members, _states(json.loads(found), pods), strict=True))
+        job = json.loads(found)
+        missing = Element("Active") if job.get("status", {}).get("active") else self._podless(get)
+        return dict(zip(self.members, _states(job, pods, missing), strict=True))
+
+    def _podless(self, get: Sequence[str]) -> Element:
+        """Return the state of indexes whose pods are not even created: a quota, a policy."""
+        about = f"involvedObject.kind=Job,involvedObject.name={self.name},type=Warning"
+        # Not every user who may create a Job may read events.
+        found = PROGRAMS.call(
+            [*get, "events", f"--field-selector={about}"], accepted="is forbidden"
+        )
+        events = json.loads(found)["items"] if found else []
+        if not events:
+            return Element("Active")
+        last = max(events, key=lambda event: event.get("lastTimestamp") or "")
+        return Element("Pending", last["reason"], last["message"], hindered=True)
 
     def element_name(self, member: str) -> str:
         """Return the pods' name of a member, without its random end."""
@@ -117,12 +132,13 @@ class Kubernetes(Scheduler):
         return [IndexedJob(f"{namespace}_{name}", tuple(names))]
 
 
-def _states(job: dict[str, Any], pods: list[dict[str, Any]]) -> list[Element]:
+def _states(job: dict[str, Any], pods: list[dict[str, Any]], other: Element) -> list[Element]:
     """Return the state of every index of a Job.
 
     Args:
         job: The Job.
-        pods: Its pods that do not run.
+        pods: Its pods that wait or have failed.
+        other: The state of an index that has not ended and is none of these pods'.
     """
     status = job.get("status", {})
     done, failed = (_indexes(status.get(f"{key}Indexes", "")) for key in ("completed", "failed"))
@@ -139,7 +155,8 @@ def _states(job: dict[str, Any], pods: list[dict[str, Any]]) -> list[Element]:
             return _end(latest.get(index), over)
         if job["spec"].get("suspend"):
             return Element("Pending", "the Job is suspended", hindered=True)
-        return _start(latest.get(index))
+        pod = latest.get(index)
+        return other if pod is None or pod["status"]["phase"] != "Pending" else _start(pod)
 
     return [state(index) for index in range(job["spec"]["completions"])]
 
@@ -154,10 +171,8 @@ def _is_final(condition: dict[str, Any]) -> bool:
     return condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
 
 
-def _start(pod: dict[str, Any] | None) -> Element:
-    """Return the state of an index that has not ended: whether its pod, if any, can start."""
-    if pod is None or pod["status"]["phase"] != "Pending":
-        return Element("Active")
+def _start(pod: dict[str, Any]) -> Element:
+    """Return the state of an index whose pod waits."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason", "")

@@ -21,9 +21,10 @@ import kubernetes_validate
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = "batch.kubernetes.io/job-name"
 DISRUPTION = {"type": "DisruptionTarget", "status": "True"}
+ALIVE = ("Pending", "Running")
 PATIENCE = 60.0
 RESOURCES = {
-    "/api/v1": [("pods", "Pod")],
+    "/api/v1": [("pods", "Pod"), ("events", "Event")],
     "/apis/batch/v1": [("jobs", "Job")],
 }
 DISCOVERY = {
@@ -84,13 +85,14 @@ class Cluster:
         jobs: The Jobs by their names; a test may change them.
         pods: The pods by their names.
         pending: What the status of the pod of an index adds while it cannot start.
+        refusal: Why no pod is created.
         most: The most pods of one index that ever were alive at the same time.
         version: The version of Kubernetes whose schema has the last word.
     """
 
     def __init__(self, path: str) -> None:
         self.jobs, self.pods, self.pending = {}, {}, {}
-        self.most, self.version = 0, "1.37"
+        self.most, self.version, self.refusal = 0, "1.37", None
         self.guard = threading.RLock()
         self._processes, self._path, self._numbers = {}, path, itertools.count(1)
 
@@ -116,6 +118,8 @@ class Cluster:
                     return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
                 case ["GET", "api", "v1", "namespaces", _, "pods"]:
                     return 200, self._pods(**query)
+                case ["GET", "api", "v1", "namespaces", _, "events"]:
+                    return self._events()
             return _failed(404, "NotFound", f"{method} {parts.path} not found")
 
     def _create(self, job, namespace):
@@ -147,6 +151,13 @@ class Cluster:
         ]
         return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": chosen}
 
+    def _events(self):
+        if self.refusal == "events":
+            return _failed(403, "Forbidden", "events is forbidden: User may not list them")
+        event = {"metadata": {}, "reason": "FailedCreate", "message": self.refusal}
+        items = [event] if self.refusal else []
+        return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": items}
+
     def _bring_up_to_date(self):
         for name, process in [*self._processes.items()]:
             if (status := process.poll()) is not None:
@@ -154,10 +165,12 @@ class Cluster:
                 self._end(self.pods[name], status)
         for job in self.jobs.values():
             self._follow(job)
+            phases = [pod["status"]["phase"] for pod in self._of(job)]
+            job["status"]["active"] = sum(map(phases.count, ALIVE))
         alive = Counter(
             (pod["metadata"]["labels"][JOB], pod["metadata"]["labels"][INDEX])
             for pod in self.pods.values()
-            if pod["status"]["phase"] in ("Pending", "Running")
+            if pod["status"]["phase"] in ALIVE
         )
         self.most = max(self.most, *alive.values(), 0)
 
@@ -181,7 +194,8 @@ class Cluster:
         for index in sorted({*range(spec["completions"])} - over):
             alive = [pod for pod in self._of(job) if pod["status"]["phase"] in ALIVE]
             mine = [pod for pod in alive if pod["metadata"]["labels"][INDEX] == str(index)]
-            if not mine and len(alive) < spec["parallelism"] and not spec.get("suspend"):
+            free = len(alive) < spec["parallelism"] and not spec.get("suspend")
+            if not mine and free and self.refusal is None:
                 self._start(self._new_pod(job, index), job)
             elif mine and mine[0]["status"]["phase"] == "Pending" and index not in self.pending:
                 self._start(mine[0], job)
@@ -263,9 +277,6 @@ class Cluster:
         """Stop all pods."""
         for name in [*self._processes]:
             self._stop(name)
-
-
-ALIVE = ("Pending", "Running")
 
 
 def _is_ignored(pod, spec):

@@ -1,7 +1,10 @@
 """Kubernetes: a real kubectl, an API that the test serves, and pods that are processes."""
 
+import json
+import os
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,12 +12,14 @@ import pytest
 
 from capsule.bundle.keys import generate
 from capsule.host.errors import CapsuleError
-from capsule.study.directory import Outcome
+from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import Element
 from capsule.study.kubernetes import IndexedJob, Kubernetes
 from capsule.study.kubernetes_job import JobTemplate
-from capsule.study.running import RunOptions
+from capsule.study.running import RunOptions, run_locally
 from tests.study.kubernetes_cluster import one_machine_cluster
+from tests.study.short_runs import write_study
+from tests.study.slurm_cluster import wait_until
 
 PYTHON = sys.executable
 TEMPLATE = """\
@@ -42,10 +47,9 @@ def programs(tmp_path, monkeypatch):
     """The folder of the pods' programs; kubectl is on this process's own path."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    kubectl = Path(PYTHON).with_name("kubectl")
-    monkeypatch.setenv("PATH", f"{kubectl.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{Path(PYTHON).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    monkeypatch.setenv("HOME", str(tmp_path))  # kubectl keeps what it discovers
+    monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     return folder
 
 
@@ -338,6 +342,23 @@ def test_an_interrupted_submission_deletes_what_it_created(cluster, directory, r
     assert not jobs_of(directory)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refusal", "wanted"),
+    [
+        (
+            "pods are forbidden: exceeded quota",
+            ["FailedCreate: pods are forbidden: exceeded quota"],
+        ),
+        ("events", []),
+    ],
+)
+def test_why_no_pod_is_created(cluster, directory, run, refusal, wanted):
+    cluster.refusal = refusal
+    noted = run(NAMES[:1], on_poll=cluster.jobs.clear)
+    assert [line.partition(" wait: ")[2] for line in noted[1:]] == wanted
+
+
 def test_indexes_that_have_no_pod_are_active(cluster, directory, run):
     job = IndexedJob("rl_tiny-1", NAMES)
     assert job.elements() == {}
@@ -349,3 +370,33 @@ def test_indexes_that_have_no_pod_are_active(cluster, directory, run):
         "status": {},
     }
     assert job.elements() == dict.fromkeys(NAMES, Element("Active"))
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_the_claims_are_those_of_a_local_run_also_after_an_eviction(
+    cluster, programs, options, tmp_path
+):
+    write_study(tmp_path)
+    (tmp_path / "job.yaml").write_text(TEMPLATE.replace("spec:", "spec:\n  parallelism: 1", 1))
+    path = programs / "capsule"
+    path.write_text(f'#!/bin/sh\nexec {PYTHON} -m capsule "$@"\n')
+    path.chmod(0o700)
+    command = [PYTHON, "-m", "capsule", "study", "run", "study.yaml", "--key", "alice", "--json"]
+    command += ["--on", "kubernetes:job.yaml", "--engine", "process", "--output", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        wait_until((tmp_path / "out" / "members").exists)
+        study = StudyDirectory.open(tmp_path / "out")
+        first, *_ = names = [member.name for member in study.lock.members]
+        wait_until(lambda: study.state(first).step)
+        cluster.evict(0)
+        assert study.state(first).state == "stopped"
+        printed, _ = process.communicate()
+    assert json.loads(printed)["groups"]["exploration"]["done"] == len(names) == 3
+    assert len(cluster.pods) == 4
+
+    local = StudyDirectory.create(tmp_path / "local", study.lock, resume=False)
+    run_locally(local, [first], options, 1, lambda: None)
+    claims = [study.outcome(name).claim_id for name in names]
+    assert claims[0] == local.outcome(first).claim_id
+    assert len(set(claims)) == 3
