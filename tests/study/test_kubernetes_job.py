@@ -31,6 +31,7 @@ spec:
         - name: shared
           persistentVolumeClaim: {claimName: shared}
 """
+ROOT = Path(__file__).parents[2]
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 
 
@@ -72,6 +73,14 @@ def test_the_schema_would_find_an_error(study, options, tmp_path):
         wrong["spec"][field] = value
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_the_example_of_the_documentation_is_a_template(study, options, tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    example = template(tmp_path, page.split("```yaml\n")[1].split("```")[0])
+    manifest = example.manifest("tiny-1", study, study.missing(), options)
+    kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    assert manifest["spec"]["parallelism"] == 20
 
 
 def test_every_member_runs_to_its_end_once_at_a_time(study, options, tmp_path):
