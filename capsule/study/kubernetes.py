@@ -70,11 +70,13 @@ class IndexedJob(JobArray):
         chosen = [f"--selector={JOB}={self.name}", f"--field-selector={EXCEPTIONS}"]
         pods = json.loads(PROGRAMS.call([*get, "pods", *chosen]))["items"]
         job = json.loads(found)
-        missing = Element("Active") if job.get("status", {}).get("active") else self._podless(get)
-        return dict(zip(self.members, _states(job, pods, missing), strict=True))
+        status = job.get("status", {})
+        busy = status.get("active") or any(map(_is_final, status.get("conditions", ())))
+        other = Element("Active") if busy else self._without_pods(get)
+        return dict(zip(self.members, _states(job, pods, other), strict=True))
 
-    def _podless(self, get: Sequence[str]) -> Element:
-        """Return the state of indexes whose pods are not even created: a quota, a policy."""
+    def _without_pods(self, get: Sequence[str]) -> Element:
+        """Return the state of the indexes of a Job without pods: a quota or a policy may be why."""
         about = f"involvedObject.kind=Job,involvedObject.name={self.name},type=Warning"
         # Not every user who may create a Job may read events.
         found = PROGRAMS.call(
@@ -138,7 +140,7 @@ def _states(job: dict[str, Any], pods: list[dict[str, Any]], other: Element) -> 
     Args:
         job: The Job.
         pods: Its pods that wait or have failed.
-        other: The state of an index that has not ended and is none of these pods'.
+        other: The state of every other index that has not ended.
     """
     status = job.get("status", {})
     done, failed = (_indexes(status.get(f"{key}Indexes", "")) for key in ("completed", "failed"))

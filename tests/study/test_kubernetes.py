@@ -177,7 +177,6 @@ def test_as_many_pods_run_as_the_template_says(cluster, directory, image, option
     assert max(alive) == 1
 
 
-@pytest.mark.slow
 def test_an_image_without_capsule(cluster, directory, run):
     run([NAMES[0]])
     outcome = directory.outcome(NAMES[0])
@@ -200,7 +199,6 @@ def terminated(code, reason, **more):
     return {"containerStatuses": [{"name": "capsule", "state": {"terminated": end}}]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "message", "fix"),
     [
@@ -229,7 +227,6 @@ def test_the_report_of_a_lost_pod_says_what_to_do(cluster, directory, run, statu
     assert fix in directory.outcome(NAMES[0]).fix
 
 
-@pytest.mark.slow
 def test_why_pods_are_pending_is_said_once(cluster, directory, run):
     waits = {"reason": "ImagePullBackOff", "message": "not found: capsule"}
     usual = {"reason": "ContainerCreating"}
@@ -262,7 +259,6 @@ def test_why_pods_are_pending_is_said_once(cluster, directory, run):
     )
 
 
-@pytest.mark.slow
 def test_a_suspended_job_and_one_that_ends_as_a_whole(cluster, directory, tmp_path, options, run):
     text = TEMPLATE.replace("spec:", "spec:\n  suspend: true", 1)
     (tmp_path / "job.yaml").write_text(text)
@@ -285,7 +281,6 @@ def test_a_suspended_job_and_one_that_ends_as_a_whole(cluster, directory, tmp_pa
     assert "Failed (DeadlineExceeded)" in directory.outcome(NAMES[0]).message
 
 
-@pytest.mark.slow
 def test_a_manifest_that_the_cluster_rejects(cluster, directory, tmp_path, options):
     before = Outcome(code="CAP-E011", message="it failed", fix="mend it")
     directory.fail(NAMES[0], before)
@@ -299,7 +294,6 @@ def test_a_manifest_that_the_cluster_rejects(cluster, directory, tmp_path, optio
     assert directory.outcome(NAMES[0]) == before
 
 
-@pytest.mark.slow
 def test_a_cluster_that_is_not_reachable(cluster, directory, run, tmp_path):
     path = tmp_path / "kubeconfig"
     reachable = path.read_text()
@@ -324,7 +318,6 @@ def test_kubectl_is_not_installed(directory, run, programs, monkeypatch):
     assert not jobs_of(directory)
 
 
-@pytest.mark.slow
 def test_an_interrupted_submission_deletes_what_it_created(cluster, directory, run, programs):
     kubectl = programs / "kubectl"
     real = Path(PYTHON).with_name("kubectl")
@@ -342,7 +335,6 @@ def test_an_interrupted_submission_deletes_what_it_created(cluster, directory, r
     assert not jobs_of(directory)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "wanted"),
     [
