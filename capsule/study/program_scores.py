@@ -2,7 +2,8 @@
 
 A study says where they are, as ``scores: {NAME: FILE#POINTER}``. The file is an output that the
 program claims, and the pointer (RFC 6901) leads to a number, or to a list of numbers with one for
-each evaluation. A network of Capsule's trainers has a mean return; here such a number is the score.
+each evaluation. A number may also be the text of a C99 hexadecimal float, which loses no digit. A
+network of Capsule's trainers has a mean return; here such a number is the score.
 """
 
 from __future__ import annotations
@@ -62,12 +63,30 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
             found = _resolve(json.loads(outputs[path]), pointer)
         except (ValueError, LookupError) as error:
             raise ValueError(f"{source} leads nowhere: {error}") from error
-        numbers = found if isinstance(found, list) else [found]
-        if not numbers or not all(type(each) in (int, float) for each in numbers):
-            raise ValueError(f"{source} is neither a number nor a list of numbers")
-        points = (NetworkReturns(step, (float(each),)) for step, each in enumerate(numbers, 1))
+        values = found if isinstance(found, list) else [found]
+        try:
+            numbers = [_number(value) for value in values]
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{source} is no number and no list of numbers: {error}") from error
+        if not numbers:
+            raise ValueError(f"{source} is an empty list")
+        points = (NetworkReturns(step, (number,)) for step, number in enumerate(numbers, 1))
         tasks.append((ScoredTask("program", name), tuple(points)))
     return tuple(tasks)
+
+
+def _number(value: Any) -> float:
+    """Return a number, which may be the text of a hexadecimal one.
+
+    Raises:
+        ValueError: It is none.
+        OverflowError: It is too large.
+    """
+    if isinstance(value, str) and value.lstrip("-").startswith("0x"):
+        return float.fromhex(value)
+    if type(value) not in (int, float):
+        raise ValueError(repr(value))
+    return float(value)
 
 
 def _resolve(document: Any, pointer: str) -> Any:

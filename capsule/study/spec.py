@@ -191,7 +191,7 @@ class StudySpec(Model):
         absent=None,
         description="Where a program of your own has its scores, by their names: FILE#POINTER, an "
         "output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers with "
-        "one for each evaluation.",
+        "one for each evaluation. The text of a hexadecimal float is a number, too.",
     )
     resources: ResourcesSpec = Field(
         ResourcesSpec(), description="What a scheduler reserves for each member."

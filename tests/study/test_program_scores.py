@@ -87,6 +87,7 @@ def test_pointers_are_those_of_rfc_6901(pointer, value):
 def test_a_list_has_a_number_for_each_evaluation():
     assert scores_of("[1, 2.5]", "") == [(1.0,), (2.5,)]
     assert scores_of('{"a": [{"b": 3}]}', "/a/0/b") == [(3.0,)]
+    assert scores_of('["0x1.8p-1", "-0x1p+1"]', "") == [(0.75,), (-2.0,)]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +99,13 @@ def test_a_list_has_a_number_for_each_evaluation():
         ("[1, 2]", "/01", "not an index"),
         ("[1, 2]", "/-", "not an index"),
         ("1", "/a", "leads nowhere"),
-        ("[]", "", "neither a number"),
-        ("true", "", "neither a number"),
-        ('"1"', "", "neither a number"),
-        ("[1, null]", "", "neither a number"),
+        ("[]", "", "is an empty list"),
+        ("true", "", "no number and no list of numbers: True"),
+        ('"1"', "", "no number and no list of numbers: '1'"),
+        ('"0x"', "", "no number and no list of numbers"),
+        ('"0x1p9999"', "", "no number and no list of numbers"),
+        ("1" + "0" * 400, "", "no number and no list of numbers"),
+        ("[1, null]", "", "no number and no list of numbers: None"),
     ],
 )
 def test_what_is_no_score_is_refused(text, pointer, reason):
