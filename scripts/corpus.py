@@ -112,6 +112,19 @@ SPECS: dict[str, dict[str, Any]] = {
     "program": PROGRAM,
     "program-recorded": {**PROGRAM, "entropy": {"mode": "recorded"}},
 }
+STUDIES: dict[str, dict[str, Any]] = {
+    "study": {
+        "base": "dqn",
+        "runs": 2,
+        "groups": {"deterministic": {}, "exploration": {"vary": ["exploration"]}},
+    },
+    "study-program": {
+        "base": "program",
+        "runs": 2,
+        "groups": {"seeds": {"vary": ["root"]}},
+        "scores": {"last": "scores.json#/4", "all": "scores.json#"},
+    },
+}
 VERIFIED = ("dqn", "program")  # with a receipt beside them
 AUTHOR, VERIFIER = "author", "verifier"
 
@@ -126,15 +139,36 @@ def make_keys(folder: Path) -> None:
         private.with_suffix(".pub").write_text(PrivateKey(key).public.openssh())
 
 
-def make(name: str, spec: Mapping[str, Any], folder: Path, *options: str) -> Path:
-    """Run a spec and return its bundle, ``NAME.capsule.tar`` in a folder that has the keys."""
+def write_spec(name: str, spec: Mapping[str, Any], folder: Path) -> None:
+    """Write a spec, ``NAME.yaml``, and the program that some of them run."""
     (folder / "tree").mkdir(exist_ok=True)
     (folder / "tree" / "train.py").write_text(TREE)
     (folder / f"{name}.yaml").write_text(json.dumps({**spec, "name": name}))
+
+
+def make(name: str, spec: Mapping[str, Any], folder: Path, *options: str) -> Path:
+    """Run a spec and return its bundle, ``NAME.capsule.tar`` in a folder that has the keys."""
+    write_spec(name, spec, folder)
     facts = json.loads(
         _capsule(folder, "run", f"{name}.yaml", "--key", AUTHOR, "--json", "--quiet", *options)
     )
     return (folder / facts["bundle"]).rename(folder / f"{name}.capsule.tar")
+
+
+def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
+    """Run a study and return its bundle, ``NAME.capsule-study.tar``."""
+    base = f"{study['base']}.yaml"
+    (folder / f"{name}.yaml").write_text(
+        json.dumps({"schema": "capsule/study/v1", **study, "name": name, "base": base})
+    )
+    _capsule(
+        *(folder, "study", "run", f"{name}.yaml", "--key", AUTHOR, "--engine", "process"),
+        *("--on", "local:1", "--quiet"),
+    )
+    facts = json.loads(
+        _capsule(folder, "study", "bundle", f"studies/{name}", "--key", AUTHOR, "--json")
+    )
+    return (folder / facts["bundle"]).rename(folder / f"{name}.capsule-study.tar")
 
 
 def vouch(bundle: Path, folder: Path) -> Path:
@@ -164,7 +198,11 @@ def main(names: Iterable[str]) -> None:
         make_keys(folder)
         kept = [folder / f"{name}.pub" for name in (AUTHOR, VERIFIER)]
         for name in names:
-            kept.append(make(name, SPECS[name], folder, "--engine", "process"))
+            if name in STUDIES:
+                write_spec(STUDIES[name]["base"], SPECS[STUDIES[name]["base"]], folder)
+                kept.append(make_study(name, STUDIES[name], folder))
+            else:
+                kept.append(make(name, SPECS[name], folder, "--engine", "process"))
             if name in VERIFIED:
                 kept.append(vouch(kept[-1], folder))
             sys.stdout.write(f"made {name}\n")
@@ -175,4 +213,4 @@ def main(names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or SPECS)
+    main(sys.argv[1:] or [*SPECS, *STUDIES])

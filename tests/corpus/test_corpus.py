@@ -149,6 +149,54 @@ def test_a_bundle_with_its_image_embedded_is_executed_again(tmp_path):
     assert reader.read(made, (tmp_path / "author.pub").read_text())[0] == found["claim_id"]
 
 
+# --- studies --------------------------------------------------------------------------------------
+
+
+def study(name):
+    return HERE / f"{name}.capsule-study.tar"
+
+
+@pytest.mark.parametrize("name", corpus.STUDIES)
+def test_every_table_of_a_study_follows_from_its_claims(name):
+    done = command("study", "verify", study(name), "--key", KEY, "--json")
+    assert json.loads(done.stdout)["members"] in (2, 4)
+    rows = command("study", "report", study(name), "--format", "csv").stdout.splitlines()[1:]
+    claim_ids = {row.split(",")[-2] for row in rows}
+    assert len(claim_ids) == {"study": 3, "study-program": 2}[name]
+
+
+@pytest.mark.parametrize("name", corpus.STUDIES)
+def test_each_document_of_a_study_fits_its_published_schema(name):
+    kinds = set()
+    for path, data in dict(reader.members(study(name).read_bytes())).items():
+        if path.endswith(".json") and b'"schema":"capsule/' in data:
+            document = json.loads(data)
+            kinds.add(kind := document["schema"].split("/")[1])
+            schema = json.loads((ROOT / "schemas" / f"{kind}-v1.json").read_text())
+            Draft202012Validator(schema).validate(document)
+    assert {"bundle", "study-claims", "study-lock"} < kinds
+
+
+@pytest.mark.parametrize("name", corpus.STUDIES)
+def test_a_later_version_computes_the_tables_of_a_study(name):
+    done = later("app(sys.argv[2:])", "study", "verify", study(name), "--key", KEY)
+    assert done.returncode == 0, done.stderr
+    assert "intact" in done.stdout
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_member_of_a_study_is_executed_again(tmp_path):
+    lock = json.loads(dict(reader.members(study("study").read_bytes()))["study/lock.json"])
+    options = ("--key", KEY, "--sample", "1", "--engine", "process", "--json", "--quiet")
+    if lock["pins"][0]["image"]["code"]["sha256"] == training_code_digest():
+        done = command("study", "verify", study("study"), *options, status=(0, 1))
+        (member,) = json.loads(done.stdout)["sample"]
+        assert member["agreement"] == "reproduced" or "libraries" in member["reason"], member
+    else:
+        command("study", "verify", study("study"), *options, status=4)
+
+
 # --- a later version, with a field more and another default ---------------------------------------
 
 LATER = """

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from hostile import genuine
+from study.studies import make_results
 
 from capsule.bundle import envelope, run_bundle, sshsig
 from capsule.bundle.allowed_signers import parse_allowed_signers
@@ -29,6 +30,7 @@ from capsule.bundle.claims import Observations, ProgramClaims, TrainingClaims
 from capsule.bundle.keys import PrivateKey
 from capsule.bundle.manifest import ENVELOPE, MANIFEST, Manifest, parse_document
 from capsule.bundle.sbom_checks import validate_sbom
+from capsule.bundle.trust import TrustPolicy
 from capsule.entropy import profile
 from capsule.experiment import contract, trace
 from capsule.experiment.arrival_log import parse_arrivals
@@ -38,8 +40,14 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.host.spec_file import parse_spec
+from capsule.host.yaml_document import YamlDocument
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import file_entry, padded, tar_header, write_tar
+from capsule.study.directory import Outcome
+from capsule.study.lock import StudyLock
+from capsule.study.spec import StudySpec
+from capsule.study.study_bundle import open_study, pack_study
+from capsule.study.tables import StudyClaims, tables_of
 from capsule.verification.integrity.tensors import digests_of
 
 
@@ -177,6 +185,22 @@ def _spec(data: bytes) -> None:
     _same(parse_spec(written, "spec"), spec)
 
 
+def _study(data: bytes) -> None:
+    study = YamlDocument(data, "study.yaml", "study").validate(StudySpec)
+    written = study.document()
+    _same(YamlDocument(written, "study.yaml", "study").validate(StudySpec), study)
+
+
+def _study_bundle(data: bytes) -> None:
+    descriptor = _in_memory(data)
+    try:
+        path = Path(f"/proc/self/fd/{descriptor}")
+        with open_study(path, TrustPolicy.of([genuine.SIGNER.public])) as (_, study):
+            _same(study.claims.tables, tables_of(study.results))
+    finally:
+        os.close(descriptor)
+
+
 def _layer(data: bytes) -> None:
     written = b"".join(
         tar_header(entry) + padded(b"".join(entry.content()))
@@ -216,6 +240,28 @@ def _specs() -> list[bytes]:
     spec = json.loads(_file(run_bundle.LOCK)[0])["spec"]
     ready = Path(__file__).parents[2] / "specs"
     return [canonical_json(spec), *(path.read_bytes() for path in sorted(ready.glob("*.yaml")))]
+
+
+def _studies() -> list[bytes]:
+    ready = Path(__file__).parents[2] / "specs" / "studies"
+    return [path.read_bytes() for path in sorted(ready.glob("*.yaml"))]
+
+
+def _study_claims() -> list[bytes]:
+    results = make_results()
+    members = tuple(member.identity for member in results.members)
+    claims = StudyClaims(lock=results.lock.digest(), members=members, tables=tables_of(results))
+    return [claims.document()]
+
+
+def _study_bundles() -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        return [pack_study(make_results(), genuine.SIGNER, Path(folder))[0].read_bytes()]
+
+
+def _outcomes() -> list[bytes]:
+    done = Outcome(bundle="a.capsule.tar", claim_id="0" * 64)
+    return [done.document(), Outcome(code="CAP-E007", message="memory", fix="Wait.").document()]
 
 
 _MESSAGE = b"message"
@@ -262,6 +308,11 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "tensors": Parser(_tensors, lambda: _file(genuine.FINAL)),
     "spec": Parser(_spec, _specs),
+    "study": Parser(_study, _studies),
+    "study-lock": Parser(_document(StudyLock), lambda: [make_results().lock.document()]),
+    "study-claims": Parser(_document(StudyClaims), _study_claims),
+    "study-bundle": Parser(_study_bundle, _study_bundles),
+    "member-outcome": Parser(_document(Outcome), _outcomes),
     "layer": Parser(_layer, _layers),
 }
 
