@@ -10,11 +10,14 @@ import pytest
 from hypothesis import settings
 
 # A shell starts what it has in the background with SIGINT ignored, nohup ignores SIGHUP, and
-# programs pass that on. Tests interrupt programs, wherever they run themselves; a handler is not
-# passed on.
-for ignored in (signal.SIGINT, signal.SIGHUP):
+# programs pass that on. Tests interrupt programs and themselves, wherever they run; a handler is
+# not passed on.
+for ignored, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, lambda _number, _frame: None),
+):
     if signal.getsignal(ignored) is signal.SIG_IGN:
-        signal.signal(ignored, lambda _number, _frame: None)
+        signal.signal(ignored, handler)
 
 # A timing is never a test: a slow machine must not fail a property.
 settings.register_profile("capsule", deadline=None)

@@ -1,9 +1,12 @@
 """Where members run."""
 
+import json
+
 import pytest
 
 from capsule.host.errors import CapsuleError
 from capsule.study.backends import parse_backend
+from capsule.study.kubernetes import Kubernetes
 from capsule.study.local import Local
 from capsule.study.ray import Ray
 from capsule.study.slurm import Slurm
@@ -16,6 +19,18 @@ def test_local_backends():
 
 def test_slurm():
     assert parse_backend("slurm", print) == Slurm(print)
+
+
+def test_kubernetes(tmp_path):
+    manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "spec": {"template": {"spec": {"containers": [{"image": "capsule"}]}}},
+    }
+    (tmp_path / "my job.yaml").write_text(json.dumps(manifest))
+    backend = parse_backend(f"kubernetes:{tmp_path}/my job.yaml", print)
+    assert isinstance(backend, Kubernetes)
+    assert backend.template.document.tree == manifest
 
 
 def test_ray():
@@ -36,6 +51,8 @@ def test_ray():
         "nonsense",
         "slurm:2",
         "local:2\n",
+        "kubernetes",
+        "kubernetes:",
         "ray",
         "ray://",
         "ray://head",

@@ -1,0 +1,184 @@
+"""Waiting for jobs, with a scheduler that answers as the test says."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from capsule.host.errors import CapsuleError
+from capsule.study.directory import Outcome, StudyDirectory
+from capsule.study.jobs import Element, JobArray, Programs, Scheduler, reservation
+from tests.study.studies import BASE, make_lock
+
+RUNS, ENDS = Element("RUNNING"), Element("ENDED", ended=True)
+FAILED = Outcome(code="CAP-E007", message="out of memory", fix="Buy more.")
+
+
+class ScriptedArray(JobArray):
+    """An array whose elements are the next of a script; an error in it is raised."""
+
+    @property
+    def name(self):
+        return self.job
+
+    @property
+    def cancellation(self):
+        return ["cancel", self.job]
+
+    def elements(self):
+        answers = SCRIPTS[self.job]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return dict(zip(self.members, answer, strict=False))
+
+    def element_name(self, member):
+        return f"{self.job}.{self.members.index(member)}"
+
+    def log(self, _study, member):
+        return f"{member}.log"
+
+
+SCRIPTS = {}
+
+
+@dataclass(frozen=True)
+class Scripted(Scheduler):
+    title = "Scripted"
+    folder = "scripted"
+
+    def array(self, job, members):
+        return ScriptedArray(job, members)
+
+    def submit(self, _study, names, _options):
+        return [ScriptedArray(str(len(SCRIPTS)), tuple(names))]
+
+
+@pytest.fixture
+def study(tmp_path):
+    SCRIPTS.clear()
+    return StudyDirectory.create(tmp_path / "study", make_lock(), resume=False)
+
+
+def run(study, names, *script, earlier=(), on_poll=lambda: None, **settings):
+    """Run members; the script is what the next array says at each poll."""
+    SCRIPTS.update(earlier)
+    SCRIPTS[str(len(SCRIPTS) + 1)] = [*script]
+    noted = []
+    settings = {"poll_seconds": 0.0, "settle_seconds": 0.0} | settings
+    Scripted(noted.append, **settings).run(study, names, None, on_poll)
+    return noted
+
+
+def test_a_member_that_left_no_outcome_is_failed_with_what_its_job_says(study):
+    names = study.missing()[:3]
+    memory = Element("KILLED", "Memory", "3 GB of 2 GB", ended=True, fix="Raise it.")
+    noted = run(study, names, (RUNS, RUNS, RUNS), (ENDS, memory))
+    assert noted == ["Scripted job 1 was submitted for 3 members"]
+    assert [study.outcome(name).message for name in names] == [
+        "Scripted job 1.0 ended as ENDED",
+        "Scripted job 1.1 ended as KILLED (Memory: 3 GB of 2 GB)",
+        "Scripted job 1.2 has ended, and Scripted has forgotten how",
+    ]
+    assert [study.outcome(name).fix for name in names] == [
+        f"Add --resume to run the member again. See {names[0]}.log.",
+        f"Raise it. See {names[1]}.log.",
+        f"Add --resume to run the member again. See {names[2]}.log.",
+    ]
+    assert {study.outcome(name).code for name in names} == {"CAP-Y025"}
+
+
+def test_a_member_that_says_itself_how_it_ended_stays(study):
+    name = study.missing()[0]
+    polls = []
+
+    def on_poll():
+        polls.append(study.outcome(name))
+        if len(polls) == 3:
+            study.fail(name, FAILED)  # a file that is seen late
+
+    run(study, [name], [ENDS], settle_seconds=60.0, on_poll=on_poll)
+    assert study.outcome(name) == FAILED
+    assert len(polls) == 4
+
+
+def test_a_job_that_returns_has_not_ended(study, monkeypatch):
+    name = study.missing()[0]
+    clock = iter(range(0, 1000, 40))
+    monkeypatch.setattr("capsule.study.jobs.time.monotonic", lambda: next(clock))
+    polls = []
+
+    def on_poll():
+        polls.append(study.outcome(name))
+
+    run(study, [name], [ENDS], [RUNS], [ENDS], settle_seconds=100.0, on_poll=on_poll)
+    # Each poll reads the clock for the answer and for the end: 80 s between two of them.
+    assert polls[:-1] == [None] * (len(polls) - 1)
+    assert len(polls) == 5
+    assert study.outcome(name).code == "CAP-Y025"
+
+
+def test_each_reason_is_said_once(study):
+    names = study.missing()[:2]
+    full = Element("PENDING", "Full", "3 of 3", hindered=True)
+    waits = [Element("PENDING", "Priority"), full]
+    noted = run(study, names, waits, [full, full._replace(details="4 of 4")], [ENDS, ENDS])
+    assert noted[1:] == ["members of Scripted job 1 wait: Full: 3 of 3"]
+
+
+def test_members_of_an_earlier_job_are_not_submitted_again(study):
+    first, second, third, *_ = study.missing()
+    folder = study.path / "scripted"
+    folder.mkdir()
+    for job, members in (("0", (third,)), ("1", (first, second)), ("2", (first,))):
+        (folder / f"{job}.members").write_text("".join(f"{member}\n" for member in members))
+    earlier = {"0": [[ENDS]], "1": [[ENDS, RUNS], [ENDS, ENDS]], "2": [[RUNS], [ENDS]]}
+    noted = run(study, [first, second, third], [ENDS], earlier=earlier)
+    assert sorted(noted) == [
+        "Scripted job 1 still has members that wait or run",
+        "Scripted job 2 still has members that wait or run",
+        "Scripted job 4 was submitted for 1 members",
+    ]
+    assert [study.outcome(name).message for name in (first, second, third)] == [
+        "Scripted job 2.0 ended as ENDED",
+        "Scripted job 1.1 ended as ENDED",
+        "Scripted job 4.0 ended as ENDED",
+    ]
+    assert (folder / "4.members").read_text() == f"{third}\n"
+
+
+def test_a_scheduler_may_be_silent_for_a_while(study):
+    name = study.missing()[0]
+    silent = CapsuleError("CAP-Y022", "no answer", fix="Wait.")
+    run(study, [name], silent, [RUNS], silent, [ENDS])
+    assert study.outcome(name).code == "CAP-Y025"
+    with pytest.raises(CapsuleError) as caught:
+        run(study, [name], silent, patience_seconds=0.0)
+    assert caught.value.code == "CAP-Y023"
+    assert "jobs 2 may still run: no answer" in caught.value.message
+    assert str(study.path) in caught.value.fix
+
+
+def test_an_interrupted_wait_says_how_to_cancel(study):
+    with pytest.raises(CapsuleError) as caught:
+        run(study, study.missing()[:1], KeyboardInterrupt())
+    assert caught.value.code == "CAP-Y024"
+    assert "'cancel 1' cancels the members" in caught.value.fix
+
+
+def test_the_largest_limits_are_reserved_unless_the_study_says(tmp_path):
+    limits = {"memory_mb": 2_000, "minutes": 30}
+    lock = make_lock(base={**BASE, "limits": limits}, resources={"cores": 3, "minutes": 5})
+    study = StudyDirectory.create(tmp_path / "study", lock, resume=False)
+    assert reservation(study, study.missing()) == (3, 2_512, 5, 0)
+
+
+def test_a_program_that_fails_in_a_way_that_is_known():
+    programs = Programs("x", "Install it.", "Correct it.")
+    failing = ["sh", "-c", "echo half; echo it is forbidden >&2; exit 3"]
+    assert programs.call(failing, accepted="is forbidden") == "half\n"
+    with pytest.raises(CapsuleError, match="sh failed: it is forbidden"):
+        programs.call(failing)
+    with pytest.raises(CapsuleError, match="sh failed: exit status 3"):
+        programs.call(["sh", "-c", "exit 3"])
+    with pytest.raises(CapsuleError, match="--on x needs nonesuch-program"):
+        programs.call(["nonesuch-program"])
