@@ -156,7 +156,7 @@ def make(name: str, spec: Mapping[str, Any], folder: Path, *options: str) -> Pat
 
 
 def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
-    """Run a study and return its bundle, ``NAME.capsule-study.tar``."""
+    """Run a study; return its bundle, ``NAME.capsule-study.tar``, with ``NAME.members`` beside."""
     base = f"{study['base']}.yaml"
     (folder / f"{name}.yaml").write_text(
         json.dumps({"schema": "capsule/study/v1", **study, "name": name, "base": base})
@@ -168,6 +168,10 @@ def make_study(name: str, study: Mapping[str, Any], folder: Path) -> Path:
     facts = json.loads(
         _capsule(folder, "study", "bundle", f"studies/{name}", "--key", AUTHOR, "--json")
     )
+    kept = folder / f"{name}.members"
+    kept.mkdir()
+    for path in sorted((folder / "studies" / name / "members").glob("*/*.capsule.tar")):
+        shutil.copyfile(path, kept / f"{path.parent.name}.capsule.tar")
     return (folder / facts["bundle"]).rename(folder / f"{name}.capsule-study.tar")
 
 
@@ -201,14 +205,17 @@ def main(names: Iterable[str]) -> None:
             if name in STUDIES:
                 write_spec(STUDIES[name]["base"], SPECS[STUDIES[name]["base"]], folder)
                 kept.append(make_study(name, STUDIES[name], folder))
+                kept += sorted((folder / f"{name}.members").iterdir())
             else:
                 kept.append(make(name, SPECS[name], folder, "--engine", "process"))
             if name in VERIFIED:
                 kept.append(vouch(kept[-1], folder))
             sys.stdout.write(f"made {name}\n")
         for path in kept:
-            shutil.copyfile(path, FOLDER / path.name)
-    size = sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file())
+            target = FOLDER / path.relative_to(folder)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     sys.stdout.write(f"{FOLDER}: {size} bytes, at most {LARGEST}\n")
 
 

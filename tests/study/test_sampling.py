@@ -38,7 +38,7 @@ def test_another_number_than_the_study_has_is_refused(number):
 
 def test_equal_claims_are_reproduced():
     claims = make_claims(ZERO, (1, 2, 3))
-    assert _compared("a.1", claims, claims).agreement == "reproduced"
+    assert _compared("a.1", claims, claims).agreement == "reproduced-bitwise"
 
 
 def test_a_difference_is_named_with_its_claims():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from capsule.cli.common import guarded, print_json
 from capsule.cli.options import CHECKS, option
 
 if TYPE_CHECKING:
-    from capsule.study.sampling import SampledMember
+    from collections.abc import Iterable
 
 
 @guarded
@@ -28,9 +27,25 @@ def command(
     revoked: options.RevokedOption = None,
     threshold: options.ThresholdOption = 1,
     allow_untrusted: options.UntrustedOption = False,
+    members: Annotated[
+        Path | None,
+        option(
+            "--members FOLDER",
+            "Also check the members' own bundles, as far as they are in this folder.",
+            CHECKS,
+        ),
+    ] = None,
     sample: Annotated[
         int | None,
         option("--sample N", "Run N randomly chosen members again, and compare.", CHECKS),
+    ] = None,
+    challenge: Annotated[
+        int | None,
+        option(
+            "--challenge N",
+            "Execute N randomly chosen segments of the members in --members again, and compare.",
+            CHECKS,
+        ),
     ] = None,
     engine: options.EngineOption = "auto",
     as_json: options.JsonOption = False,
@@ -39,7 +54,8 @@ def command(
     """Check the signature of a study, and every table against what the members claim.
 
     With --sample, members that this machine draws at random are run again and have to give the
-    same claims. The command then states how likely forged members would have been found.
+    same claims. With --challenge, it draws segments of members that kept their states. The command
+    then states how likely forged members would have been found.
 
     Exit status: 0 all that was asked for agrees, 1 a member differs, 3 tampered or untrusted,
     4 a member could not be decided.
@@ -50,13 +66,17 @@ def command(
 
         # And run three members again.
         capsule study verify rates.capsule-study.tar --key alice.pub --sample 3
+
+        # Check the bundles of the members, too, and execute ten segments of them again.
+        capsule study verify rates.capsule-study.tar --key alice.pub --members rates --challenge 10
     """
     from capsule.bundle.trust import load_policy
-    from capsule.host.errors import CapsuleError, ExitCode
+    from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
-    from capsule.study.sampling import chosen_members, rerun
+    from capsule.study.member_bundles import MemberVerifier
     from capsule.study.study_bundle import open_study
+    from capsule.study.verification import check_study
 
     policy = load_policy(
         keys=keys or (),
@@ -77,53 +97,17 @@ def command(
         open_reporter(quiet=quiet) as reporter,
         open_study(bundle, policy) as (opened, study),
     ):
-        members = study.results.members
-        locks = {member.name: member for member in study.results.lock.members}
-        sampled = [
-            rerun(
-                member,
-                study.results.lock.lock_of(locks[member.identity.name]),
-                engine,
-                Cache(),
-                reporter,
-            )
-            for member in (chosen_members(study.results, sample) if sample is not None else ())
-        ]
+        verifier = MemberVerifier(policy, allow_untrusted, engine, Cache(), reporter)
+        checked = check_study(study.results, members, sample, challenge, verifier)
         signers = [str(signer) for signer in opened.signers]
-    document = _document(study.claim_id, len(members), signers, sampled)
+    facts = {"schema": "capsule/study-verified/v1", "claim_id": study.claim_id, "signers": signers}
+    document = facts | checked.document()
     if as_json:
         print_json(document)
     else:
         _show(document)
-    agreements = {member.agreement for member in sampled}
-    if "not-reproduced" in agreements:
-        raise typer.Exit(ExitCode.DIFFERS)
-    if "inconclusive" in agreements:
-        raise typer.Exit(ExitCode.INCONCLUSIVE)
-
-
-def _document(
-    claim_id: str, members: int, signers: list[str], sampled: list[SampledMember]
-) -> dict[str, Any]:
-    from capsule.study.sampling import SHARES, chance_to_notice
-
-    decided = sum(member.agreement != "inconclusive" for member in sampled)
-    chances = {}
-    for share in SHARES:
-        forged = max(1, round(share * members))
-        chances[forged] = chance_to_notice(members, forged, decided)
-    return {
-        "schema": "capsule/study-verified/v1",
-        "claim_id": claim_id,
-        "members": members,
-        "signers": signers,
-        "sample": [asdict(member) for member in sampled],
-        "chance_to_notice": [
-            {"forged": forged, "probability": chance} for forged, chance in chances.items()
-        ]
-        if decided
-        else [],
-    }
+    if checked.exit_code:
+        raise typer.Exit(checked.exit_code)
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -135,12 +119,28 @@ def _show(document: dict[str, Any]) -> None:
     typer.echo(
         f"intact    every table follows from the claims of the {document['members']} members"
     )
-    for member in document["sample"]:
-        typer.echo(f"{member['name']}: {member['agreement']}: {member['reason']}")
+    if (bundles := document["bundles"]) is not None:
+        typer.echo(f"bundles   {len(bundles)} of {document['members']} members have theirs here")
+        _show_members(each for each in bundles if each["agreement"] != "intact")
+    _show_members(document["sample"])
     for chance in document["chance_to_notice"]:
-        forged = chance["forged"]
-        were = "member was" if forged == 1 else "members were"
         typer.echo(
-            f"If {forged} {were} forged, a sample of this size would have found one with "
-            f"probability {chance['probability']:.2f}."
+            f"If {_were_forged(chance['forged'], 'member')}, a sample of this size would have "
+            f"found one with probability {chance['probability']:.2f}."
         )
+    if (challenge := document["challenge"]) is not None:
+        _show_members(challenge["members"])
+        for chance in challenge["chance_to_notice"]:
+            typer.echo(
+                f"If {_were_forged(chance['forged'], 'segment')} of {challenge['of']}, this "
+                f"challenge would have found one with probability {chance['probability']:.2f}."
+            )
+
+
+def _show_members(members: Iterable[dict[str, Any]]) -> None:
+    for member in members:
+        typer.echo(f"{member['name']}: {member['agreement']}: {member['reason']}")
+
+
+def _were_forged(count: int, what: str) -> str:
+    return f"1 {what} was forged" if count == 1 else f"{count} {what}s were forged"

@@ -1,0 +1,156 @@
+"""Verifying a study beyond its signature: its members' bundles, a sample of them, a challenge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule.host.errors import CapsuleError, ExitCode
+from capsule.study.member_bundles import (
+    MemberVerifier,
+    choose_segments,
+    count_segments,
+    find_bundles,
+)
+from capsule.study.results import MemberResult, StudyResults
+from capsule.study.sampling import VerifiedMember, chance_to_notice, chosen_members, rerun
+from capsule.verification.request import Mode
+from capsule.verification.verdict import FAILURES
+
+SHARES = (0.05, 0.1, 0.2, 0.5)  # of what was forged, for which the chance to notice is stated
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Segments that were executed again.
+
+    Attributes:
+        members: What this has shown of each member that has some of them.
+        chosen: Number of segments in each of these members.
+        of: Segments that could have been chosen.
+    """
+
+    members: tuple[VerifiedMember, ...]
+    chosen: dict[str, int]
+    of: int
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """What the verification of a study has shown beyond its own file.
+
+    Attributes:
+        size: Number of members of the study.
+        bundles: The members whose own bundles were checked; None if none were to be.
+        sample: The members that were run again.
+        challenge: The segments that were executed again, if any were to be.
+    """
+
+    size: int
+    bundles: tuple[VerifiedMember, ...] | None
+    sample: tuple[VerifiedMember, ...]
+    challenge: Challenge | None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The status of the command: the worst that was found, tampering before differences."""
+        challenged = self.challenge.members if self.challenge else ()
+        everything = [*(self.bundles or ()), *self.sample, *challenged]
+        found = {FAILURES.get(each.agreement) for each in everything}
+        worst = (ExitCode.TAMPERED, ExitCode.DIFFERS, ExitCode.INCONCLUSIVE)
+        return next((code for code in worst if code in found), ExitCode.OK)
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as JSON has it, with the chances to notice what was forged."""
+        challenge = None
+        if self.challenge is not None:
+            chosen = self.challenge.chosen
+            decided = sum(chosen[name] for name in _decided(self.challenge.members))
+            challenge = {
+                "of": self.challenge.of,
+                "members": [
+                    {**asdict(each), "segments": chosen[each.name]}
+                    for each in self.challenge.members
+                ],
+                "chance_to_notice": _chances(self.challenge.of, decided),
+            }
+        return {
+            "members": self.size,
+            "bundles": None if self.bundles is None else [asdict(each) for each in self.bundles],
+            "sample": [asdict(each) for each in self.sample],
+            "chance_to_notice": _chances(self.size, len(_decided(self.sample))),
+            "challenge": challenge,
+        }
+
+
+def _decided(members: Iterable[VerifiedMember]) -> list[str]:
+    return [member.name for member in members if member.agreement != "inconclusive"]
+
+
+def _chances(total: int, drawn: int) -> list[dict[str, Any]]:
+    """Return the chance that a drawing found what was forged, for several shares of the total."""
+    if not drawn:
+        return []
+    forged = dict.fromkeys(max(1, round(share * total)) for share in SHARES)
+    return [
+        {"forged": number, "probability": chance_to_notice(total, number, drawn)}
+        for number in forged
+    ]
+
+
+def check_study(
+    results: StudyResults,
+    folder: Path | None,
+    sample: int | None,
+    challenge: int | None,
+    verifier: MemberVerifier,
+) -> CheckedStudy:
+    """Check what of a study can be checked with its members' bundles or by running members again.
+
+    Args:
+        results: The study, whose own file is intact.
+        folder: Where bundles of its members are.
+        sample: How many members are run again, if any are.
+        challenge: How many segments are executed again, if any are.
+        verifier: Verifies the bundles.
+
+    Raises:
+        CapsuleError: CAP-Y019, CAP-Y032 so many cannot be drawn; CAP-Y030, CAP-Y031 the folder has
+            no bundles of the study, or others; CAP-Y033 a challenge without a folder; CAP-V062 no
+            member can be challenged; a member cannot be run here.
+    """
+    if challenge is not None and folder is None:
+        raise CapsuleError(
+            "CAP-Y033",
+            "--challenge needs the bundles of the members, which keep the states of segments",
+            fix="Add --members with their folder, or use --sample.",
+        )
+    drawn = [] if sample is None else chosen_members(results, sample)
+    found = {} if folder is None else find_bundles(results, folder)
+    segments = {} if challenge is None else count_segments(results, found)
+    chosen = {} if challenge is None else choose_segments(segments, challenge)
+    members = {member.identity.name: member.identity for member in results.members}
+    locks = {member.name: results.lock.lock_of(member) for member in results.lock.members}
+
+    def verified(name: str, mode: Mode) -> VerifiedMember:
+        return verifier.verify(members[name], found[name], mode)
+
+    def again(member: MemberResult) -> VerifiedMember:
+        name = member.identity.name
+        if name in found:  # with what the run recorded
+            return verified(name, Mode("full"))
+        return rerun(member, locks[name], verifier.engine, verifier.cache, verifier.reporter)
+
+    bundles = tuple(verified(name, Mode("integrity")) for name in found)
+    sampled = tuple(again(member) for member in drawn)
+    challenged = tuple(
+        verified(name, Mode("segments", segments=count)) for name, count in chosen.items()
+    )
+    return CheckedStudy(
+        len(members),
+        None if folder is None else bundles,
+        sampled,
+        None if challenge is None else Challenge(challenged, chosen, sum(segments.values())),
+    )
