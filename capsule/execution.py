@@ -10,10 +10,11 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
@@ -25,7 +26,7 @@ from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.beneath import entries_beneath
 from capsule.experiment.canonical import open_regular, write_atomic
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import Model, PositiveInt
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import (
@@ -51,6 +52,55 @@ MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
 Document = TypeVar("Document", bound=Model)
+
+# Prints what a program sees of its surroundings, as one JSON object, the fields of
+# :class:`SeenSurroundings`. What the kernel allows is not asked for by a system call, which
+# Capsule's own library would answer by the spec's ``determinism.cores``.
+_LOOK = """\
+import json, locale, os, re, socket, time
+wanted = os.environ.get("LC_ALL", "")
+try:
+    took = locale.setlocale(locale.LC_ALL, "")
+except locale.Error:
+    took = f"C (no {wanted})"
+print(json.dumps({
+    "locale": took,
+    "timezone": time.strftime("%Z (UTC%z)", time.localtime(0)),
+    "hostname": socket.gethostname(),
+    "processors": re.search(r"Cpus_allowed_list:\\s*(\\S+)", open("/proc/self/status").read())[1],
+    "told": os.cpu_count(),
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The surroundings of an execution that are not to be as usual.
+
+    Attributes:
+        hostname: The host name; only for engines with containers.
+        processors: The only processors it may run on, as the kernel lists them (``0-2,5``).
+        variables: Environment variables with other values than those that the spec stands for.
+        shell: Words of a shell before the command of a program, which sets its variables.
+    """
+
+    hostname: str | None = None
+    processors: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    shell: tuple[str, ...] = ()
+
+
+USUAL = Surroundings()
+
+
+class SeenSurroundings(Model):
+    """What a program saw of its surroundings."""
+
+    locale: str = Field(description="As the C library takes it from the environment.")
+    timezone: str = Field(description="Name, and offset from UTC.")
+    hostname: str
+    processors: str = Field(description="Those it may run on, as the kernel lists them: '0-2,5'.")
+    told: PositiveInt = Field(description="Number of processors as the C library gives it.")
 
 
 class Reporter(Protocol):
@@ -119,6 +169,7 @@ def execute(
     learners: int = 1,
     replicas: int = 1,
     limits: LimitsSpec | None = None,
+    surroundings: Surroundings = USUAL,
     dense: contract.DenseWindow | None = None,
     segment: bool = False,
     reporter: Reporter,
@@ -139,6 +190,7 @@ def execute(
         learners: Processes that share the gradient of a batch, of trainers that can.
         replicas: Processes that answer the actors, where the spec has others answer them.
         limits: What it may use, if not what the lock says.
+        surroundings: What is not to be as usual around it.
         dense: Parameter updates to write a dense record of.
         segment: Go on from the state in ``run_directory`` to ``stop_after``, and evaluate nothing.
         reporter: Told about each event.
@@ -169,16 +221,7 @@ def execute(
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
     limits = limits or lock.spec.limits
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
-    launcher = attempt.arguments(
-        native=NATIVE, run_directory=RUN_DIRECTORY, seconds=unattended_seconds(limits)
-    )
-    task = Task(
-        arguments=(*launcher, *PROGRAM),
-        run_directory=run_directory,
-        environment=environment_variables(lock.spec),
-        limits=limits,
-        gpu=_gpu_index(lock.spec.accelerator),
-    )
+    task = _task(lock.spec, attempt, PROGRAM, run_directory, limits, surroundings)
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
@@ -187,6 +230,62 @@ def execute(
     report = attempt.finish(prefix=stop_after is not None)
     _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
     return result
+
+
+def look(
+    lock: Lock, engine: Engine, directory: Path, limits: LimitsSpec, surroundings: Surroundings
+) -> SeenSurroundings:
+    """Start a program as a run is started, and return what it sees of its surroundings.
+
+    Args:
+        lock: The locked experiment; ``engine`` must have been prepared for it.
+        engine: Where it runs.
+        directory: Becomes its run directory; there is none yet.
+        limits: What it may use.
+        surroundings: What is not to be as usual around it.
+
+    Raises:
+        CapsuleError: CAP-E043, the program did not report; CAP-E… as in :func:`execute`.
+    """
+    directory.mkdir(parents=True)
+    attempt = Attempt(directory, lock.spec, replay=None)
+    words = (*surroundings.shell, PROGRAM[0], "-P", "-c", _LOOK)
+    task = _task(lock.spec, attempt, words, directory, limits, surroundings)
+    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
+    check_run_directory(directory)
+    said = _last_line(directory / contract.LOG)
+    try:
+        return SeenSurroundings.model_validate_json(said)
+    except ValidationError as error:
+        raise CapsuleError(
+            "CAP-E043",
+            f"the surroundings of the run cannot be read back: the program that reports them ended "
+            f"with status {ended.status}; last output: {said!r}",
+            fix="Verify without --vary.",
+        ) from error
+
+
+def _task(
+    spec: Spec,
+    attempt: Attempt,
+    words: tuple[str, ...],
+    run_directory: Path,
+    limits: LimitsSpec,
+    surroundings: Surroundings,
+) -> Task:
+    """Return the task that starts ``words`` under the launcher, as the spec says."""
+    launcher = attempt.arguments(
+        native=NATIVE, run_directory=RUN_DIRECTORY, seconds=unattended_seconds(limits)
+    )
+    return Task(
+        arguments=(*launcher, *words),
+        run_directory=run_directory,
+        environment={**environment_variables(spec), **surroundings.variables},
+        limits=limits,
+        gpu=_gpu_index(spec.accelerator),
+        hostname=surroundings.hostname,
+        processors=surroundings.processors,
+    )
 
 
 def check_run_directory(run_directory: Path) -> None:

@@ -28,7 +28,7 @@ from capsule.study.directory import Outcome
 from capsule.study.lock import StudyLock
 from capsule.study.spec import StudySpec
 from capsule.study.tables import StudyClaims
-from capsule.verification import verdict
+from capsule.verification import vary, verdict
 
 FOLDER = Path(__file__).parents[1] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -71,6 +71,7 @@ MODELS: dict[str, type[Model]] = {
     "receipt": receipts.ReceiptStatement,
     "receipts": tally.Receipts,
     "verify-report": verdict.Report,
+    "vary-report": vary.VaryReport,
     "divergence": verdict.Divergence,
     "diagnosis": Diagnosis,
     "starts": evaluation.StartSet,

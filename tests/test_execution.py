@@ -10,12 +10,15 @@ from capsule.engine.interface import Exit
 from capsule.execution import (
     MAX_READ_BYTES,
     MAX_SHOWN_EVENTS,
+    Surroundings,
     _EventTail,
     _outcome,
     check_run_directory,
+    look,
 )
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
+from tests.verification.runs import CARTPOLE, make_lock
 
 EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
 
@@ -48,6 +51,38 @@ def refused(code, call, *arguments):
         call(*arguments)
     assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TRAINING_FAILED)
     return caught.value.message
+
+
+class Reporting:
+    """An engine whose tasks print a line, which it keeps."""
+
+    def __init__(self, line):
+        self._line = line
+
+    def run(self, task, **_):
+        self.task = task
+        (task.run_directory / contract.LOG).write_text(f"a warning\n{self._line}\n")
+        return Exit(1, "exited")
+
+
+SEEN = {"locale": "C", "timezone": "UTC", "hostname": "there", "processors": "0", "told": 4}
+
+
+def test_what_a_program_reports_of_its_surroundings_is_read_back(tmp_path):
+    engine, lock = Reporting(json.dumps(SEEN)), make_lock(CARTPOLE)
+    surroundings = Surroundings(hostname="there", processors="0", variables={"TZ": "A-1"})
+    seen = look(lock, engine, tmp_path / "look", lock.spec.limits, surroundings)
+    assert seen.model_dump() == SEEN
+    assert (engine.task.hostname, engine.task.processors) == ("there", "0")
+    assert (engine.task.environment["TZ"], engine.task.environment["LANG"]) == ("A-1", "C.UTF-8")
+
+
+@pytest.mark.parametrize("line", ["Traceback", "{}", json.dumps(SEEN | {"told": 0})])
+def test_a_program_that_reports_nothing_of_its_surroundings_decides_nothing(tmp_path, line):
+    engine, lock = Reporting(line), make_lock(CARTPOLE)
+    with pytest.raises(CapsuleError, match="CAP-E043") as caught:
+        look(lock, engine, tmp_path / "look", lock.spec.limits, Surroundings())
+    assert caught.value.exit_code == ExitCode.INCONCLUSIVE
 
 
 def test_an_ordinary_run_directory_is_accepted(run_directory):

@@ -157,6 +157,16 @@ FreshSeedOption = Annotated[
         CHECKS,
     ),
 ]
+VaryOption = Annotated[
+    str | None,
+    option(
+        "--vary THINGS",
+        "Also execute the run again with one thing of its surroundings changed at a time, and "
+        "report what the result depends on: threads, processes, locale, timezone, hostname, "
+        "cpu-count, with commas between them, or all.",
+        CHECKS,
+    ),
+]
 GradeOption = Annotated[
     Literal["bitwise", "content", "statistical"],
     option(

@@ -14,6 +14,7 @@ from capsule.cli.passphrase import unlock
 
 if TYPE_CHECKING:
     from capsule.host.errors import CapsuleError
+    from capsule.verification.vary import VaryReport
     from capsule.verification.verdict import Report
 
 BundleArgument = Annotated[
@@ -28,6 +29,7 @@ def command(
     mode: options.ModeOption = "full",
     challenge: options.ChallengeOption = None,
     fresh_seed: options.FreshSeedOption = False,
+    vary: options.VaryOption = None,
     grade: options.GradeOption = "bitwise",
     keys: options.KeysOption = None,
     allowed_signers: options.AllowedSignersOption = None,
@@ -67,6 +69,9 @@ def command(
 
         # Execute three random segments again, then sign a receipt of the result.
         capsule verify run.capsule.tar --key alice.pub --challenge 3 --sign bob
+
+        # Find out whether the result depends on the number of threads or on the time zone.
+        capsule verify run.capsule.tar --key alice.pub --vary threads,timezone
     """
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
@@ -82,6 +87,9 @@ def command(
         parse_limits,
         parse_lock,
     )
+    from capsule.verification.variation import parse_names
+    from capsule.verification.vary import vary as vary_run
+    from capsule.verification.verdict import Report
     from capsule.verification.verify import verify
 
     policy = load_policy(
@@ -106,6 +114,13 @@ def command(
             f"--receipt {receipt} requires --sign",
             fix="Name the private key that signs the receipt: --sign KEY.",
         )
+    wanted = None if vary is None else parse_names(vary)
+    if vary is not None and sign is not None:
+        raise CapsuleError(
+            "CAP-V065",
+            f"--vary {vary} contradicts --sign: a receipt is of one re-execution",
+            fix="Remove --sign, or sign a receipt in a verification without --vary.",
+        )
     # An unusable key must be found now, not after hours of re-execution.
     signing_key = None if sign is None else unlock(sign, passphrase_file)
     request = VerifyRequest(
@@ -128,25 +143,34 @@ def command(
     if signing_key is not None:
         require_execution(request.mode)
     _require_writable(report)
+    result: Report | VaryReport
     with open_reporter(quiet=quiet) as reporter:
-        result = verify(request, Cache(), reporter)
+        if wanted is None:
+            result = verify(request, Cache(), reporter)
+        else:
+            result = vary_run(request, wanted, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
     _write_report(report, document)
-    if signing_key is not None:
+    if signing_key is not None and isinstance(result, Report):
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)
     _show(result, document, as_json=as_json)
     raise typer.Exit(result.exit_code)
 
 
-def _show(result: Report, document: dict[str, Any], *, as_json: bool) -> None:
+def _show(result: Report | VaryReport, document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
     from rich.console import Console
 
     from capsule.report.terminal import show_report
+    from capsule.report.variations import show_variations
+    from capsule.verification.verdict import Report
 
-    show_report(result, Console())
+    if isinstance(result, Report):
+        show_report(result, Console())
+    else:
+        show_variations(result, Console())
 
 
 def _require_writable(report: Path) -> None:

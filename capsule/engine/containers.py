@@ -230,7 +230,7 @@ class ContainerEngine:
             "command": [],
             "environment": dict(task.environment),
             "labels": {_LABEL: run_label(run_directory), _OWNER: this_process()},
-            "hostname": "capsule",
+            "hostname": task.hostname or "capsule",
             "working_dir": "/tmp",  # noqa: S108 - the container's own
             "network_mode": "none",
             "init": task.cluster is not None,
@@ -257,6 +257,8 @@ class ContainerEngine:
             ),
             **self._user(run_directory),
         }
+        if task.processors is not None:
+            settings["cpuset_cpus"] = task.processors
         if task.gpu is not None:
             settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu)]
         return settings

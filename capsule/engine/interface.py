@@ -54,6 +54,9 @@ class Task:
         gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
         cluster: The Ray cluster that it uses, the only network it sees; None without.
+        hostname: Another host name than the usual one; only for engines with containers.
+        processors: The only processors it may run on, as the kernel lists them (``0-2,5``); None
+            for all that the machine gives it.
     """
 
     run_directory: Path
@@ -62,6 +65,8 @@ class Task:
     gpu: int | None = None
     arguments: tuple[str, ...]
     cluster: Workers | RemoteCluster | None = None
+    hostname: str | None = None
+    processors: str | None = None
 
     def command(self, *, run_directory: str, native: str) -> list[str]:
         """Return the arguments for a task that sees these folders at the given paths."""

@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -96,16 +96,22 @@ class ProcessEngine:
         namespaces.
 
         Raises:
+            ValueError: The task is to have another host name, which takes a container.
             CapsuleError: CAP-E005 the process does not start, CAP-E007 to CAP-E009 (``supervise``).
         """
         if self._environment is None:
             raise RuntimeError("prepare() was not called")
+        if task.hostname is not None:
+            raise ValueError("a plain process has no host name of its own choice")
         with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
             if self._encloses and task.cluster is None:
                 start = enclosed_start(task, self._environment, self._project)
             else:
                 home = stack.enter_context(temporary_folder("capsule-home-"))
                 start = plain_start(task, self._environment, self._project, str(home))
+            if task.processors is not None:
+                bound = ("taskset", "--cpu-list", task.processors, *start.command)
+                start = replace(start, command=bound)
             running = stack.enter_context(_started(start, task))
             return supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds

@@ -31,6 +31,7 @@ from capsule.verification.verdict import (
     ReplicaResults,
     Report,
     RequiredGrade,
+    RunSurroundings,
     TraceDifference,
 )
 
@@ -116,6 +117,7 @@ class ExecutionFinding:
         ledger: Its sources of nondeterminism.
         ledger_differences: Sources that the recorded run treated differently.
         relaxations: Guarantees that were given up by the recorded run or by this one.
+        surroundings: What was read back of its surroundings; None unless they are varied.
     """
 
     span: Span
@@ -123,6 +125,7 @@ class ExecutionFinding:
     ledger: Ledger
     ledger_differences: tuple[LedgerDifference, ...]
     relaxations: tuple[str, ...]
+    surroundings: RunSurroundings | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.image.lockfile import read_lock
+from capsule.verification.variation import Variation
 from capsule.verification.verdict import RequiredGrade
 
 OTHER_SPEC, OTHER_CLAIM, OTHER_LOCK = "CAP-V041", "CAP-V042", "CAP-V057"
@@ -180,6 +181,8 @@ class VerifyRequest:
         required: Least grade that counts as reproduced.
         sources: Where missing packages may come from.
         expected: What the verifier knows of the experiment from elsewhere.
+        variation: What is changed in the surroundings of the re-execution, which are then read
+            back, too; None: nothing, and they are not.
     """
 
     bundle: Path
@@ -194,6 +197,7 @@ class VerifyRequest:
     required: RequiredGrade = "bitwise"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
+    variation: Variation | None = None
 
 
 def parse_claim(text: str) -> str:

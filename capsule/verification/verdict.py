@@ -8,6 +8,7 @@ from pydantic import Field
 
 from capsule.bundle.trust import Signer
 from capsule.entropy.ledger import Ledger, LedgerDifference
+from capsule.execution import SeenSurroundings
 from capsule.experiment import contract
 from capsule.experiment.fields import Model
 from capsule.host.errors import ExitCode
@@ -15,6 +16,7 @@ from capsule.machine.compare import ExpectedGrade, FactComparison
 from capsule.machine.kind import MachineKind
 from capsule.verification.content.parts import Comparison, Nature
 from capsule.verification.equivalence.returns import ReturnStatistics
+from capsule.verification.variation import listed
 
 Grade = Literal[
     "tampered",
@@ -290,6 +292,24 @@ class FreshSeed(Model):
     )
 
 
+class RunSurroundings(SeenSurroundings):
+    """What was read back of a re-execution's surroundings.
+
+    Threads and processes are of the run itself; the rest is of a program that was started before it
+    in the same way.
+    """
+
+    threads: str = Field(description="Maths threads as torch, or else OMP_NUM_THREADS, gives them.")
+    processes: int | None = Field(
+        description="Python interpreters that the run started; null if it did not say."
+    )
+
+    @property
+    def processor_count(self) -> str:
+        """The numbers of processors."""
+        return f"{len(listed(self.processors))} usable, {self.told} reported"
+
+
 class Report(Model):
     """The checks of a verification, their findings, and the verdict."""
 
@@ -366,6 +386,9 @@ class Report(Model):
     )
     ledger_differences: tuple[LedgerDifference, ...] = Field(
         (), description="Sources that the two ledgers treat differently."
+    )
+    surroundings: RunSurroundings | None = Field(
+        None, description="Of a re-execution for --vary; null for any other."
     )
     reexecuted_steps: int | None = None
     seconds: float | None = None

@@ -49,6 +49,7 @@ from capsule.verification.request import (
     VerifyRequest,
     lowered,
 )
+from capsule.verification.variation import CONTROL
 from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
@@ -197,9 +198,11 @@ def _execute(
         judgement = judge_challenge(found.challenge, found.fresh_seed)
     else:
         with reexecution_folder(note) as directory:
-            found.execution = executed = executor.whole(run, mode.steps, directory)
+            variation = request.variation
+            found.execution = executed = executor.whole(run, mode.steps, directory, variation)
+            where, varied = (engine.name, directory), (variation or CONTROL).flags
             found.comparison = compared = compare_results(
-                run, image.claim, engine.name, directory, mode.steps, executed.span
+                run, image.claim, *where, mode.steps, executed.span, varied=varied
             )
             found.analysis = analysed = analyse(run, environment.here, directory, compared)
         judgement = judge(run, mode, environment.expected_grade, executed, compared, analysed)

@@ -68,12 +68,14 @@ def run_directory(tmp_path):
 def make_task(run_directory):
     """Return a function that makes a task which runs a shell script."""
 
-    def make(script, *, environment=None, gpu=None, **limits):
+    def make(script, *, environment=None, gpu=None, hostname=None, processors=None, **limits):
         return Task(
             run_directory=run_directory,
             environment=environment or {},
             limits=LIMITS.model_copy(update=limits),
             gpu=gpu,
+            hostname=hostname,
+            processors=processors,
             arguments=("busybox", "sh", "-c", script),
         )
 

@@ -125,6 +125,15 @@ def test_processes_are_limited(run):
     assert "all" not in output
 
 
+def test_a_task_may_have_another_host_name_and_fewer_processors(run):
+    script = "busybox hostname; busybox grep Cpus_allowed_list /proc/self/status"
+    first = min(os.sched_getaffinity(0))
+    _, output = run(script)
+    assert output.splitlines()[0] == "capsule"
+    _, output = run(script, hostname="varied-host", processors=str(first))
+    assert output.split() == ["varied-host", "Cpus_allowed_list:", str(first)]
+
+
 def test_too_much_memory_is_reported_as_such(run, engine):
     ended, _ = run("busybox dd if=/dev/zero of=/dev/null bs=200M count=1", memory_mb=32)
     assert ended.status == 137

@@ -78,12 +78,23 @@ def run(lock, cache, run_directory, make_task, enclosed):
     engine.prepare(lock, None, cache, progress=notes.append)
     assert ("not allowed" in notes[-1]) is not enclosed
 
-    def run_code(code, *, on_poll=lambda: None, environment=None, launcher=(), **limits):
+    def run_code(
+        code,
+        *,
+        on_poll=lambda: None,
+        environment=None,
+        launcher=(),
+        hostname=None,
+        processors=None,
+        **limits,
+    ):
         task = Task(
             run_directory=run_directory,
             environment=environment or {},
             limits=make_task("").limits.model_copy(update=limits),
             arguments=(*launcher, "python3.11", "-P", "-c", code, RUN_DIRECTORY),
+            hostname=hostname,
+            processors=processors,
         )
         ended = engine.run(task, on_poll=on_poll, poll_seconds=0.05)
         return ended, (run_directory / "output.log").read_text()
@@ -110,6 +121,15 @@ def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(
     assert lines[1].startswith(environments)
     assert lines[2] == "None None"
     assert (run_directory / "file").read_text() == "kept"
+
+
+def test_a_task_may_have_fewer_processors_but_no_host_name_of_its_own(run):
+    first = min(os.sched_getaffinity(0))
+    code = "import os; print(os.sched_getaffinity(0))"
+    _, output = run(code, processors=str(first))
+    assert output == f"{{{first}}}\n"
+    with pytest.raises(ValueError, match="host name"):
+        run(code, hostname="varied-host")
 
 
 def test_nothing_of_the_callers_environment_is_inherited(run, monkeypatch, lock, cache, enclosed):

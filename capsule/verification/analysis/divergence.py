@@ -167,6 +167,8 @@ def compare_results(
     directory: Path,
     steps: int | None,
     span: Span,
+    *,
+    varied: frozenset[str] = frozenset(),
 ) -> ComparisonFinding:
     """Compare what a re-execution left with the claims of the recorded run.
 
@@ -177,6 +179,7 @@ def compare_results(
         directory: The run directory of the re-execution.
         steps: The length of a prefix, of which only checkpoints are compared; None: a whole run.
         span: The time of the re-execution.
+        varied: Flags that were to have other values, and are not compared.
 
     Raises:
         CapsuleError: CAP-B090, a document of the run directory is missing or malformed.
@@ -186,6 +189,10 @@ def compare_results(
         index = read_checkpoint_index(directory)
         return ComparisonFinding(compare_checkpoints(claims.checkpoints, index, steps))
     found = collect_claims(run.lock, image, engine, directory)
+    left, right = claims.flags, found.flags
+    kept = {name: value for name, value in right.items() if name not in varied}
+    stated = {name: value for name, value in left.items() if name in varied}
+    found = found.model_copy(update={"flags": {**kept, **stated}})
     if isinstance(claims, ProgramClaims) and isinstance(found, ProgramClaims):
         observed = run.observations()
         recorded = stated_span(observed.started, observed.finished, time.time())

@@ -23,13 +23,17 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger, compare_ledgers
 from capsule.entropy.report import EntropyReport
+from capsule.execution import SeenSurroundings
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.verification.content.times import Span
 from capsule.verification.findings import ExecutionFinding
+from capsule.verification.variation import CONTROL, Variation
+from capsule.verification.verdict import RunSurroundings
 
 _OF_A_RUN = ("CAP-T", "CAP-R")  # codes of what a run leaves, a bundle's or another
 _BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
@@ -43,18 +47,32 @@ class Executor:
     limits: LimitsSpec
     reporter: execution.Reporter
 
-    def whole(self, run: RecordedRun, steps: int | None, directory: Path) -> ExecutionFinding:
+    def whole(
+        self,
+        run: RecordedRun,
+        steps: int | None,
+        directory: Path,
+        variation: Variation | None = None,
+    ) -> ExecutionFinding:
         """Execute a recorded run again, or a prefix of it.
 
         Args:
             run: The recorded run.
             steps: The length of the prefix; None: the whole run.
             directory: Becomes the run directory.
+            variation: What is changed around it; None: nothing, and its surroundings are not read
+                back.
 
         Raises:
-            CapsuleError: What :func:`capsule.execution.execute` raises.
+            CapsuleError: What :func:`capsule.execution.execute` and :func:`capsule.execution.look`
+                raise.
         """
-        bundle, lock, claims = run.bundle, run.lock, run.claims
+        bundle, claims, change = run.bundle, run.claims, variation or CONTROL
+        lock, surroundings = change.lock(run.lock), change.surroundings(run.lock)
+        seen = None
+        if variation is not None:
+            place = directory.with_name("look")
+            seen = execution.look(lock, self.engine, place, self.limits, surroundings)
         follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
         repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
         started = time.time()
@@ -66,7 +84,10 @@ class Executor:
             replay=bundle.member(run_bundle.ENTROPY_PROFILE) if claims.entropy_profile else None,
             schedule=bundle.member(run_bundle.SCHEDULE) if follows else None,
             arrivals=bundle.member(run_bundle.ARRIVALS) if repeats else None,
+            learners=change.learners,
+            replicas=change.replicas,
             limits=self.limits,
+            surroundings=surroundings,
             reporter=self.reporter,
         )
         ledger = read_document(directory / contract.LEDGER, Ledger)
@@ -78,6 +99,7 @@ class Executor:
             ledger=ledger,
             ledger_differences=compare_ledgers(bundle.read(run_bundle.LEDGER, Ledger), ledger),
             relaxations=tuple(sorted({*claims.relaxations, *here})),
+            surroundings=None if seen is None else _read_back(directory, seen),
         )
 
     def segment(
@@ -94,6 +116,18 @@ class Executor:
             limits=self.limits,
             reporter=self.reporter,
         )
+
+
+def _read_back(directory: Path, seen: SeenSurroundings) -> RunSurroundings:
+    """Complete what a program saw by what the run itself read back."""
+    flags = read_document(directory / contract.RUNTIME, contract.Runtime).flags
+    interpreters = read_document(directory / contract.MECHANISMS, Mechanisms).interpreters
+    unset = flags.get("environment.OMP_NUM_THREADS", "unset")
+    return RunSurroundings(
+        **seen.model_dump(),
+        threads=flags.get("torch.num_threads", unset),
+        processes=None if interpreters is None else interpreters.started,
+    )
 
 
 @contextmanager
