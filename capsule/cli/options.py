@@ -134,8 +134,8 @@ ModeOption = Annotated[
     str,
     option(
         "--mode MODE",
-        "integrity, environment, prefix:N (the first N agent steps), segments:N, fresh-seed "
-        "or full.",
+        "integrity (nothing is executed), environment, prefix:N (the first N agent steps), "
+        "segments:N, fresh-seed or full.",
         CHECKS,
     ),
 ]

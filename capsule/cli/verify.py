@@ -64,13 +64,10 @@ def command(
         # Check, rebuild, execute the whole run again and compare bit for bit.
         capsule verify run.capsule.tar --key alice.pub
 
-        # Check the signature and the contents only. Nothing is executed.
-        capsule verify run.capsule.tar --key alice.pub --mode integrity
-
         # Execute three random segments again, then sign a receipt of the result.
         capsule verify run.capsule.tar --key alice.pub --challenge 3 --sign bob
 
-        # Find out whether the result depends on the number of threads or on the time zone.
+        # Find out whether the result depends on the threads or the time zone.
         capsule verify run.capsule.tar --key alice.pub --vary threads,timezone
     """
     from capsule.bundle.trust import load_policy
