@@ -98,6 +98,9 @@ class Checkpointer:
             tensors = self._learner.tensors()
             digests = tensor_digests(tensors)
             if claimed:
+                # A run that is killed before the state is saved makes this claim again when it
+                # resumes. Nothing in it depends on the time or on the attempt, so it has the same
+                # bytes.
                 self._claim(tensors, digests)
             self._save(tensors, digests)
             self._keep_state()
@@ -125,6 +128,8 @@ class Checkpointer:
         write_document(path.with_name(f"{path.name}.json"), checkpoint)
         if step == self._spec.trainer.total_steps:
             save_tensors(path.with_name(f"{path.name}.safetensors"), tensors)
+        # The index follows the files that it names, so that a killed run never lists a missing
+        # one.
         index = CheckpointIndex(checkpoints=tuple(self._checkpoints))
         write_document(self._directory / contract.CHECKPOINT_INDEX, index)
 

@@ -210,6 +210,7 @@ def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
         return seeds
     path = directory / contract.STATE / _DRAWN_SEED
     if not path.exists():
+        # 53 bits: numbers in canonical JSON (RFC 8785) are doubles.
         write_document(path, DrawnSeed(root=secrets.randbits(53)))
     return seeds.model_copy(update={"root": DrawnSeed.model_validate_json(path.read_bytes()).root})
 

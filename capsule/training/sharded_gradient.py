@@ -151,6 +151,7 @@ class Threads:
         try:
             if beside is not None:
                 beside()
+            # A call that can still be cancelled has not begun, so this thread takes its item.
             own = {n: function(items[n]) for n, call in enumerate(calls) if call.cancel()}
         finally:
             for call in calls:
@@ -228,11 +229,14 @@ class Ranks:
         device = self._parameters.flat.device
         mine, *theirs = self._shares
         for other, share in zip(self._others, theirs, strict=True):
+            # All are asked before anything is computed here, so that they compute meanwhile.
             other.ask(_Rank.differentiate, theta, [shards[number] for number in share])
         found = {number: self._differentiate(shards[number]) for number in mine}
         for other, share in zip(self._others, theirs, strict=True):
             for number, (loss, gradient) in zip(share, other.answer(), strict=True):
                 tensor = torch.from_numpy(gradient).to(device)
+                # The loss was a float32 before it travelled as a Python float, so it becomes the
+                # same one again.
                 found[number] = ShardGradient(torch.tensor(loss), tensor)
         return [found[number] for number in range(len(shards))]
 

@@ -86,6 +86,8 @@ class Batching(NamedTuple):
         columns: dict[int, list[int]] = {}
         for number, actor in enumerate(actors):
             columns.setdefault(actor % self.rows, []).append(number)
+        # Of actors that have the same row, or one that is asked several times, each takes the row
+        # in a batch of its own.
         for batch in zip_longest(*columns.values()):
             rows = zip(batch, columns, strict=True)
             filled = {number: row for number, row in rows if number is not None}
@@ -121,6 +123,7 @@ def require_independent_rows(network: Network, inputs: Tensors, batching: Batchi
     for row in rows:
         one = tuple(array[row : row + 1] for array in arrays)
         alone = batching.evaluate(network, [row], one).outputs
+        # By bytes: numbers would call 0 and -0 equal, and NaN unequal to itself.
         if any(x[row].tobytes() != y[0].tobytes() for x, y in zip(together, alone, strict=True)):
             raise CapsuleError(
                 "CAP-T321",

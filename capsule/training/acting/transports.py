@@ -294,8 +294,10 @@ class _Feeder:
     def _work(self) -> None:
         try:
             while requests := self._take():
+                # Read once: publish() exchanges the mapping while this thread works.
                 versions = self.versions
                 self._known &= versions.keys()
+                # Nothing is published to the workers where inference processes answer them.
                 needed = ({request.version for request in requests} & versions.keys()) - self._known
                 self._known |= needed
                 new = {version: versions[version] for version in needed}

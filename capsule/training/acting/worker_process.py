@@ -69,6 +69,8 @@ class WorkerProcess:
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
             role: What it is for.
         """
+        # A fork would have copies of locks that threads of this process hold, and no threads that
+        # release them; nor can CUDA be used after one.
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(

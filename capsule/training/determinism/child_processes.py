@@ -85,12 +85,16 @@ def _note(line: str, environment: Mapping[str, str]) -> None:
     """
     if RUN_VARIABLE not in environment:
         return
+    # The program can write to this folder. A link that it puts there must not lead elsewhere, and
+    # a pipe must not block the start of an interpreter.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(f"{environment[RUN_VARIABLE]}/{INTERPRETERS}", flags, 0o644)
     except OSError:
         return
     try:
+        # A single write to a file opened with O_APPEND, so that lines of several processes do not
+        # mix.
         os.write(file, f"{line}\n".encode())
     finally:
         os.close(file)
@@ -193,6 +197,8 @@ def _environment_of_ancestors() -> dict[str, str] | None:
             environment = environment_of(process)
             process = _parent(process)
         except OSError:  # it belongs to another user, outside the run; or it has just ended
+            # Another parent now means that the first one ended and left this process to its own
+            # ancestor or a subreaper, where the search begins again.
             if os.getppid() == parent:
                 return None
             environment, parent, process = {}, os.getppid(), os.getppid()
@@ -203,6 +209,8 @@ def _environment_of_ancestors() -> dict[str, str] | None:
 
 def _parent(process: int) -> int:
     with open(f"/proc/{process}/stat") as file:
+        # The second field is the program's name in parentheses, and may contain parentheses and
+        # blanks.
         return int(file.read().rpartition(")")[2].split()[1])
 
 

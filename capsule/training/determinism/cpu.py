@@ -103,6 +103,7 @@ def one_thread() -> Generator[None]:
     """Let torch compute with one thread inside the block, and numpy's OpenBLAS if it is loaded."""
     path = loaded_library("openblas")
     library = None if path is None else ctypes.CDLL(path)
+    # The OpenBLAS of numpy's wheels has this prefix and suffix on every symbol.
     threads_of = getattr(library, "scipy_openblas_get_num_threads64_", None)
     if library is None or threads_of is None:
         with _one_torch_thread():
@@ -188,6 +189,7 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
 def cpu_facts() -> dict[str, str]:
     """Return what the kernel says of the first processor, as in ``/proc/cpuinfo``."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
+    # Every processor has the same names. Read backwards, the first one's values are the last.
     pairs = (line.partition(":") for line in reversed(lines))
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -195,6 +197,8 @@ def cpu_facts() -> dict[str, str]:
 def loaded_library(part: str) -> str | None:
     """Return the path of a shared library that this process has mapped, by a part of its name."""
     for line in Path("/proc/self/maps").read_text().splitlines():
+        # The fields before the path (addresses, permissions, offset, device, inode) contain no
+        # slash.
         path = line.partition("/")[2]
         if part in path.rpartition("/")[2]:
             return f"/{path}"
@@ -213,6 +217,7 @@ def _onednn_isa() -> str | None:
     if not mkldnn.is_available():
         return None
     with tempfile.TemporaryFile() as capture:
+        # oneDNN writes past Python's buffer. Anything still in that must not end in the capture.
         sys.stdout.flush()
         stdout = os.dup(1)
         os.dup2(capture.fileno(), 1)

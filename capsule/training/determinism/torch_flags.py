@@ -53,6 +53,7 @@ def apply(flags: TorchFlags) -> dict[str, str]:
     settings = backends()
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
+    # torch raises an exception where this number is set a second time in a process.
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_flush_denormal(False)  # torch's default; IEEE 754 gradual underflow
@@ -148,5 +149,6 @@ def _fills_memory() -> bool:
 def _flushes_denormals() -> bool:
     import torch
 
+    # torch has a function to set this and none to read it.
     smallest = torch.tensor([math.ldexp(1.0, -149)], dtype=torch.float32)
     return bool((smallest * 1.0 == 0.0).item())

@@ -135,6 +135,7 @@ class DeepQLearning(BaseTrainer):
         """Take ``update_interval`` steps and, once learning has started, make the updates."""
         learns = self.step >= self._trainer.replay_start
         if learns and self._trainer.concurrent:
+            # The calling thread acts, so the environment and every stream stay in one thread.
             self._update(self._draw_minibatch(), beside=self._act)
         else:
             self._act()
@@ -189,6 +190,8 @@ class DeepQLearning(BaseTrainer):
         self._replay.append(frame, action, transition.reward, transition.terminal)
         self._trace.add("observations", frame)
         self._trace.add("actions", struct.pack("<i", action))
+        # Beside the reward that is learned, the game's own: clipping would hide a difference
+        # between two.
         self._trace.add("rewards", struct.pack("<dd", transition.reward, transition.game_reward))
         self._trace.add("terminals", struct.pack("<??", transition.terminal, transition.ended))
         self.step += 1
@@ -201,6 +204,8 @@ class DeepQLearning(BaseTrainer):
 
     def _choose_action(self) -> int:
         """Act epsilon-greedily; both draws are made whichever is used."""
+        # The stream's position then depends on the number of steps alone, not on what the network
+        # prefers.
         stream = self._streams["exploration"]
         uniform, random_action = stream.uniform(), stream.integer(self._environment.actions)
         if uniform < self.exploration():

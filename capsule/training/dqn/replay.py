@@ -145,6 +145,7 @@ class ReplayMemory:
         """
         observation = np.zeros((self._history + 1, *self._frames.shape[1:]), self._frames.dtype)
         observation[-1] = frame
+        # The frame is no entry yet: whether it begins an episode is known from the newest entry.
         first = self._begins()
         for back in range(1, self._history + 1):
             if first:
@@ -192,11 +193,13 @@ class ReplayMemory:
             out: Buffer for the frames; a new one if absent.
         """
         slots = self._ring.at(indices[:, None] + self._window)
+        # With mode="raise" numpy would fill a buffer of its own first and copy it into ``out``.
         frames = np.take(self._frames, slots, axis=0, out=out, mode="clip")
         marks = self._marks[slots[:, :-1]]
         terminals = (marks[:, -1] & _TERMINAL) != 0
         for row, column in np.argwhere(_before_episode(marks)):
             frames[row, column] = 0
+        # What follows a terminal entry in the ring is the first frame of another episode.
         frames[terminals, -1] = 0
         newest = slots[:, self._history]
         actions = self._ring.fields["actions"][newest].astype(np.int64)
@@ -210,6 +213,8 @@ class ReplayMemory:
         oldest = max(0, self.count - self.capacity - self._history)
         state = xxhash.xxh3_128()
         for name, field in self._ring.fields.items():
+            # Without these delimiters, bytes that move from one field into the next could keep the
+            # digest.
             header = [name, field.dtype.str, list(field.shape[1:]), self.count, oldest]
             state.update(canonical_json(header))
             for part in self._ring.parts(oldest, self.count):
@@ -247,6 +252,7 @@ class ReplayMemory:
 
     def _invalid(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         marks = self._marks[self._ring.at(indices)]
+        # The frame after it has not been added yet.
         unfinished = (indices == self.count - 1) & ((marks & _TERMINAL) == 0)
         invalid: NDArray[np.bool_] = ((marks & _CLOSING) != 0) | unfinished
         return invalid
@@ -261,6 +267,8 @@ def _before_episode(marks: NDArray[np.uint8]) -> NDArray[np.bool_]:
     Returns:
         bool ``[batch, frame_stack - 1]``: whether an episode begins after that frame.
     """
+    # Newest first, so that a beginning spreads to all older frames. An episode that begins with
+    # the oldest frame of the window leaves none before it, so that column is not looked at.
     first = (marks[:, :0:-1] & _FIRST) != 0
     before: NDArray[np.bool_] = np.logical_or.accumulate(first, axis=1)[:, ::-1]
     return before

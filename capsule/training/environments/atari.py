@@ -193,6 +193,7 @@ def _load(game: str) -> Any:
             fix=f"{hint}use a ROM name as ale-py spells it, such as 'breakout'",
         )
     ale = ale_py.ALEInterface()
+    # ALE applies settings when it loads a game, so they come first.
     ale.setInt("random_seed", _EMULATOR_SEED)
     ale.setFloat("repeat_action_probability", 0.0)
     ale.setInt("frame_skip", 1)

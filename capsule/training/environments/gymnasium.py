@@ -113,6 +113,7 @@ def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
 
     def frame(observation: Any) -> Frame:
         flat = np.asarray(spaces.flatten(space, observation), dtype)
+        # Indexing by an array copies, so that the frame shares no memory with the environment.
         numbers: Frame = flat[seen]
         return numbers
 

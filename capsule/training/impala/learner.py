@@ -134,6 +134,8 @@ class Impala(BaseTrainer):
         """Give the actors theta_k, unless they have it already."""
         if self._published:
             return
+        # On a CPU, the array shares the memory that the optimizer changes in place, while actors
+        # play.
         flat = self.online.flat.detach().cpu().numpy().copy()
         self._executor.publish(self.updates, flat)
         self._published = True
@@ -219,6 +221,7 @@ class Impala(BaseTrainer):
         self._take_loss([part.loss for part in parts], fix=fix)
         rate = trainer.learning_rate
         if trainer.anneals:
+            # ``step`` does not count this batch yet: the first update has the full rate.
             rate = annealed(rate, self.step, trainer.total_steps)
         self.optimizer.update(self._gradient, rate, trainer.max_gradient_norm or math.inf)
         self.updates += 1

@@ -249,6 +249,7 @@ class Population:
         progress = self._progress[member]
         score = self._score(progress)
         rival = self._stream.integer(self._rules.members - 1)
+        # One draw among the others only, by stepping over the member itself.
         rival += rival >= member
         rival_score = self.current(rival).fitness
         copied = is_fitter(rival_score, score, self._rules.margin)

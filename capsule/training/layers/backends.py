@@ -99,6 +99,7 @@ class LayerBackend:
         """
         if self.fixed_order:
             parameters = [tensor for layer in layers for tensor in (layer.filters, layer.bias)]
+            # Autograd is switched off inside ``forward``, so this has to be found out before.
             keeps = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
             strides = [layer.stride for layer in layers]
             return _apply(_Convolutions, observations, prepare, strides, keeps, *parameters)
@@ -181,6 +182,8 @@ class _Convolution(torch.autograd.Function):
         inputs, weights = _last(images), _last(filters)
         outputs = kernels.convolution(inputs, weights, bias, stride, rectified=rectified)
         context.stride = stride
+        # The results of a rectifier are enough to differentiate it: they are zero where it cut
+        # something off.
         context.save_for_backward(inputs, weights, *([outputs] if rectified else []))
         return _first(outputs)
 
@@ -235,6 +238,8 @@ class _Convolutions(torch.autograd.Function):
             for layer, (weights, bias, stride) in enumerate(
                 zip(filters, biases, strides, strict=True)
             ):
+                # Without a gradient, what lies between two layers is needed for one part only: its
+                # memory, which the last part may not fill, is used again for the next.
                 whole = keeps or layer == last
                 if layer == len(outputs):
                     room = kernels.convolved(hidden, weights, stride, rows if whole else None)
@@ -254,6 +259,8 @@ class _Convolutions(torch.autograd.Function):
         filters, outputs = tensors[: len(strides)], tensors[len(strides) :]
         gradients = [(torch.zeros_like(each), each.new_zeros(len(each))) for each in filters]
         for part in _parts(len(observations)):
+            # Prepared a second time rather than kept: as float32, frames of bytes would take four
+            # times the memory.
             inputs = [_last(context.prepare(observations[part]))]
             inputs += [output[part] for output in outputs[:-1]]
             back = _last(gradient[part])

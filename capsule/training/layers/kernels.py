@@ -71,6 +71,7 @@ _RESULTS = {
     "instruction_set": ctypes.c_int,
     "limit_instruction_set": ctypes.c_int,
 }
+# Undeclared, an integer would be passed as a C int of 32 bits, which cuts an address off.
 for _name, _letters in _SIGNATURES.items():
     _function = getattr(_library, f"capsule_{_name}")
     _function.argtypes = [_TYPES[letter] for letter in _letters]

@@ -72,6 +72,8 @@ def n_step_returns(
     now = torch.arange(time, device=rewards.device).unsqueeze(1)
     valid = now < lengths
     none = rewards.new_zeros(steps - 1, rewards.shape[1])
+    # Past the end there are rewards of 0 and discounts of 1, which hand the bootstrapped value on
+    # unchanged. So one loop serves sequences of every length.
     rewards = torch.cat((rewards.where(valid, 0.0), none))
     discounts = torch.cat((discounts.where(valid, 1.0), none + 1))
     returns = values.gather(0, torch.minimum(now + steps, lengths))
@@ -166,6 +168,7 @@ def sequence_priorities(
         float64 ``[batch]``. Steps are added one after another, in order.
     """
     sizes = errors.detach().abs().where(valid, 0.0).cpu().numpy().astype(np.float64)
+    # Not numpy.sum, which chooses the order of additions by the layout in memory.
     mean = np.add.accumulate(sizes, axis=0)[-1] / valid.sum(0).cpu().numpy()
     priorities: NDArray[np.float64] = maximum_share * sizes.max(0) + (1 - maximum_share) * mean
     return priorities

@@ -118,6 +118,7 @@ def importance_ratios(log_target: torch.Tensor, log_behaviour: torch.Tensor) -> 
         log_target: ``ln pi``, float32 of any shape; no gradient flows through it.
         log_behaviour: ``ln mu``, float32 of the same shape.
     """
+    # Not a quotient of probabilities, which would be 0 / 0 where both are too small for float32.
     return _exponentiate(log_target.detach() - log_behaviour.detach())
 
 
@@ -145,6 +146,7 @@ def v_trace(
         trace_decay: ``lambda``.
         action_values: How ``q_t`` is estimated.
     """
+    # Clipped before the product: an infinite ratio times an error of zero would be NaN.
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])
     traces = discounts * (ratios.clamp(max=c_bar) * trace_decay)

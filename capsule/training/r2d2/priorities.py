@@ -89,6 +89,7 @@ class Priorities:
         """
         leaves = self.tree.sample(uniforms)
         actors, places = np.divmod(leaves, self._block)
+        # A leaf does not say which sequence has it: it is the newest of those with this remainder.
         numbers = newest[actors] - (newest[actors] - places) % self._kept
         return actors, numbers, self.tree.get(leaves) / self.tree.total
 

@@ -333,6 +333,7 @@ class SequenceReplay:
             raise ValueError("an index of no sequence")
         if not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise ValueError("a priority is negative or not finite")
+        # The leaf of a sequence that was evicted meanwhile may belong to a newer one by now.
         kept = numbers >= self._oldest[actors]
         self._priorities.update(actors[kept], numbers[kept], priorities[kept])
 
@@ -384,6 +385,7 @@ class SequenceReplay:
         places_in_table = self._sequences.at(numbers, actors)
         of = {name: array[places_in_table] for name, array in self._sequences.fields.items()}
         finished, count = self._sequences.counts[actors], self._entries.counts[actors]
+        # The table is a ring as well: the place of a sequence may hold a later one.
         known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
         whole = of["starts"] - self._reach >= count - self._entries.slots
         if not (known & whole).all():
@@ -401,6 +403,7 @@ class SequenceReplay:
         seen = begun & (places < of["lengths"])
         rows = slice(self._reach, None)
         shown = slice(self._reach - self._history if frames else len(slots), None)
+        # With mode="raise" numpy would fill a buffer of its own first and copy it into ``out``.
         images = np.take(entries["frames"], slots[shown], axis=0, out=out, mode="clip")
         images[~seen[shown]] = 0
         return SequenceBatch(
@@ -432,6 +435,8 @@ class SequenceReplay:
                 (self._sequences, int(self._oldest[actor]), finished),
             ):
                 for name, array in rings.fields.items():
+                    # Without these delimiters, bytes that move from one array into the next could
+                    # keep the digest.
                     header = [actor, name, array.dtype.str, list(array.shape[1:]), first, end]
                     result.update(canonical_json(header))
                     for part in rings.parts(first, end, actor):

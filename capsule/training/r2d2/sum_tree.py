@@ -129,5 +129,6 @@ class SumTree:
         return self.find(uniforms * self.total)
 
     def _check(self, indices: NDArray[np.int64]) -> None:
+        # A negative index would pass for an inner node.
         if len(indices) and not (indices.min() >= 0 and indices.max() < self.size):
             raise IndexError(f"a leaf outside [0, {self.size})")

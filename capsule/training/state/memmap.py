@@ -33,6 +33,7 @@ def mapped_array(
     path = directory / f"{name}.bin"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # Not "wb", which would empty the file of an earlier attempt.
         with path.open("ab") as file:
             # Reserved now: a full disk met later, through the mapping, would kill the process.
             os.posix_fallocate(file.fileno(), 0, size)

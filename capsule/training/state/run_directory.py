@@ -126,6 +126,7 @@ def drop_partial_line(path: Path) -> None:
     """Cut off the line that a killed attempt did not finish."""
     if path.exists():
         data = path.read_bytes()
+        # Without any line feed rfind gives -1, and nothing is left.
         os.truncate(path, data.rfind(b"\n") + 1)
 
 

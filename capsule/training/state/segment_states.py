@@ -58,8 +58,10 @@ def _pack(state: Path, folder: Path, step: int) -> StateIndex:
                     digests = list(_add(stream, pack, known, packed))
                     file = StateFile(size=stream.tell(), blocks=tuple(digests))
                 files[path.relative_to(state).as_posix()] = file
+            # Synced before the rename: after a crash the name must not lead to an incomplete pack.
             pack.flush()
             os.fsync(pack.fileno())
+        # mkstemp makes a file for its owner alone, and the host may be another user than the run.
         Path(temporary).chmod(0o644)
         Path(temporary).replace(folder / f"{contract.checkpoint_name(step)}.blocks")
     except BaseException:

@@ -131,6 +131,7 @@ class Stream(Account):
         super()._jump(draws, head)
         block, word = divmod(draws, _WORDS_PER_BLOCK)
         self._philox = _philox(self.key, block)
+        # Philox can be set to a block only, so the words of it that were drawn before are skipped.
         self._philox.random_raw(word)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
@@ -153,9 +154,12 @@ class RequestWords:
 
     def word(self, request: int) -> int:
         """Return the 64-bit word of a request."""
+        # The counter wraps around, so an earlier block is reached by advancing, too.
         if request != self._next:
             self._philox.advance((request - self._next) % _COUNTERS)
         self._next = request + 1
+        # The rest of the block is drawn as well: the generator then stands at the next request's
+        # block, and requests in their order need no advance.
         return int(self._philox.random_raw(_WORDS_PER_BLOCK)[0])
 
 
