@@ -226,10 +226,12 @@ def read_journal(directory: Path) -> Journal:
     path = directory / FILE_NAME
     try:
         with open_regular(path, os.O_NOFOLLOW) as stream:  # the program can write here
+            # Filled up, so that a file that is too short fails the comparison below.
             header = stream.read(_HEADER.size).ljust(_HEADER.size, b"\0")
             magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)
             if magic != MAGIC or version != VERSION:
                 raise _missing(path, f"is not a journal of version {VERSION}")
+            # A profile has 16 bits for the machine.
             if not _HEADER.size <= used <= capacity <= _MAX_BYTES or machine >= 1 << 16:
                 _contradiction(path, "states an impossible size or machine")
             body = stream.read(used - _HEADER.size)
@@ -318,6 +320,7 @@ class _Reader:
         text = field.split(b"\0", 1)[0]
         if not text:
             _contradiction(self._path, "has a record without a name")
+        # The name of a library's file is any bytes but zero and the slash.
         return text.decode("utf-8", "backslashreplace")
 
     def _source(self, number: int) -> EntropyCall:
@@ -334,6 +337,8 @@ class _Reader:
 
     def _counter(self, offset: int) -> None:
         owner, _, calls, size, source, caller = self._unpack(_COUNTER, offset)
+        # Only an offset at which such a record was read is accepted, never one into the middle of
+        # another.
         if owner not in self._threads:
             _contradiction(self._path, f"has a count without a thread at {offset}")
         thread = self._threads[owner]

@@ -273,6 +273,8 @@ class _Reader:
 
     def _thread(self, callers: list[str]) -> ThreadProfile:
         process, thread = self._text(), self._text()
+        # The two lengths are not needed here. parse() finds wrong ones by writing the profile
+        # again.
         calls_listed, _, _ = self._count(), self._count(), self._count()
         self._calls += calls_listed
         if self._calls > MAX_CALLS:
@@ -293,6 +295,8 @@ class _Reader:
             number |= (byte & 127) << shift
             if byte < 128:
                 break
+        # Ten groups of seven bits have six more than fit. Needless zero groups at the end are
+        # found by parse(), which writes the profile again.
         if byte > 127 or number >> _NUMBER_BITS:
             _malformed()
         return number

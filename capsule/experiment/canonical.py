@@ -87,6 +87,7 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
         OSError: The file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    # Asked of the descriptor: what a path leads to can change between a check and an open.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
@@ -96,11 +97,13 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
 def write_atomic(path: Path, data: bytes) -> None:
     """Make ``path`` hold ``data``, or leave it as it was: write, sync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic within one file system only.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
+            # Before the rename: after a crash the name must not lead to an empty file.
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
@@ -143,6 +146,7 @@ def check_output(path: Path) -> None:
 
 
 def _is_device(path: Path) -> bool:
+    # To write into a block device would overwrite the file system on it.
     return str(path.absolute().parent) in _DEVICE_FOLDERS and not path.is_block_device()
 
 

@@ -131,6 +131,8 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     )
     log = ScheduleLog(header.spec, header.actors, header.batch, played, lags)
     _check(log)
+    # The header is computed again from what was read. Wider numbers than needed, for example,
+    # would give one schedule two files.
     if _line(log.header) != line + feed:
         _refuse("is not in canonical form")
     return log
@@ -158,9 +160,11 @@ def _decompressed(data: bytes, size: int) -> bytes:
     """Return what ``data`` holds if that is ``size`` bytes; never makes more."""
     stream = zlib.decompressobj()
     try:
+        # One byte more than there may be tells that there are too many, without making them.
         planes = stream.decompress(data, size + 1)
     except zlib.error as error:
         _refuse(f"does not decompress: {error}")
+    # zlib ignores what follows the end of a stream, where data would be in no digest.
     if len(planes) != size or not stream.eof or stream.unused_data:
         _refuse(f"does not hold the {size} bytes of its planes")
     return planes

@@ -136,6 +136,7 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
     head, number, step = bytes.fromhex(since.head), since.records, since.step
     with open_regular(path, os.O_NOFOLLOW) as stream:
         stream.seek(since.offset)
+        # Counts lines, from 1, for messages: there is a segment line after every 1024 records.
         for position in range(number + number // SEGMENT_RECORDS + 1, 1 << 62):
             line = stream.readline(MAX_LINE_BYTES)
             if not line:
@@ -149,9 +150,11 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
                 continue
             head = extend(head, line[:-1])
             previous, step = step, fields.pop("step", None)
+            # isinstance would accept true and false.
             if type(step) is not int or step <= previous:
                 _refuse(path, position, "has no step after that of the record before")
             number += 1
+            # A segment line that follows has not been read yet, but reading from here on skips it.
             closing = 0 if number % SEGMENT_RECORDS else len(segment_line(head, number)) + 1
             yield Record(number - 1, step, fields, head.hex(), stream.tell() + closing)
 
@@ -192,6 +195,7 @@ def first_difference(
                 return None
             more = ("more", None) if right is None else (None, "more")
             return Difference(present.step, "end", None, *more)
+        # Heads cover the bytes of the lines, so the same facts in another spelling differ as well.
         if left.head != right.head:
             names = sorted(left.values.keys() | right.values.keys() - set(COMPONENTS))
             return compare_records(left, right, [*COMPONENTS, *names])
