@@ -53,6 +53,7 @@ class Attempt:
         self._folder = run_directory / self._name
         self._folder.mkdir(parents=True, exist_ok=ended)
         self._ended = ended
+        # Read once: what is checked at the end must be what the run was served from.
         self._replay = None if replay is None else replay.read_bytes()
         if self._replay is not None:
             parse(self._replay)
@@ -105,6 +106,7 @@ class Attempt:
         profile = self._profile(prefix=prefix)
         if profile is not None:
             write_atomic(self._run_directory / contract.ENTROPY_PROFILE, profile)
+        # Last of all: as long as the folder exists, a finish that was cut short can be repeated.
         remove_folder(self._run_directory / contract.ENTROPY_STARTS)
         return report
 

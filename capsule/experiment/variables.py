@@ -52,6 +52,7 @@ def maths_variables(numerics: Numerics, threads: int | None) -> dict[str, str]:
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     counts = {} if threads is None else dict.fromkeys(names, str(threads))
+    # The libraries may otherwise use fewer threads than they are told, by the load of the machine.
     fixed = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
     return fixed | counts | _NUMERICS_PINS[numerics]
 
@@ -81,6 +82,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         variables |= {
             "NVIDIA_TF32_OVERRIDE": "1" if settings.tf32 else "0",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            # CUDA's own default numbers the GPUs by its guess of their speed.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
         if settings.cublas_workspace is not None:

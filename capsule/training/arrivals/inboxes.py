@@ -107,6 +107,7 @@ class Inbox(Generic[Item]):
             return item
         try:
             while not wait.due():
+                # What came in time when the run was recorded may take longer in a replay.
                 self._messages.offer(wait, self._arrived(None if wait.replays else timeout))
         except queues.Empty:
             wait.nothing()

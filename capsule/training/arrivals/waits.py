@@ -118,6 +118,7 @@ class Wait(Generic[Item]):
         self._reader = self._reader or reader
         if reader != self._reader:
             self.misused("is read by two threads, processes or asyncio tasks")
+        # A dictionary keeps the order of insertion, so the first label is what came first.
         label = self._wanted() if self.replays else next(iter(self._early))
         self._write(label)
         if label is None:
@@ -159,6 +160,7 @@ class Wait(Generic[Item]):
 
     def _write(self, label: Hashable) -> None:
         self._taken += 1
+        # The messages of a source arrive in their order, so their numbers follow from the source.
         label = label[0] if isinstance(label, tuple) else label
         _lines(self._directory).append([self._name, label], 1)
 
@@ -260,6 +262,7 @@ def _numbers(_name: str) -> Iterator[int]:
 
 
 def _lines(directory: Path) -> _Lines:
+    # A forked child inherits the cache. By its own number it gets a file of its own.
     return _lines_of(directory, os.getpid())
 
 
@@ -284,6 +287,7 @@ def _claimed(directory: Path, name: str, _process: int) -> bool:
 
 def _created(path: Path) -> bool:
     try:
+        # Creation with O_EXCL: of several processes exactly one succeeds.
         path.touch(exist_ok=False)
     except FileExistsError:
         return False

@@ -58,6 +58,8 @@ class FactoredGradient:
         self._shape = parameters.views[WIDE].shape
         rows, columns = self._shape
         on_cpu = parameters.flat.device.type == "cpu"
+        # By the shapes alone: a library may order its sums by the size of a product, so the number
+        # of threads must have no say in it.
         self._rows = max(1, CACHED // columns) if on_cpu else rows
 
     def pieces(self, part: int, parts: int) -> Iterator[Piece]:

@@ -196,6 +196,8 @@ class Environment(ABC):
 
     def _play(self, codes: array[int]) -> None:
         """Take the actions that were noted by ``codes``, as far as the episode goes."""
+        # A damaged snapshot may have more actions than the episode takes, which _is_at() tells
+        # afterwards.
         for code in codes:
             if self._ended:
                 break

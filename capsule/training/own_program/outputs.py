@@ -44,6 +44,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     if job.spec.code is None:
         workspace.mkdir()
     else:
+        # Links are copied as links, which is what the locked tree has, and lead nowhere meanwhile.
         shutil.copytree(_project(), workspace, symlinks=True)
     _check_source(workspace, job.tree)
     return False

@@ -109,6 +109,8 @@ def _check_flags(directory: Path, spec: Spec) -> None:
     """
     child = os.fork()
     if child == 0:
+        # Not sys.exit(): what this process has registered for its own end must not run in the
+        # child.
         os._exit(_flags_recorded(directory, spec))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
@@ -160,9 +162,12 @@ def _execute(
     with reader, ThreadPoolExecutor(1, "output") as pool:
         # Every thread of this process starts before the program, which gets the next number.
         copying = pool.submit(_copy_output, reader, path, append=resumed)
+        # Closed once the program has its copy, so that the pipe ends with the last process that
+        # holds one.
         with writer:
             process = _start(directory, spec, trainer, writer, resumed=resumed)
         status = _await(process, copying, stop, lambda: watch.exceeded() or arrivals.failed())
+        # Before the copying is waited for: a process that is left over may hold the pipe open.
         _end_leftovers()
         _finished(copying, path)
     if watch.error is not None:
@@ -278,6 +283,7 @@ def _end_leftovers() -> None:
         if ended:
             continue
         if time.monotonic() > deadline:
+            # In every round, because the children of a killed process become those of this one.
             for child in _children():
                 with suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)

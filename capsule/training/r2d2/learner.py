@@ -123,6 +123,8 @@ class R2D2(BaseTrainer):
         learns = self.step >= self._trainer.replay_start
         if learns:
             indices, parts = self._learn()
+        # Collected only now: nothing enters the memory before the minibatch is drawn and read,
+        # however fast the actors are.
         experiences = self._actors.finish()
         if learns:
             priorities = np.concatenate([part.priorities for part in parts])
@@ -243,6 +245,8 @@ class R2D2(BaseTrainer):
         with torch.no_grad():
             start = self._burn_in(self.target.views, rows, states)
             target_values, _ = self._unroll(self.target.views, rows, slice(first, None), start)
+            # Without a gradient: the prefix only produces a start state, and the network is
+            # updated on the rest of the sequence alone (section 3).
             start = self._burn_in(self._leaves, rows, states)
         values, after = self._unroll(self._leaves, rows, slice(first, end), start)
         with torch.no_grad():  # steps that are only bootstrapped from
@@ -268,6 +272,8 @@ class R2D2(BaseTrainer):
         observations, actions, rewards, resets = rows.part(slice(steps))
         seen = observations, actions, rewards
         _, after = self.network.remember(parameters, *seen, states, resets)
+        # Where the first learned row is a reset, unroll() takes the state it is given, which must
+        # then be the one from before the sequence.
         fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
         return torch.where(fresh, states, after)
 
