@@ -146,8 +146,11 @@ class InferenceReplica:
         columns = versions, *map(_joined, zip(*rows, strict=True))
         order = np.arange(len(versions))
         if self._determinism.deterministic_routing:
+            # By version, actor and number: what shares a batch follows from what was asked, and
+            # not from who asked first.
             order = np.lexsort((columns[2], columns[1], versions))
         parts = [self._answer(each) for each in _by_version(_arranged(columns, order))]
+        # Back into the order in which the requests came.
         answers = Answers(*map(_joined, zip(*parts, strict=True))).rows(np.argsort(order))
         ends = np.cumsum(lengths)
         return [answers.rows(slice(end - n, end)) for n, end in zip(lengths, ends, strict=True)]
@@ -264,6 +267,7 @@ def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
         uniform: In ``[0, 1)``, of their sum.
     """
     cumulated = np.cumsum(probabilities, dtype=np.float64)
+    # On the right: an action of probability 0 is not drawn even by a uniform of 0.
     return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
 
 

@@ -106,6 +106,7 @@ class ActorCriticNetwork(Architecture):
         hidden = features
         if 0 not in self.state_shape:
             hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
+            # unroll_lstm() leaves row 0 as it is.
             first = states.where(~resets[0].view(-1, 1, 1), 0.0)
             fresh = torch.zeros_like(states)
             hidden, states = unroll_lstm(self.products, parameters, hidden, first, fresh, resets)

@@ -417,6 +417,8 @@ class _Lstm(torch.autograd.Function):
             )
             gradient[0] = products.matrix_product(through[row], weight)
             if mask is not None:
+                # A reset cuts the sequence: the gradient belongs to the state that took its place,
+                # and nothing of it reaches the rows before.
                 into = fresh if row else start
                 into += gradient.where(mask, 0.0)
                 gradient = gradient.where(~mask, 0.0)
@@ -437,6 +439,7 @@ class _Lstm(torch.autograd.Function):
 def _reset_masks(resets: torch.Tensor) -> list[torch.Tensor | None]:
     """Return for each row the mask ``[batch, 1]`` of what is reset before it, None for nothing."""
     first, *others = resets.unsqueeze(2)
+    # One transfer from the device for all rows; a test of each mask would wait for each.
     some = resets.any(1).tolist()[1:]
     masks = [mask if found else None for mask, found in zip(others, some, strict=True)]
     return [torch.ones_like(first), *masks]

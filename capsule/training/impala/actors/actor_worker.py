@@ -92,6 +92,7 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         for step in range(self._length):
             self._advance(version, step, made)
         for row, unroll in made.items():
+            # What follows the last step: its value continues the return (section 4.1).
             self._see(row, self._length, unroll)
         return made.values()
 
@@ -99,6 +100,8 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         """Fill in one step of what the actors of some rows ``made``."""
         for row, unroll in made.items():
             self._see(row, step, unroll)
+        # Of an episode that a time limit has ended, the last frame takes a step in which nobody
+        # acts, so that the learner has its value to continue the return with.
         ended = {row for row in made if self._actors[row].environment.ended}
         for row in ended:
             made[row].acted[step], made[row].terminals[step] = False, True
@@ -145,6 +148,7 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
             state=self._rows.states[row].copy(),
             returns=[],
         )
+        # Each frame is kept once; the first stacks reach back over those before the unroll.
         made.frames[: len(stack) - 1] = stack[:-1]
         return made
 

@@ -76,6 +76,7 @@ class Client:
                 "saved state.",
             ) from None
         columns = zip(*(answers[rank] for rank in shares), strict=True)
+        # The shares together are a permutation of the requests; this is its inverse.
         order = np.argsort(np.concatenate(list(shares.values())))
         return Answers(*map(np.concatenate, columns)).rows(order)
 
@@ -88,6 +89,7 @@ class Client:
         """Return the rank of the replica that is to answer each request."""
         if self._arrivals is None:
             return np.array([replica_of(actor, self.replicas) for actor in actors.tolist()])
+        # Read and advanced as one, or two workers would deal out the same places.
         with self._arrivals.get_lock():
             first: int = self._arrivals.value
             self._arrivals.value += len(actors)

@@ -83,6 +83,7 @@ class Executor:
             CapsuleError: What the schedule or the transport raises.
         """
         while (actors := self._choose(update)) is None:
+            # Nothing is under way, so the wait would never end.
             if len(self._arrived) == len(self._outstanding):
                 raise RuntimeError(f"update {update} waits for an unroll that no actor plays")
             self._arrived |= {played.actor: played for played in self._transport.finished()}
@@ -123,6 +124,7 @@ class Executor:
     def _begin(self, current: int) -> None:
         """Let every idle actor begin the unroll whose version there is."""
         requests = []
+        # By number, and not as they arrived: every transport gets the same requests.
         for actor, number in enumerate(self.learned):
             if actor in self._outstanding:
                 continue

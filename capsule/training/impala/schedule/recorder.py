@@ -28,6 +28,7 @@ class ScheduleRecorder:
             actors: How many there are.
             batch: Unrolls of an update.
         """
+        # Appending: what a killed run has recorded stays until cut() says how much of it counts.
         self._file = path.open("a+b")
         self._spec, self._actors, self._batch = spec, actors, batch
         self._begun = False
@@ -37,6 +38,7 @@ class ScheduleRecorder:
         if not self._begun:
             self.cut(0)
         entry = slots.copy()
+        # Lags, as in the log: they are bounded, while versions outgrow 16 bits.
         entry[:, 1] = update - entry[:, 1]
         self._file.write(entry.astype(_TYPE).tobytes())
 

@@ -98,6 +98,7 @@ class Recorded:
         """Follow a log, with the bound that it was recorded under."""
         self.lag = lag
         self._log = log
+        # Plain machine words: a log may have tens of millions of unrolls.
         self._versions: list[array[int]] = [array("L") for _ in range(log.actors)]
         for update in range(log.updates):
             for actor, version in log.slots(update):
@@ -165,6 +166,7 @@ class Live:
             return None
         if not self._due(update, outstanding.values()):
             return list(arrived[: self._batch])
+        # A copy, since a call that has to wait must change nothing.
         left, chosen = dict(outstanding), list[int]()
         for actor in arrived:
             version = left.pop(actor)
