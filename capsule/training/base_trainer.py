@@ -6,7 +6,9 @@ import math
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import chain
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ class BaseTrainer:
     @property
     def mean_return(self) -> float | None:
         """Mean game return of the last 100 episodes, None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        return math.fsum(self.returns) / len(self.returns) if self.returns else None
 
     def _count_episodes(self, returns: Sequence[float]) -> None:
         """Take note of episodes that ended, by their game returns."""
@@ -71,7 +73,8 @@ class BaseTrainer:
         """
         losses = [float(part) for part in parts]
         self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
-        self.loss = sum(losses) / share
+        # sum() of floats gives other bits from Python 3.12 on, and fsum() refuses infinities.
+        self.loss = reduce(add, losses) / share
         if not math.isfinite(self.loss):
             raise CapsuleError("CAP-T151", f"the loss is {self.loss} at step {self.step}", fix=fix)
 

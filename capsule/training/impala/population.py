@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def mean_capped_score(
         min(1.0, (means[task] - random) / (human - random))
         for task, (random, human) in sorted(references.items())
     ]
-    return sum(capped) / len(capped)
+    return fsum(capped) / len(capped)
 
 
 def is_fitter(other: float | None, own: float, margin: float) -> bool:

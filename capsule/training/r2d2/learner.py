@@ -143,7 +143,7 @@ class R2D2(BaseTrainer):
         ladder = exploration_ladder(
             trainer.actors, trainer.exploration_base, trainer.exploration_exponent
         )
-        return sum(ladder) / len(ladder)
+        return math.fsum(ladder) / len(ladder)
 
     def policy(self, parameters: Parameters) -> EvaluatedPolicy:
         """Return the policy of ``parameters``, for evaluations."""
