@@ -45,12 +45,14 @@ from capsule.report.subject import NetworkReturns, ReportedRun, drawable, evalua
 from capsule.report.templates import TEMPLATES, code, toned
 from capsule.report.terminal import place_of
 from capsule.report.text import counted
+from capsule.verification.vary import VaryReport
 from capsule.verification.verdict import DivergenceMap, Report
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="ascii")
 MAX_TASKS = 12
 TREATMENT_TONES = {"assumed": "open", "unsupported": "bad"}
 EFFECT_TONES = {"gate": "bad", "may differ": "open"}
+VARIATION_TONES = {"equal": "good", "shielded": "good", "differs": "bad", "undecided": "open"}
 EFFECTS = ("gate", "may differ", "recorded-only", "none")
 RETURNS_NOTE = (
     "The line is the mean over the starts. The shaded area reaches from the lowest to the highest "
@@ -81,6 +83,7 @@ def report_page(subject: ReportedRun) -> str:
         score_note=NOTE,
         differences=differences,
         compared=any(each.chart or each.equal or each.rows for each in differences),
+        varied=[(name, report.conclusion, _variations(report)) for name, report in subject.varied],
         receipts=_receipts(subject),
         rejected=[(each.file, each.code, each.message) for each in subject.receipts.refused],
         machine=machine_of(subject.observations),
@@ -250,6 +253,19 @@ def _difference(number: int, name: str, report: Report) -> _Difference:
         ],
         statistics=[] if report.statistics is None else list(returns_rows(report.statistics)),
     )
+
+
+def _variations(report: VaryReport) -> Rows:
+    return [
+        (
+            each.name,
+            each.was or "",
+            each.became or "",
+            toned(each.outcome, VARIATION_TONES.get(each.outcome)),
+            each.reason or "",
+        )
+        for each in report.variations
+    ]
 
 
 def _receipts(subject: ReportedRun) -> Rows:

@@ -29,6 +29,7 @@ from capsule.experiment.canonical import canonical_json, open_regular, parse_can
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.vary import VARY_REPORT, VaryReport
 from capsule.verification.verdict import Report
 
 # Files that capsule.training.own_program.recorder writes.
@@ -89,7 +90,9 @@ class ReportedRun:
         evaluation: Claimed evaluations. For a program, those in its ``evaluation.jsonl``.
         series: Quantities that the run logged while it ran.
         unread: Number of lines of the log that could not be read.
-        reports: Unsigned reports of ``capsule verify``, each with its file name.
+        reports: Unsigned reports of ``capsule verify``, each with its file name; of those with
+            ``--vary`` the control.
+        varied: Reports of ``capsule verify --vary``, likewise.
         receipts: Receipts of ``capsule verify --sign``. Only those by trusted keys count, and
             none by the signer of the bundle.
     """
@@ -109,6 +112,7 @@ class ReportedRun:
     checkpoints: contract.CheckpointIndex | None
     inventory: Inventory
     reports: tuple[tuple[str, Report], ...]
+    varied: tuple[tuple[str, VaryReport], ...]
     receipts: Receipts
 
 
@@ -134,6 +138,7 @@ def read_subject(
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
     signed = [path for path in files if _is_signed(path)]
+    read = [(path.name, read_report(path, claims)) for path in files if path not in signed]
     return ReportedRun(
         bundle=name,
         fingerprint=bundle.fingerprint,
@@ -155,9 +160,8 @@ def read_subject(
             else None
         ),
         inventory=read_inventory(bundle.content(run_bundle.IMAGE_SBOM), lock),
-        reports=tuple(
-            (path.name, read_report(path, claims)) for path in files if path not in signed
-        ),
+        reports=tuple((each, _control(report)) for each, report in read),
+        varied=tuple((each, report) for each, report in read if isinstance(report, VaryReport)),
         receipts=read_receipts(Original.of(bundle), signed, keys),
     )
 
@@ -179,7 +183,11 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def read_report(path: Path, claims: Claims) -> Report:
+def _control(report: Report | VaryReport) -> Report:
+    return report.control if isinstance(report, VaryReport) else report
+
+
+def read_report(path: Path, claims: Claims) -> Report | VaryReport:
     """Read a report of ``capsule verify`` on the run of ``claims``.
 
     Raises:
@@ -187,8 +195,11 @@ def read_report(path: Path, claims: Claims) -> Report:
     """
     try:
         data = _bytes(path)
-        canonical_json(json.loads(data))  # no NaN, no integer that is not exact
-        report = Report.model_validate_json(data)
+        document = json.loads(data)
+        canonical_json(document)  # no NaN, no integer that is not exact
+        varied = isinstance(document, dict) and document.get("schema") == VARY_REPORT
+        found = (VaryReport if varied else Report).model_validate_json(data)
+        report = _control(found)
         if report.replica is not None and report.replica.evaluation is not None:
             evaluation_points(report.replica.evaluation)
     except (OSError, ValueError, RecursionError) as error:
@@ -204,7 +215,7 @@ def read_report(path: Path, claims: Claims) -> Report:
             f"{path.name} is about claim id {report.claim_id}, not {claims.claim_id()}",
             fix="Give reports on this bundle only.",
         )
-    return report
+    return found
 
 
 def crate_of(subject: ReportedRun) -> str:

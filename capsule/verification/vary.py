@@ -34,6 +34,7 @@ from capsule.verification.verdict import Report, RunSurroundings
 from capsule.verification.verify import verify
 
 Outcome = Literal["equal", "differs", "shielded", "not-applicable", "undecided"]
+VARY_REPORT: Literal["capsule/vary-report/v1"] = "capsule/vary-report/v1"
 REFUSED = "CAP-T101"  # the run has another variable than its spec stands for, and does not start
 
 
@@ -60,7 +61,7 @@ class VariedResult(Model):
 class VaryReport(Model):
     """What a recorded run depends on."""
 
-    schema_id: Literal["capsule/vary-report/v1"] = Field("capsule/vary-report/v1", alias="schema")
+    schema_id: Literal["capsule/vary-report/v1"] = Field(VARY_REPORT, alias="schema")
     bundle: str = Field(description="File name of the bundle.")
     conclusion: str
     control: Report = Field(description="The verification with nothing changed.")

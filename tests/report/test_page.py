@@ -26,6 +26,7 @@ from capsule.report.page import _spread, report_page
 from capsule.report.story import tell
 from capsule.report.templates import TEMPLATES, code
 from capsule.report.text import MAX_CHARACTERS
+from capsule.verification.vary import VariedResult, VaryReport
 from capsule.verification.verdict import DivergenceMap
 from tests.report import runs
 from tests.report.conftest import different, make_report, read, write
@@ -280,6 +281,30 @@ def test_a_report_with_impossible_values_is_refused(bundles, tmp_path, path, val
     with pytest.raises(CapsuleError) as caught:
         read(bundles["dqn"], tmp_path / "bad.json")
     assert caught.value.code == "CAP-P101"
+
+
+def test_what_a_result_depends_on_is_shown_beside_its_control(bundles, saved):
+    control = make_report(read(bundles["dqn"]))
+    rows = (
+        VariedResult(name="threads", outcome="equal", was="1", became="2", report=control),
+        VariedResult(name="timezone", outcome="shielded", was="UTC", reason="it does not start"),
+    )
+    report = VaryReport(
+        bundle="b",
+        conclusion="The result does not depend on: threads.",
+        control=control,
+        variations=rows,
+        seconds=1.0,
+    )
+    (path,) = saved(report)
+    subject = read(bundles["dqn"], path)
+    assert subject.reports == ((path.name, control),)
+    assert subject.varied == ((path.name, report),)
+    words = page_of(bundles["dqn"], path)[1].words
+    assert "What the result depends on" in words
+    assert "The result does not depend on: threads." in words
+    assert "it does not start" in words
+    assert "What the result depends on" not in page_of(bundles["dqn"])[1].words
 
 
 def test_a_missing_report_is_refused(bundles, tmp_path):
