@@ -108,8 +108,8 @@ def show_report(report: StudyReport, console: Console) -> None:
         if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
             console.print(
                 f"The variances of {test.first} and {test.second} ({test.task}, final) differ: "
-                f"p = {test.permutation_p_value:.3f} by permutations, "
-                f"{test.holm_p_value:.3f} corrected for all pairs.",
+                f"p {_probability(test.permutation_p_value)} by permutations, "
+                f"{_probability(test.holm_p_value)} corrected for all pairs.",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -133,6 +133,10 @@ def _agreement(pairs: dict[str, tuple[str, str]]) -> str:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
+
+
+def _probability(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _spread(row: GroupRow) -> tuple[str, str, str]:

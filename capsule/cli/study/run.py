@@ -55,12 +55,6 @@ def command(
 
         # One Slurm job for each member; the folder has to be on a shared file system.
         capsule study run study.yaml --key alice --on slurm
-
-        # One pod for each member; job.yaml names the image and the volumes.
-        capsule study run study.yaml --key alice --on kubernetes:job.yaml --engine process
-
-        # One task of a Ray cluster for each member.
-        capsule study run study.yaml --key alice --on ray://head:10001
     """
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError

@@ -67,8 +67,8 @@ def command(
         # And run three members again.
         capsule study verify rates.capsule-study.tar --key alice.pub --sample 3
 
-        # Check the bundles of the members, too, and execute ten segments of them again.
-        capsule study verify rates.capsule-study.tar --key alice.pub --members rates --challenge 10
+        # Check the members' bundles, too, and execute nine segments again.
+        capsule study verify r.capsule-study.tar --key a.pub --members r --challenge 9
     """
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
