@@ -37,6 +37,16 @@ def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     assert study.claim_id in (path.parent / "report.html").read_text()
 
 
+def test_the_page_of_chen_shows_the_claims_of_the_small_study():
+    (path,) = (RESULTS / "chen2022-small").glob("*.capsule-study.tar")
+    claimed = [row for row in opened(path).claims.tables.groups if row.network == "final"]
+    rows = rows_of(ROOT / "docs" / "papers" / "chen2022.md", "## The setups as a study")
+    assert [[row[0], *row[2:]] for row in rows] == [
+        [row.group, f"{row.mean:.3g}", f"{row.standard_deviation:.3g}", str(row.claim_ids)]
+        for row in claimed
+    ]
+
+
 def test_the_page_of_nagarajan_shows_the_claims_of_the_small_study():
     (path,) = (RESULTS / "nagarajan2019-small").glob("*.capsule-study.tar")
     claimed = {(row.group, row.network): row for row in opened(path).claims.tables.groups}
