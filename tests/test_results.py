@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -45,6 +46,27 @@ def test_the_page_of_chen_shows_the_claims_of_the_small_study():
         [row.group, f"{row.mean:.3g}", f"{row.standard_deviation:.3g}", str(row.claim_ids)]
         for row in claimed
     ]
+
+
+def test_the_page_of_espeholt_shows_the_claims_of_the_small_study():
+    (path,) = (RESULTS / "espeholt2018-small").glob("*.capsule-study.tar")
+    tables = opened(path).claims.tables
+    claimed = [row for row in tables.groups if row.network == "final"]
+    rows = rows_of(
+        ROOT / "docs" / "papers" / "espeholt2018.md", "## Figures E.2 and E.3 on MinAtar"
+    )
+    expected = []
+    for row in claimed:
+        scores = sorted(each.score for each in tables.settings if each.group == row.group)
+        middle = row.interquartile_mean
+        expected.append(
+            [
+                *(row.group, f"{row.mean:.2f}", f"{middle.estimate:.2f}"),
+                *(f"{middle.low:.2f} to {middle.high:.2f}", f"{fmean(scores[-3:]):.2f}"),
+                *(f"{scores[-1]:.2f}", f"{sum(score >= 1 for score in scores)} of {len(scores)}"),
+            ]
+        )
+    assert rows == expected
 
 
 def test_the_page_of_nagarajan_shows_the_claims_of_the_small_study():
