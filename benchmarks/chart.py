@@ -58,7 +58,8 @@ def draw(path: Path, panels: Sequence[Panel], across: Axis, up: Axis, *, columns
     colours = dict(zip(names, COLOURS, strict=False))
     if len(colours) < len(names):
         raise ValueError(f"{len(names)} lines, but {len(COLOURS)} colours")
-    width = LEFT + min(columns, len(panels)) * (WIDTH + GAP) - GAP + 24
+    charts = min(columns, len(panels)) * (WIDTH + GAP) - GAP + 24
+    width = LEFT + max(charts, math.ceil(sum(map(_legend_width, names))))
     height = -(-len(panels) // columns) * (TOP + HEIGHT + BELOW)
     size = f'width="{width}" height="{height}"'
     font = 'font-family="sans-serif" font-size="11" fill="#222"'
@@ -105,7 +106,11 @@ def _legend(colours: Mapping[str, str], level: float) -> Iterator[str]:
     for name, colour in colours.items():
         yield f'<path d="M{left} {level - 4}h18" stroke="{colour}" stroke-width="3"/>'
         yield _text(left + 23, level, name, anchor="start")
-        left += 46 + 6.5 * len(name)
+        left += _legend_width(name)
+
+
+def _legend_width(name: str) -> float:
+    return 46 + 6.5 * len(name)
 
 
 def _text(

@@ -1,6 +1,7 @@
 """The results in the repository are those of their signed files."""
 
 import re
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -10,11 +11,14 @@ from capsule.bundle.keys import load_public
 from capsule.bundle.trust import TrustPolicy
 from capsule.study.study_bundle import open_study
 
+pytestmark = pytest.mark.slow  # every table is computed again, with its bootstrap intervals
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 STUDIES = sorted(RESULTS.glob("*/*.capsule-study.tar"))
 
 
+@cache
 def opened(path):
     with open_study(path, TrustPolicy.of([load_public(RESULTS / "key.pub")])) as (_, study):
         return study
