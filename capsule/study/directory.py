@@ -42,7 +42,7 @@ OUTCOME = "outcome.json"
 CONSOLE = "console.log"
 MAX_SHOWN = 10  # members that a message lists
 HOLD = "hold"
-HOLD_ATTEMPTS, HOLD_SECONDS = 25, 0.02
+HOLD_SECONDS, HOLD_POLL_SECONDS = 0.5, 0.02
 MAX_OUTCOME_BYTES = 1 << 20
 MAX_TAIL_BYTES = 1 << 16
 
@@ -212,8 +212,12 @@ class StudyDirectory:
         return [name for name in self._members if not groups or planned[name].group in groups]
 
     @contextmanager
-    def held(self, name: str) -> Iterator[tuple[Path, int]]:
+    def held(self, name: str, patience: float = HOLD_SECONDS) -> Iterator[tuple[Path, int]]:
         """Prepare the folder of a member for a run, and hold it.
+
+        Args:
+            name: The member.
+            patience: Seconds to wait for a process that runs the member.
 
         Yields:
             The folder, and a descriptor that holds it for as long as any process has it open.
@@ -222,7 +226,7 @@ class StudyDirectory:
             CapsuleError: CAP-Y009, another process runs the member; CAP-Y007, it was run with
                 another lock.
         """
-        with self._hold(name) as descriptor:
+        with self._hold(name, patience) as descriptor:
             folder = self.folder(name)
             if descriptor is None:
                 raise CapsuleError(
@@ -233,19 +237,18 @@ class StudyDirectory:
             self._check_lock(self.member(name))  # another study may have come first
             if not (folder / MEMBER_LOCK).exists():
                 write_lock(folder / MEMBER_LOCK, self.lock.lock_of(self.member(name)))
-            (folder / OUTCOME).unlink(missing_ok=True)
             yield folder, descriptor
 
     @contextmanager
-    def _hold(self, name: str) -> Iterator[int | None]:
-        """Hold the folder of a member; yield None if another process does."""
+    def _hold(self, name: str, patience: float = HOLD_SECONDS) -> Iterator[int | None]:
+        """Hold the folder of a member; yield None if another process does, and goes on to."""
         folder = self.folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # as every run directory (CAP-E042)
         # A file, and open for writing: NFS then tells other machines, too (flock(2)).
         descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            yield descriptor if _taken(descriptor, folder) else None
+            yield descriptor if _taken(descriptor, folder, patience) else None
         finally:
             os.close(descriptor)
 
@@ -321,17 +324,17 @@ class StudyDirectory:
         return self.folder(name) / outcome.bundle
 
 
-def _taken(descriptor: int, folder: Path) -> bool:
+def _taken(descriptor: int, folder: Path, patience: float) -> bool:
     """Take the lock on a member; tell whether no other process has it.
 
     A process that looks whether the lock is taken has it for a moment, too, hence the attempts.
     """
-    for attempt in range(HOLD_ATTEMPTS):
-        if attempt:
-            time.sleep(HOLD_SECONDS)
-        if _locked(descriptor, fcntl.LOCK_EX, folder):
-            return True
-    return False
+    deadline = time.monotonic() + patience
+    while not _locked(descriptor, fcntl.LOCK_EX, folder):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(HOLD_POLL_SECONDS)
+    return True
 
 
 def _is_held(folder: Path) -> bool:

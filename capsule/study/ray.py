@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from capsule.experiment.errors import CapsuleError
+from capsule.host.errors import CapsuleError
 from capsule.study.directory import Outcome, StudyDirectory
 from capsule.study.jobs import SETTLE_SECONDS, reservation
 from capsule.study.running import STOP_SECONDS, RunOptions, stop_signals_interrupt

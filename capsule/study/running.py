@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import ExitCode
-from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
+from capsule.study.directory import CONSOLE, HOLD_SECONDS, OUTCOME, Outcome, StudyDirectory
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0  # for a run to write its state down after it was interrupted
@@ -92,8 +92,20 @@ class Runs:
                 process.kill()
         self._signals.__exit__(*error)
 
-    def run(self, study: StudyDirectory, name: str, options: RunOptions) -> Outcome | None:
+    def run(
+        self,
+        study: StudyDirectory,
+        name: str,
+        options: RunOptions,
+        patience: float = HOLD_SECONDS,
+    ) -> Outcome | None:
         """Run a member, and write down how it ended.
+
+        Args:
+            study: The study.
+            name: The member.
+            options: Of its run.
+            patience: Seconds to wait for another process that runs it.
 
         Returns:
             How it ended; None if it was interrupted, and can be resumed.
@@ -101,7 +113,11 @@ class Runs:
         Raises:
             CapsuleError: CAP-Y009, another process runs the member.
         """
-        with study.held(name) as (folder, hold):
+        with study.held(name, patience) as (folder, hold):
+            done = study.outcome(name)
+            if done is not None and done.bundle is not None:  # by the process that was waited for
+                return done
+            (folder / OUTCOME).unlink(missing_ok=True)
             outcome = self.run_folder(folder, options, hold)
             if outcome is not None:
                 write_atomic(folder / OUTCOME, outcome.document())

@@ -1,17 +1,31 @@
 """A Ray cluster of processes of this machine."""
 
+import atexit
 import secrets
+import shutil
 import socket
+import tempfile
 import warnings
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 
-@contextmanager
-def ray_token(path):
-    """Have a token in a file for every cluster of this process, which reads it once."""
+@cache
+def token_file():
+    """Return the file with the token of every cluster: Ray reads it once in a process."""
+    path = Path(tempfile.mkdtemp(prefix="ray-token-")) / "token"
+    atexit.register(shutil.rmtree, path.parent)
     path.write_text(secrets.token_hex(32))
+    return path
+
+
+@contextmanager
+def ray_token():
+    """Have Ray use tokens in a block."""
+    path = token_file()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))

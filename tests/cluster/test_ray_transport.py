@@ -71,9 +71,9 @@ RUN = merge(
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory):
+def token():
     """A file with the token of every cluster here."""
-    with ray_token(tmp_path_factory.mktemp("secrets") / "token") as path:
+    with ray_token() as path:
         yield path
 
 

@@ -26,9 +26,8 @@ FIRST, SECOND, THIRD = (f"exploration.{run}" for run in (1, 2, 3))
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("secrets")
-    with ray_token(folder / "token"), two_node_cluster(memory=8 << 30) as started:
+def cluster():
+    with ray_token(), two_node_cluster(memory=8 << 30) as started:
         yield started
 
 

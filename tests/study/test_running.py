@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def test_a_member_that_another_process_runs_stops_no_other(directory, planned):
         run(directory, processes=1)
     assert caught.value.code == "CAP-Y009"
     assert directory.missing() == ["deterministic.1"]
+
+
+def test_a_member_that_another_process_finishes_meanwhile_is_not_run_again(directory, planned):
+    name = "deterministic.1"
+    run(directory, processes=1)
+    (directory.folder(name) / "arguments").unlink()  # written by every run
+    found = []
+    with Runs() as runs:
+        waiting = threading.Thread(
+            target=lambda: found.append(runs.run(directory, name, OPTIONS, patience=60.0))
+        )
+        with directory.held(name):
+            waiting.start()
+            time.sleep(1.0)
+            assert waiting.is_alive()
+        waiting.join()
+    assert found[0].claim_id == CLAIM
+    assert not (directory.folder(name) / "arguments").exists()
 
 
 def test_an_interruption_interrupts_the_runs_and_starts_no_other(directory, planned):

@@ -22,7 +22,8 @@ def command(
 ) -> None:
     """Run one member of a study, or resume it. The jobs of schedulers call this command.
 
-    A member that is done is left as it is.
+    A member that is done is left as it is. A scheduler may start a member again while its last
+    attempt saves its state: the command waits a minute for that.
 
     Examples:
         # Run a member again whose bundle was lost.
@@ -31,14 +32,14 @@ def command(
     from capsule.cli.passphrase import unlock
     from capsule.host.errors import CapsuleError
     from capsule.study.directory import StudyDirectory
-    from capsule.study.running import RunOptions, Runs
+    from capsule.study.running import STOP_SECONDS, RunOptions, Runs
 
     unlock(key, passphrase_file, ask=False)
     study = StudyDirectory.open(folder)
     outcome = study.outcome(name)
     if outcome is None or outcome.bundle is None:  # a scheduler may start a job twice
         with Runs() as runs:
-            outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine))
+            outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine), STOP_SECONDS)
     if outcome is None:
         raise KeyboardInterrupt
     if outcome.bundle is None:
