@@ -189,8 +189,7 @@ class Processes:
                 client.close()  # the process has it
         self._of = {actor: self._feeders[actor % count] for actor in range(actors)}
         # Also called at the interpreter's end, before multiprocessing waits for its processes.
-        processes_of = [feeder.process for feeder in self._feeders]
-        self._stop = Finalize(self, _end, (processes_of, inference), exitpriority=0)
+        self._stop = Finalize(self, _end, (self._feeders, inference), exitpriority=0)
         if inference is not None:
             with self._closing_on_failure():
                 inference.begin()
@@ -226,8 +225,6 @@ class Processes:
 
     def close(self) -> None:
         """See :class:`Transport`."""
-        for feeder in self._feeders:
-            feeder.end()
         self._stop()
 
     def _next(self) -> list[Played[Any]]:
@@ -248,9 +245,13 @@ class Processes:
             raise
 
 
-def _end(processes: Sequence[WorkerProcess], inference: InferenceProcesses | None) -> None:
+def _end(feeders: Sequence[_Feeder], inference: InferenceProcesses | None) -> None:
     """End processes; workers in the middle of their steps need inference to finish them."""
-    stop(processes)
+    for feeder in feeders:
+        feeder.end()
+    for feeder in feeders:
+        feeder.join()
+    stop([feeder.process for feeder in feeders])
     if inference is not None:
         inference.close()
 
@@ -288,8 +289,15 @@ class _Feeder:
         with self._changed:
             self._ended = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)  # that its process has to finish a request in
+
+    def join(self) -> None:
+        """Wait for the thread: while it reads the pipe, the pipe must stay open."""
+        if self._thread is None:
+            return
+        self._thread.join(STOP_SECONDS)  # that its process has to finish a request in
+        if self._thread.is_alive():
+            self.process.kill()
+            self._thread.join()
 
     def _work(self) -> None:
         try:

@@ -109,8 +109,12 @@ class WorkerProcess:
             raise answer.error(self._who)
         return answer
 
+    def kill(self) -> None:
+        """End it in the middle of a request; :meth:`answer` then raises."""
+        self._process.kill()
+
     def hang_up(self) -> None:
-        """Tell it to end."""
+        """Tell it to end; no other thread may wait in :meth:`answer`."""
         self._pipe.close()
 
     def wait(self) -> None:
