@@ -7,8 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from capsule.bundle.keys import load_public
-from capsule.bundle.trust import TrustPolicy
+from capsule.bundle.trust import load_policy
 from capsule.study.study_bundle import open_study
 
 pytestmark = pytest.mark.slow  # every table is computed again, with its bootstrap intervals
@@ -20,7 +19,7 @@ STUDIES = sorted(RESULTS.glob("*/*.capsule-study.tar"))
 
 @cache
 def opened(path):
-    with open_study(path, TrustPolicy.of([load_public(RESULTS / "key.pub")])) as (_, study):
+    with open_study(path, load_policy(allowed_signers=[RESULTS / "allowed_signers"])) as (_, study):
         return study
 
 

@@ -16,11 +16,6 @@ import os, time
 print("learned with", os.cpu_count(), "processors")
 print("finished in", time.tzname[0])
 """
-BLIND = """\
-import random
-random.seed(5)
-print("learned", random.random())
-"""
 DRAWING = """\
 import os, time
 print("learned", os.urandom(4).hex(), time.tzname[0])
@@ -69,16 +64,6 @@ def test_a_program_that_looks_around_depends_on_what_it_sees(workplace, tmp_path
         seen = rows[name]["report"]["surroundings"]
         assert {field for field in usual if usual[field] != seen[field]} == changed
     assert "does not depend on: threads, locale, hostname." in document["conclusion"]
-
-
-@pytest.mark.engine
-def test_a_program_that_does_not_look_depends_on_nothing(workplace, tmp_path):
-    own = made(workplace, "blind", BLIND)
-    status, document, outcomes, _ = vary(own, "timezone,hostname,cpu-count", cwd=tmp_path)
-    assert (status, set(outcomes.values())) == (0, {"equal"}), document
-    assert document["conclusion"] == (
-        "The result does not depend on: timezone, hostname, cpu-count."
-    )
 
 
 @pytest.mark.engine

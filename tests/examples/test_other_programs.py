@@ -1,4 +1,4 @@
-"""Other people's programs: run once and verified in Docker, one of them without a container too.
+"""Other people's programs: run once and verified, some in Docker and the others without a container.
 
 ``pytest -m soak`` verifies bundles of both engines of each program five times while another process
 keeps each core busy.
@@ -15,7 +15,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "other-programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-ONCE = [name for name in PROGRAMS if name != "sb3_dqn"]  # sb3_ppo is of the same library
+IN_DOCKER = ["data_loader", "sb3_ppo"]  # an image of gigabytes each; the soak tests run all six
+WITHOUT = ["boosting", "data_loader", "hugging_face", "ppo_tensorboard"]
 BUSY = "while True: pass"
 
 pytestmark = pytest.mark.network
@@ -67,8 +68,8 @@ def test_there_are_the_programs_that_the_readme_names():
 @pytest.mark.parametrize(
     ("program", "engine"),
     [
-        *(pytest.param(program, "docker", marks=pytest.mark.engine) for program in ONCE),
-        ("data_loader", "process"),  # it has worker processes, which are the hardest there
+        *(pytest.param(program, "docker", marks=pytest.mark.engine) for program in IN_DOCKER),
+        *(pytest.param(program, "process", marks=pytest.mark.slow) for program in WITHOUT),
     ],
 )
 def test_the_program_is_reproduced_bit_for_bit(program, engine, place):
