@@ -112,6 +112,7 @@ def evaluation_environments(
     def make(index: int) -> Environment:
         stream = Stream("evaluation-environment", seed, index)
         streams: Mapping[StreamName, Stream] = {"environment": stream}
+        # Which instance plays has no say in the results: rewire() gives it this index's stream.
         slot = index % instances
         if slot in made:
             made[slot].rewire(streams)
@@ -236,6 +237,7 @@ def evaluate(
     most = [int(spec.max_minutes * FRAMES_PER_MINUTE) // player.frame_skip for player in players]
     scores, lengths = [0.0] * rows, [0] * rows
     _rehearse(players, policy, rows)
+    # max_minutes may be less than one step, and a stochastic start may have ended the game.
     playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
     while playing:
         actions = choose(policy(_seen(players, playing, rows)), playing)
@@ -277,7 +279,7 @@ class _Player:
 
     def play(self, action: int) -> float:
         """Take one step and return the game's reward."""
-        before = self._environment.lives
+        before = self._environment.lives  # lives may also be gained, which ends nothing
         transition = self._environment.step(action)
         self.lost_life = self._environment.lives < before
         self._note(transition, action)

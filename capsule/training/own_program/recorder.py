@@ -107,7 +107,7 @@ class Recorder:
         arrays = {name: np.ascontiguousarray(_array(tensors[name])) for name in sorted(tensors)}
         path = self.outputs / CHECKPOINTS / f"{checkpoint_name(step)}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(".part")  # so that an interruption leaves no half of a checkpoint
         part.write_bytes(save(arrays))
         part.replace(path)
         return path
@@ -155,6 +155,7 @@ class Recorder:
         if not self.under_capsule or now - self._shown < PROGRESS_SECONDS:
             return
         self._shown = now
+        # Events are for the screen alone: they have times, and no claim is made from them.
         event: dict[str, Any] = {"time": time.time(), "kind": "progress", "step": int(step)}
         if self._total_steps is not None:
             event["total_steps"] = self._total_steps
@@ -181,6 +182,6 @@ def _array(tensor: Any) -> Any:
 
 
 def _until(lines: list[str], step: int) -> Iterator[str]:
-    for line in lines:
+    for line in lines:  # a kill may have cut off the last one
         if line.endswith("\n") and json.loads(line)["step"] <= step:
             yield line

@@ -174,6 +174,7 @@ class EpsilonGreedyActor(Actor):
     def choose(self, values: NDArray[np.float32]) -> int:
         """Return an action, given the Q-values, ``[actions]``; ties go to the lowest action."""
         stream = self.streams["exploration"]
+        # Both are drawn at every step, so that how far the stream is does not depend on values.
         uniform, random_action = stream.uniform(), stream.integer(self.environment.actions)
         return random_action if uniform < self._epsilon else int(values.argmax())
 
@@ -226,7 +227,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
             if actor.environment.ended:
                 experience.returns.append(actor.episode_return)
                 self._begin_episode(row)
-            elif experience.ended[step]:
+            elif experience.ended[step]:  # of the agent by a lost life; the game continues
                 self._begin(row, self._rows.stacks[row, -1].copy())
 
     def _act(
@@ -235,6 +236,7 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         """Take one step of one actor, given its Q-values, ``[actions]``."""
         actor = self._actors[row]
         if self._layout.begins(actor.age):
+            # A copy, because this row is overwritten when the network has seen the step.
             experience.states[step] = self._rows.states[row].copy()
         experience.frames[step] = self._rows.stacks[row, -1]
         action = actor.choose(values)

@@ -117,6 +117,7 @@ class EpisodeCutter:
         layout, step = self._layout, number - self.first
         if layout.begins(step) and state is None:
             raise ValueError(f"a sequence begins at step {step} and needs the recurrent state")
+        # Step 0 begins several sequences: those whose prefix would reach back before the episode.
         while self.opened * layout.period - layout.burn_in <= step:
             self.states.append(np.array(state, np.float32))
             self.opened += 1
@@ -131,9 +132,10 @@ class EpisodeCutter:
         """
         layout, found = self._layout, []
         states = count - self.first
-        steps = states - closed
+        steps = states - closed  # no action follows the last frame of a truncated episode
         while self.cut < self.opened:
             begin = self.cut * layout.period
+            # Up to here the sequence before it learned; the first of an episode has none before it.
             learned_before = begin - layout.period + layout.learned if self.cut else 0
             complete = states >= begin + layout.learned + layout.lookahead
             if not (complete or (ended and steps > learned_before)):
