@@ -1,4 +1,4 @@
-"""Other people's programs: run once and verified, some in Docker and the others without a container.
+"""Other people's programs, each run once and verified: some in Docker, the others without it.
 
 ``pytest -m soak`` verifies bundles of both engines of each program five times while another process
 keeps each core busy.
