@@ -72,6 +72,23 @@ def test_the_page_of_espeholt_shows_the_claims_of_the_small_study():
     assert rows == expected
 
 
+@pytest.mark.parametrize(
+    ("study", "heading"),
+    [("kapturowski2019-ablations", "## Figure 4 on CartPole without its velocities")],
+)
+def test_the_page_of_kapturowski_shows_the_claims_of_the_studies(study, heading):
+    (path,) = (RESULTS / study).glob("*.capsule-study.tar")
+    claimed = [row for row in opened(path).claims.tables.groups if row.network == "final"]
+    expected = []
+    for row in claimed:
+        middle = row.interquartile_mean
+        interval = f"{middle.low:.1f} to {middle.high:.1f}"
+        numbers = (row.mean, row.standard_deviation, middle.estimate)
+        expected.append([row.group, *(f"{number:.1f}" for number in numbers), interval])
+    rows = rows_of(ROOT / "docs" / "papers" / "kapturowski2019.md", heading)
+    assert [[row[0], *row[2:]] for row in rows] == expected
+
+
 def test_the_page_of_nagarajan_shows_the_claims_of_the_small_study():
     (path,) = (RESULTS / "nagarajan2019-small").glob("*.capsule-study.tar")
     claimed = {(row.group, row.network): row for row in opened(path).claims.tables.groups}
