@@ -210,7 +210,7 @@ def open_bundle(
     path: Path,
     trust: TrustPolicy | Iterable[PublicKey],
     limits: Limits | None = None,
-    kind: BundleKind = "run",
+    kind: BundleKind | None = "run",
 ) -> OpenedBundle:
     """Check a bundle completely and leave it open.
 
@@ -224,7 +224,7 @@ def open_bundle(
             checked: everything fits the digest chain that starts at the envelope, whose signature
             is *not* checked.
         limits: Largest sizes and counts accepted.
-        kind: What the bundle has to be of: one run, or a study.
+        kind: What the bundle has to be of: one run, or a study; either if it is None.
 
     Raises:
         CapsuleError: CAP-B146 the bundle is of the other kind; with exit status 3 if it is not
@@ -241,7 +241,7 @@ def open_bundle(
             # duties move here, to be done by OpenedBundle.close.
             resources = ExitStack()
             opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
-        if opened.manifest.kind != kind:
+        if kind not in (None, opened.manifest.kind):
             resources.close()
             raise _other_kind(path, opened.manifest.kind)
         resources.callback(stack.pop_all().close)

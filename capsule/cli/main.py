@@ -21,11 +21,13 @@ from capsule.cli import (
     run,
     schema,
     scores,
+    show,
     sign,
     starts,
     study,
     verify,
 )
+from capsule.cli import list as list_runs
 from capsule.cli.help import Command
 from capsule.cli.output import lossy_standard_output
 
@@ -53,6 +55,8 @@ for module in (
     lock,
     build,
     run,
+    list_runs,
+    show,
     sign,
     verify,
     receipts,

@@ -28,6 +28,7 @@ RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take
 MINUTE = 60.0  # of limits.minutes, in seconds
 
 _KILL_SECONDS = 30.0
+_HOLD_SECONDS, _HOLD_POLL_SECONDS = 0.5, 0.02
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 
 
@@ -91,17 +92,36 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     # The folder itself is locked, because the task could remove a lock file in it.
     descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CapsuleError(
-                "CAP-E008",
-                f"another Capsule process is running in {run_directory}",
-                fix="Wait for it or interrupt it, then run the command again.",
-            ) from error
+        deadline = time.monotonic() + _HOLD_SECONDS
+        while not _locked(descriptor, fcntl.LOCK_EX):  # is_held has the lock for a moment, too
+            if time.monotonic() >= deadline:
+                raise CapsuleError(
+                    "CAP-E008",
+                    f"another Capsule process is running in {run_directory}",
+                    fix="Wait for it or interrupt it, then run the command again.",
+                )
+            time.sleep(_HOLD_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def is_held(run_directory: Path) -> bool:
+    """Tell whether a process executes a task in a run directory."""
+    descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return not _locked(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock a folder, unless another process has."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def supervise(

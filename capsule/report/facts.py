@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from capsule.bundle.claims import TrainingClaims
+from capsule.bundle.claims import ProgramClaims, TrainingClaims
 from capsule.bundle.manifest import MANIFEST
 from capsule.bundle.reproducing import what_ran
 from capsule.experiment.spec import CudaAccelerator
 from capsule.experiment.trainers import CommandTrainer
 from capsule.report.markdown import code, plain
 from capsule.report.story import machine_of, tell
-from capsule.report.subject import ReportedRun
+from capsule.report.subject import NetworkReturns, ReportedRun, claimed_points
 
 MAX_FILES = 5
+NO_EVALUATION = "no evaluation"
 
 
 def what(subject: ReportedRun) -> str:
@@ -69,17 +70,34 @@ def starts(subject: ReportedRun) -> str | None:
 
 def results(subject: ReportedRun) -> str:
     """Describe the results: returns, or the number of outputs."""
+    last = last_returns(subject.evaluation)
     claims = subject.claims
-    if subject.evaluation and subject.evaluation[-1].returns:
-        last = subject.evaluation[-1]
-        returns = last.returns
-        return (
-            f"at step {last.step:,}, mean return {fmean(returns):.6g} over {len(returns)} starts "
-            f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
-        )
-    if isinstance(claims, TrainingClaims):
-        return "no evaluation"
+    if last is not None or isinstance(claims, TrainingClaims):
+        return last or NO_EVALUATION
     return claims.described + ("" if claims.nothing else "; each file is claimed by its SHA-256")
+
+
+def claimed_results(claims: TrainingClaims | ProgramClaims) -> str:
+    """Describe the results that a run claims.
+
+    Raises:
+        CapsuleError: CAP-P103, a claimed return is not a number.
+    """
+    if isinstance(claims, ProgramClaims):
+        return claims.described
+    return last_returns(claimed_points(claims)) or NO_EVALUATION
+
+
+def last_returns(evaluation: tuple[NetworkReturns, ...]) -> str | None:
+    """Describe the last evaluation; None without one, or if it has no returns."""
+    if not evaluation or not evaluation[-1].returns:
+        return None
+    last = evaluation[-1]
+    returns = last.returns
+    return (
+        f"at step {last.step:,}, mean return {fmean(returns):.6g} over {len(returns)} starts "
+        f"(lowest {min(returns):.6g}, highest {max(returns):.6g})"
+    )
 
 
 def reproduced(subject: ReportedRun) -> str:

@@ -244,7 +244,12 @@ def evaluation_points(evaluation: contract.Evaluation) -> tuple[NetworkReturns, 
         raise ValueError(str(error)) from error
 
 
-def _claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
+def claimed_points(claims: TrainingClaims) -> tuple[NetworkReturns, ...]:
+    """Return the evaluations of a training as numbers.
+
+    Raises:
+        CapsuleError: CAP-P103, one is not a C99 hexadecimal float.
+    """
     try:
         return evaluation_points(claims.evaluation)
     except ValueError as error:
@@ -262,7 +267,7 @@ def _curves(
     if isinstance(claims, TrainingClaims):
         lines = _Lines(bundle.member(run_bundle.RUN + contract.EVENTS))
         series = _series(lines, ("episode_return", "loss"))
-        return _claimed_points(claims), series, lines.unread
+        return claimed_points(claims), series, lines.unread
     metrics, returns = (_Lines(_output(bundle, claims, name)) for name in (METRICS, EVALUATIONS))
     series, points = _series(metrics, None), _evaluations(returns)
     return points, series, metrics.unread + returns.unread

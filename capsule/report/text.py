@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def bytes_text(size: int) -> str:
+    """Return a number of bytes as text: ``812 B``, ``1.4 MiB``."""
+    shift, unit = next(
+        (each for each in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> each[0]), (0, "B")
+    )
+    return f"{size / (1 << shift):.1f} {unit}" if shift else f"{size} B"
+
+
 def print_line(console: Console, text: str) -> None:
     """Print a line as it is: unmarked, not highlighted and not wrapped."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def terminal_console() -> Console:
+    """Return a console for standard output that breaks no table in a pipe or a file."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=MAX_CHARACTERS)

@@ -32,19 +32,17 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.image.lockfile import read_lock, write_lock
+from capsule.report.runs import LOCK as MEMBER_LOCK
+from capsule.report.runs import MEMBERS, WORK, last_event
 from capsule.study.lock import LockedMember, StudyLock, read_study_lock
 
 LOCK = "study.lock.json"
-MEMBERS = "members"
-MEMBER_LOCK = "lock.json"
-WORK = "work"
 OUTCOME = "outcome.json"
 CONSOLE = "console.log"
 MAX_SHOWN = 10  # members that a message lists
 HOLD = "hold"
 HOLD_SECONDS, HOLD_POLL_SECONDS = 0.5, 0.02
 MAX_OUTCOME_BYTES = 1 << 20
-MAX_TAIL_BYTES = 1 << 16
 
 State = Literal["waiting", "running", "stopped", "failed", "done"]
 
@@ -278,7 +276,7 @@ class StudyDirectory:
         folder = self.folder(name)
         if not folder.exists():
             return MemberState(name, "waiting")
-        event = _last_event(folder / WORK / contract.EVENTS)
+        event = last_event(folder / WORK / contract.EVENTS)
         progress = (
             (None, None, None)
             if event is None
@@ -367,20 +365,3 @@ def _locked(descriptor: int, kind: int, folder: Path) -> bool:
             fix="Choose a folder on a file system with locks (Lustre: mount option flock).",
         ) from error
     return True
-
-
-def _last_event(path: Path) -> contract.Event | None:
-    """Return the last whole event of a run; None if there is none."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
-            lines = stream.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        if line.endswith(b"\n"):
-            try:
-                return contract.Event.model_validate_json(line)
-            except ValidationError:  # the first of the tail may be cut off
-                continue
-    return None

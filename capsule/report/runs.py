@@ -1,0 +1,253 @@
+"""Run directories as ``capsule run`` leaves them: how each run stands, read from its files.
+
+A run directory has ``lock.json``, the folder ``work`` that the training side writes
+(:mod:`capsule.experiment.contract`) and, once the run has ended, its bundle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from capsule.bundle.claims import read_document
+from capsule.engine.supervise import is_held
+from capsule.experiment import contract
+from capsule.experiment.beneath import UnboundedError, entries_beneath
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
+from capsule.image.lockfile import read_lock
+from capsule.report.subject import evaluation_points
+from capsule.report.text import bytes_text, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LOCK = "lock.json"
+WORK = "work"
+BUNDLES = "*.capsule.tar"
+MEMBERS = "members"  # of the folder of a study, whose members have run directories
+MAX_TAIL_BYTES = 1 << 16
+CLAIM_DIGITS = 8  # of the claim id, in the name of a bundle
+
+RunState = Literal["not started", "running", "interrupted", "failed", "finished", "damaged"]
+_UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+class FoundRun(NamedTuple):
+    """A run directory.
+
+    Attributes:
+        path: The directory.
+        state: "interrupted": it began and did not end, and no process executes it; "damaged": a
+            file of it cannot be read.
+        started: When the directory was made: the modification time of its lock file.
+        bytes: Sizes of all its files.
+        lock: What is run; None if it is damaged.
+        step: Agent steps done, as the run last reported; None if it has not.
+        total_steps: Agent steps of the whole run; None where a program does not say.
+        evaluation_return: Mean return of the last evaluation; None without one.
+        episode_return: Mean return of the last 100 episodes of the training, as last reported.
+        bundle: The signed bundle; None before the end.
+        problem: Why a run failed or is damaged: a code and a message.
+    """
+
+    path: Path
+    state: RunState
+    started: datetime
+    bytes: int = 0
+    lock: Lock | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    evaluation_return: float | None = None
+    episode_return: float | None = None
+    bundle: Path | None = None
+    problem: str | None = None
+
+    @property
+    def claim(self) -> str | None:
+        """The first eight digits of the claim id, as the name of the bundle states them."""
+        if self.bundle is None:
+            return None
+        return self.bundle.name.removesuffix(BUNDLES[1:])[-CLAIM_DIGITS:]
+
+    def document(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        return {
+            "path": str(self.path),
+            "name": None if self.lock is None else self.lock.spec.name,
+            "state": self.state,
+            "started": self.started.isoformat(timespec="seconds"),
+            "bytes": self.bytes,
+            "lock": None if self.lock is None else self.lock.digest(),
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "evaluation_return": self.evaluation_return,
+            "episode_return": self.episode_return,
+            "claim": self.claim,
+            "bundle": None if self.bundle is None else str(self.bundle),
+            "problem": self.problem,
+        }
+
+
+def find_runs(folder: Path) -> list[FoundRun]:
+    """Return the runs in a folder, or in the folder of a study, the newest first.
+
+    Raises:
+        CapsuleError: CAP-P105, it is not a folder.
+    """
+    if not folder.is_dir():
+        raise CapsuleError(
+            "CAP-P105",
+            f"{folder} is not a folder",
+            fix="Name the folder that 'capsule run --output' was given; by default, it is 'runs'.",
+        )
+    found = [read_run(path) for path in _run_directories(folder)]
+    return sorted(found, key=lambda run: (run.started, run.path), reverse=True)
+
+
+def _run_directories(folder: Path) -> Iterator[Path]:
+    """Yield a folder if it is a run directory, or those in it and in the studies in it."""
+    if is_run_directory(folder):
+        yield folder
+        return
+    for place in (folder, folder / MEMBERS, *folder.glob(f"*/{MEMBERS}")):
+        if place.is_dir():
+            yield from (path for path in place.iterdir() if is_run_directory(path))
+
+
+def is_run_directory(path: Path) -> bool:
+    """Tell whether ``capsule run`` made a folder."""
+    return (path / LOCK).is_file()
+
+
+def read_run(path: Path) -> FoundRun:
+    """Read how the run of a directory stands."""
+    started = datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
+    try:
+        return _read_run(path, started)
+    except (CapsuleError, UnboundedError, OSError, ValueError) as error:
+        reason = f"{error.code}: {error}" if isinstance(error, CapsuleError) else str(error)
+        return FoundRun(path, "damaged", started, problem=reason.splitlines()[0])
+
+
+def _read_run(path: Path, started: datetime) -> FoundRun:
+    work, bundles = path / WORK, sorted(path.glob(BUNDLES))
+    event, failure = last_event(work / contract.EVENTS), None
+    if bundles:
+        state: RunState = "finished"
+    elif not work.is_dir():
+        state = "not started"
+    elif is_held(work):
+        state = "running"
+    elif (work / contract.FAILURE).exists():
+        state, failure = "failed", read_document(work / contract.FAILURE, contract.Failure)
+    else:
+        state = "interrupted"
+    return FoundRun(
+        path=path,
+        state=state,
+        started=started,
+        bytes=sum(entry.facts.st_size for entry in entries_beneath(path)),
+        lock=read_lock(path / LOCK),
+        step=None if event is None else event.step,
+        total_steps=None if event is None else event.total_steps,
+        evaluation_return=_evaluation_return(work / contract.EVALUATION),
+        episode_return=_episode_return(work / contract.EVENTS),
+        bundle=bundles[-1] if bundles else None,
+        problem=None if failure is None else f"{failure.code}: {failure.message}",
+    )
+
+
+def last_event(path: Path) -> contract.Event | None:
+    """Return the last whole event of a run; None if there is none."""
+    return next(_events(path), None)
+
+
+def _events(path: Path) -> Iterator[contract.Event]:
+    """Yield the last events of a run, the last one first."""
+    try:
+        with open_regular(path, os.O_NOFOLLOW) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+            lines = stream.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in reversed(lines):
+        if line.endswith(b"\n"):
+            try:
+                yield contract.Event.model_validate_json(line)
+            except ValidationError:  # the first of the tail may be cut off
+                continue
+
+
+def _episode_return(path: Path) -> float | None:
+    returns = (event.episode_return for event in _events(path))
+    return next((value for value in returns if value is not None), None)
+
+
+def _evaluation_return(path: Path) -> float | None:
+    """Return the mean return of the last network that was evaluated."""
+    if not path.exists():
+        return None
+    points = evaluation_points(read_document(path, contract.Evaluation))
+    scored = [point.returns for point in points if point.returns]
+    return fmean(scored[-1]) if scored else None
+
+
+# --- a table ------------------------------------------------------------------------------------
+
+
+def runs_table(runs: Sequence[FoundRun], folder: Path, now: datetime) -> Table:
+    """Return a table of runs that fits 80 columns; long names take several lines."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for heading in ("steps", "return"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("claim", no_wrap=True)
+    for heading in ("age", "size"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for run in runs:
+        name = run.path.name if run.path == folder else str(run.path.relative_to(folder))
+        cells = (run.claim or "-", _age((now - run.started).total_seconds()))
+        table.add_row(
+            printable(name), run.state, _steps(run), _return(run), *cells, bytes_text(run.bytes)
+        )
+    return table
+
+
+def _steps(run: FoundRun) -> str:
+    if run.step is None or (run.step == 0 and run.total_steps is None):
+        return "-"
+    whole = run.total_steps is None or run.step == run.total_steps
+    return _short(run.step) if whole else f"{_short(run.step)}/{_short(run.total_steps or 0)}"
+
+
+def _return(run: FoundRun) -> str:
+    """Return the evaluation's mean or, in parentheses, the training's."""
+    if run.evaluation_return is not None:
+        return f"{run.evaluation_return:.4g}"
+    return "-" if run.episode_return is None else f"({run.episode_return:.4g})"
+
+
+def _short(number: int) -> str:
+    for unit, letter in _UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g}{letter}"
+    return str(number)
+
+
+def _age(seconds: float) -> str:
+    for unit, letter in _AGES:
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {letter}"
+    return f"{max(seconds, 0):.0f} s"
