@@ -74,7 +74,10 @@ def test_the_page_of_espeholt_shows_the_claims_of_the_small_study():
 
 @pytest.mark.parametrize(
     ("study", "heading"),
-    [("kapturowski2019-ablations", "## Figure 4 on CartPole without its velocities")],
+    [
+        ("kapturowski2019-ablations", "## Figure 4 on CartPole without its velocities"),
+        ("kapturowski2019-actors", "## Figure 6 with 8, 16 and 32 actors"),
+    ],
 )
 def test_the_page_of_kapturowski_shows_the_claims_of_the_studies(study, heading):
     (path,) = (RESULTS / study).glob("*.capsule-study.tar")
