@@ -31,7 +31,7 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             function(*args, **kwargs)
         except CapsuleError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             typer.echo("interrupted", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         except typer.Exit:

@@ -16,6 +16,7 @@ from capsule.cli import (
     init,
     keygen,
     lock,
+    prune,
     receipts,
     report,
     run,
@@ -66,6 +67,7 @@ for module in (
     starts,
     diagnose,
     doctor,
+    prune,
 ):
     app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
 app.add_typer(study.app)

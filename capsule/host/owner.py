@@ -90,23 +90,38 @@ def remove_abandoned(parent: Path | None = None) -> None:
 
     What cannot be removed stays for the next time.
     """
+    for folder in abandoned(parent):
+        with suppress(OSError):
+            remove_folder(folder)
+
+
+def abandoned(parent: Path | None = None) -> Iterator[Path]:
+    """Yield the folders that :func:`remove_abandoned` removes; each is held while it is yielded."""
     where = Path(tempfile.gettempdir()) if parent is None else parent
     for folder in where.glob(f"*{_SUFFIX}"):
-        with suppress(OSError):
-            _remove_if_abandoned(folder)
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(folder, flags)
+        except OSError:  # it has gone, or is no folder of this user
+            continue
+        try:
+            if _is_abandoned(descriptor):
+                yield folder
+        finally:
+            os.close(descriptor)
 
 
-def _remove_if_abandoned(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _is_abandoned(descriptor: int) -> bool:
+    """Hold a folder, unless its owner lives; tell whether it is one of this user.
+
+    Unlike a file with a process number, a lock ends even with SIGKILL.
+    """
     try:
-        # Fails while the owner lives. Unlike a file with a process number, a lock ends even with
-        # SIGKILL.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # /tmp is everybody's, and the suffix is no secret.
-        if os.fstat(descriptor).st_uid == os.getuid():
-            remove_folder(folder)
-    finally:
-        os.close(descriptor)
+    except OSError:
+        return False
+    # /tmp is everybody's, and the suffix is no secret.
+    return os.fstat(descriptor).st_uid == os.getuid()
 
 
 def _place() -> str:

@@ -2,7 +2,9 @@
 
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
 trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what
-those programs keep for themselves).
+those programs keep for themselves), ``environments`` and ``projects`` (of the plain-process
+engine). :mod:`capsule.image.cache_items` lists what is in it.
+
 Deleting any of it is always safe. Derived files are used as they are, so other users must not write
 there.
 """
@@ -15,6 +17,7 @@ import os
 import re
 import stat
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +27,7 @@ from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned, temporary_folder
 
+USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
 _CHUNK = 1 << 20
 _MODE = 0o755  # of folders, whatever the umask adds to it
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,6 +46,7 @@ class Cache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
+        self._used = False
 
     @property
     def trees(self) -> Cache:
@@ -161,7 +166,40 @@ class Cache:
         for path in (self.root, self.root / name):
             path.mkdir(mode=_MODE, exist_ok=True)
             _refuse_shared(path)
+        self._use()
         return self.root / name
+
+    def _use(self) -> None:
+        """Keep :meth:`exclusive` of other processes out for as long as this object lives."""
+        if not self._used:
+            self._used = True
+            descriptor = self._open_use()
+            weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+    def _open_use(self) -> int:
+        return os.open(self.root / USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep every other process from using the cache, so that parts of it may be deleted.
+
+        Raises:
+            CapsuleError: CAP-I309, another process uses the cache.
+        """
+        descriptor = self._open_use()
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CapsuleError(
+                    "CAP-I309",
+                    f"another Capsule process is using the cache {self.root}",
+                    fix="Wait until runs, builds and verifications have ended.",
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

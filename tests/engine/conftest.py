@@ -23,6 +23,7 @@ from capsule.native import native_part
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
 LABEL = "capsule.test"
+CREATED = "2020-01-01T00:00:00Z"
 CPU = {"kind": "cpu"}
 
 
@@ -40,7 +41,7 @@ def make_lock():
 def make_image(tmp_path):
     """Return a function that makes an image whose upper layer holds one text."""
 
-    def make(text="one", reference="localhost/capsule/test:engine"):
+    def make(text="one", reference="localhost/capsule/test:engine", labels=(), author="a test"):
         busybox = shutil.which("busybox")
         assert busybox, "the engine tests need the Debian package busybox-static"
         launcher = native_part("capsule-launch").read_bytes()
@@ -50,7 +51,7 @@ def make_image(tmp_path):
             _layer(tmp_path / "base.tar", base, links, ("out", "proc", "sys", "dev", "tmp", "etc")),
             _layer(tmp_path / f"{text}.tar", {"text": text.encode()}, {}, ()),
         )
-        return _image(layers, reference)
+        return _image(layers, reference, labels, author)
 
     return make
 
@@ -156,18 +157,20 @@ def _layer(path, files, links, folders):
     return Layer(path.stem, f"sha256:{hashlib.sha256(data).hexdigest()}", path, len(data))
 
 
-def _image(layers, reference):
+def _image(layers, reference, labels, author):
     diff_ids = [layer.diff_id for layer in layers]
     config = json.dumps(
         {
             "architecture": "amd64",
             "os": "linux",
+            "created": CREATED,
             "config": {
                 "Env": ["PATH=/bin", "HOME=/tmp"],
                 "User": "61183:61183",
-                "Labels": {LABEL: ""},
+                "Labels": dict.fromkeys((LABEL, *labels), ""),
             },
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
+            "history": [{"created": CREATED, "created_by": author} for _ in diff_ids],
         }
     ).encode()
     media = "application/vnd.oci.image"

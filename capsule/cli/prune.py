@@ -1,0 +1,163 @@
+"""``capsule prune``: free disk space."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import JsonOption, option
+
+if TYPE_CHECKING:
+    from capsule.image.cache import Cache
+    from capsule.pruning import Pruning
+
+_SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_TIMES = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@guarded
+def command(
+    *,
+    everything: Annotated[
+        bool,
+        option(
+            "--all",
+            "Also delete what was downloaded, which its source may no longer have: packages, "
+            "package indexes and the source trees of programs.",
+        ),
+    ] = False,
+    older_than: Annotated[
+        str | None,
+        option("--older-than AGE", "Only delete files of the cache unused for, e.g., 12h or 30d."),
+    ] = None,
+    keep_size: Annotated[
+        str | None,
+        option("--keep-size SIZE", "Only delete until the cache has at most, e.g., 500M or 5G."),
+    ] = None,
+    only: Annotated[
+        Literal["all", "cache", "images", "folders"],
+        option("--only WHERE", "Only the cache, only images, or only folders; default: all."),
+    ] = "all",
+    dry_run: Annotated[
+        bool, option("--dry-run", "Show what would be deleted, and delete nothing.")
+    ] = False,
+    yes: Annotated[bool, option("--yes -y", "Delete without asking.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Free disk space: show what can be deleted and how much that is, ask, and delete it.
+
+    Without options, that is everything that Capsule makes again when it is needed, without any
+    download: layers and environments in the cache, Capsule's images that no container has, and
+    temporary folders of killed processes. With --older-than or --keep-size, images stay, as engines
+    do not tell when they were last used.
+
+    Examples:
+        # Show what can be deleted.
+        capsule prune --dry-run
+
+        # Delete what was not used for a month, downloads included.
+        capsule prune --all --older-than 30d --yes
+    """
+    from capsule.image.cache import Cache
+
+    cache = Cache()
+    with ExitStack() as stack:
+        if not dry_run and cache.root.is_dir():
+            stack.enter_context(cache.exclusive())
+        pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
+        if not as_json:
+            _show(pruning)
+        deleted = bool(pruning.rows) and not dry_run and (yes or _agreed())
+        if deleted:
+            pruning.delete(lambda message: typer.echo(message, err=True))
+    if as_json:
+        print_json({"schema": "capsule/pruned/v1", "deleted": deleted, **pruning.document()})
+    elif pruning.rows:
+        typer.echo("deleted" if deleted else "nothing was deleted", err=True)
+
+
+def _pruning(
+    cache: Cache, only: str, older_than: str | None, keep_size: str | None, *, everything: bool
+) -> Pruning:
+    """Find what is to be deleted."""
+    from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
+    from capsule.pruning import Pruning, abandoned_folders, removable_images
+
+    before = None if older_than is None else time.time() - _seconds(older_than)
+    keep = None if keep_size is None else _bytes(keep_size)
+    kinds = (*DERIVED, *DOWNLOADED) if everything else DERIVED
+    unfiltered = before is None and keep is None
+    return Pruning(
+        items=chosen(cache_items(cache), kinds, before=before, keep=keep)
+        if only in ("all", "cache")
+        else (),
+        images=list(removable_images())
+        if only == "images" or (only == "all" and unfiltered)
+        else (),
+        folders=abandoned_folders() if only in ("all", "folders") else (),
+    )
+
+
+def _show(pruning: Pruning) -> None:
+    from rich.table import Table
+
+    from capsule.report.text import bytes_text, terminal_console
+
+    if not pruning.rows:
+        typer.echo("nothing to delete", err=True)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    table.add_column("size", justify="right")
+    for row in pruning.rows:
+        table.add_row(row.kind, f"{row.number:,}", bytes_text(row.bytes))
+    table.add_row("all", "", bytes_text(sum(row.bytes for row in pruning.rows)))
+    terminal_console().print(table)
+
+
+def _agreed() -> bool:
+    """Ask on the terminal.
+
+    Raises:
+        CapsuleError: CAP-I310, there is none.
+    """
+    from capsule.host.errors import CapsuleError
+
+    if not sys.stdin.isatty():
+        raise CapsuleError(
+            "CAP-I310",
+            "nothing was deleted, as there is no terminal to ask on",
+            fix="Add --yes to delete without asking, or --dry-run.",
+        )
+    return typer.confirm("Delete this?", err=True)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,6})([KMGT]?)(?:i?B)?", text)
+    if match is None:
+        raise _malformed("--keep-size", text, "500M, 5G or 5GiB")
+    return int(match[1]) << _SIZES[match[2]]
+
+
+def _seconds(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    if match is None:
+        raise _malformed("--older-than", text, "90m, 12h, 30d or 4w")
+    return int(match[1]) * _TIMES[match[2]]
+
+
+def _malformed(name: str, text: str, examples: str) -> Exception:
+    from capsule.host.errors import CapsuleError
+
+    return CapsuleError(
+        "CAP-I310",
+        f"{name} {text!r} is not {'a size' if name == '--keep-size' else 'an age'}",
+        fix=f"Write, for example, {examples}.",
+    )

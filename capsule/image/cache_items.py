@@ -1,0 +1,135 @@
+"""What can be deleted of the cache, by kind, with its size and when it was last used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from capsule.image.cache import Cache
+
+Derived = Literal["layers", "environments", "unpacked source trees"]
+Downloaded = Literal["packages", "package indexes", "source trees"]
+CacheKind = Derived | Downloaded
+DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
+DOWNLOADED: tuple[Downloaded, ...] = get_args(Downloaded)  # may have gone from where it was
+
+
+class CacheItem(NamedTuple):
+    """Something in the cache that is deleted as a whole.
+
+    Attributes:
+        kind: Its kind.
+        paths: Its files and folders; what makes it count comes first.
+        bytes: Disk space that these take.
+        last_used: When it was last read or written, in seconds since the epoch. A file system may
+            note a reading only once a day, or never (mount options relatime and noatime).
+    """
+
+    kind: CacheKind
+    paths: tuple[Path, ...]
+    bytes: int
+    last_used: float
+
+    def delete(self) -> None:
+        """Delete it. The caller has :meth:`Cache.exclusive`.
+
+        Raises:
+            OSError: Something of it cannot be deleted.
+        """
+        for path in self.paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def cache_items(cache: Cache) -> Iterator[CacheItem]:
+    """Yield everything that the cache holds."""
+    for kind, paths in _places(cache.root):
+        with suppress(FileNotFoundError):  # another process deleted it meanwhile
+            yield _item(kind, paths)
+
+
+def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
+    for record in _entries(root / "derived"):
+        if record.name.endswith(".layer.json"):
+            yield "layers", [record, record.with_suffix(".tar")]
+    for record in _entries(root / "environments"):
+        if record.suffix == ".state":
+            yield "environments", [record, record.with_suffix("")]
+    for folder in _entries(root / "projects"):
+        yield "unpacked source trees", [folder]
+    for path in _objects(root):
+        yield "packages", [path]
+    for name in ("apt", "uv", "digests"):
+        if (root / name).is_dir():
+            yield "package indexes", [root / name]
+    for path in _objects(root / "trees"):
+        yield "source trees", [path]
+
+
+def chosen(
+    items: Iterable[CacheItem],
+    kinds: Sequence[CacheKind],
+    *,
+    before: float | None = None,
+    keep: int | None = None,
+) -> list[CacheItem]:
+    """Return the items to delete.
+
+    Args:
+        items: All items of the cache.
+        kinds: Only items of these kinds.
+        before: Only items that were last used before this time, in seconds since the epoch.
+        keep: As few items as leave at most this many bytes of all items, the longest unused first.
+    """
+    everything = list(items)
+    wanted = sorted(
+        (item for item in everything if item.kind in kinds), key=lambda item: item.last_used
+    )
+    if before is not None:
+        wanted = [item for item in wanted if item.last_used < before]
+    if keep is None:
+        return wanted
+    left, taken = sum(item.bytes for item in everything), []
+    for item in wanted:
+        if left <= keep:
+            break
+        taken.append(item)
+        left -= item.bytes
+    return taken
+
+
+def _objects(root: Path) -> Iterator[Path]:
+    """Yield the files of a content-addressed store, see :meth:`Cache.path`."""
+    for folder in _entries(root / "objects"):
+        yield from _entries(folder)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def disk_bytes(path: Path) -> int:
+    """Return the disk space that a file or a folder takes; links are not followed."""
+    blocks = path.lstat().st_blocks
+    for place, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # it was deleted since it was listed
+                blocks += Path(place, name).lstat().st_blocks
+    return blocks * 512  # the unit of st_blocks, whatever the file system's is
+
+
+def _item(kind: CacheKind, paths: Sequence[Path]) -> CacheItem:
+    present = tuple(path for path in paths if path.exists())
+    facts = [path.lstat() for path in present]
+    return CacheItem(
+        kind=kind,
+        paths=present,
+        bytes=sum(map(disk_bytes, present)),
+        last_used=max(max(each.st_atime, each.st_mtime) for each in facts),
+    )

@@ -1,0 +1,107 @@
+"""Freeing disk space: parts of the cache, images in engines, and what killed processes left.
+
+Nothing that is in use is deleted: the cache is held exclusively, images of containers stay, and a
+temporary folder belongs to its process for as long as that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capsule.engine.connection import connect
+from capsule.engine.images import EngineImage, EngineImages
+from capsule.host.errors import CapsuleError
+from capsule.host.owner import abandoned, remove_abandoned
+from capsule.image.cache_items import CacheItem, disk_bytes
+
+IMAGES = "images in {engine}"
+FOLDERS = "folders of killed processes"
+
+
+class Row(NamedTuple):
+    """How much there is of one kind.
+
+    Attributes:
+        kind: In words.
+        number: How many things.
+        bytes: Disk space that their deletion frees.
+    """
+
+    kind: str
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What is to be deleted.
+
+    Attributes:
+        items: Of the cache.
+        images: Of each engine that answers.
+        folders: Temporary folders of processes that were killed, with their sizes.
+    """
+
+    items: Sequence[CacheItem] = ()
+    images: Sequence[tuple[EngineImages, Sequence[EngineImage]]] = ()
+    folders: Sequence[tuple[Path, int]] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """How much there is of each kind, without those of which there is nothing."""
+        counts: dict[str, list[int]] = {}
+        for item in self.items:
+            counts.setdefault(item.kind, []).append(item.bytes)
+        rows = [Row(kind, len(sizes), sum(sizes)) for kind, sizes in counts.items()]
+        rows += [
+            Row(IMAGES.format(engine=engine.engine), len(images), engine.freed(images))
+            for engine, images in self.images
+            if images
+        ]
+        if self.folders:
+            rows.append(Row(FOLDERS, len(self.folders), sum(size for _, size in self.folders)))
+        return rows
+
+    def document(self) -> dict[str, Any]:
+        """Return the rows as JSON values."""
+        return {
+            "bytes": sum(row.bytes for row in self.rows),
+            "kinds": {row.kind: {"number": row.number, "bytes": row.bytes} for row in self.rows},
+        }
+
+    def delete(self, note: Callable[[str], None]) -> None:
+        """Delete everything. The caller has the cache exclusively.
+
+        Args:
+            note: Told about each image that a container has by now.
+
+        Raises:
+            OSError: A file cannot be deleted.
+            CapsuleError: CAP-E006, an engine fails.
+        """
+        for item in self.items:
+            item.delete()
+        for engine, images in self.images:
+            for image in images:
+                if not engine.remove(image):
+                    note(f"{engine.engine} keeps {image.id}, which a container has")
+        if self.folders:
+            remove_abandoned()
+
+
+def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
+    """Yield the engines that answer, each with the images that it could do without."""
+    for name in ("docker", "podman"):
+        try:
+            found = EngineImages(connect(name))
+        except CapsuleError:  # there is no such engine here
+            continue
+        yield found, found.removable()
+
+
+def abandoned_folders() -> list[tuple[Path, int]]:
+    """Return the temporary folders of killed processes, with their sizes in bytes."""
+    return [(folder, disk_bytes(folder)) for folder in abandoned()]

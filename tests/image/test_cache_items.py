@@ -1,0 +1,118 @@
+"""What can be deleted of a cache: kinds, sizes and ages; a cache in use is not touched."""
+
+import multiprocessing
+import os
+
+import pytest
+
+from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
+from capsule.image.cache_items import DERIVED, DOWNLOADED, cache_items, chosen
+
+NOW = 2_000_000_000.0
+DAY = 86_400
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A cache with one item of each kind; the n-th was used n days ago, and has n MiB."""
+    root = tmp_path / "cache"
+    for age, paths in enumerate(
+        (
+            ("derived/a.layer.json", "derived/a.layer.tar"),
+            ("environments/b.state", "environments/b/bin/python"),
+            ("projects/c/train.py",),
+            ("objects/dd/d",),
+            ("uv/e/e",),
+            ("trees/objects/ff/f",),
+        ),
+        start=1,
+    ):
+        for path in paths:
+            place = root / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        place.write_bytes(bytes(1 << 20) * age)
+        for path in (place, *place.parents, *(root / each for each in paths)):
+            if path.is_relative_to(root) and path != root:
+                os.utime(path, (NOW - age * DAY, NOW - age * DAY))
+    return root
+
+
+def kinds(items):
+    return [item.kind for item in items]
+
+
+def test_each_item_has_its_kind_size_and_age(root):
+    items = list(cache_items(Cache(root)))
+    assert kinds(items) == [*DERIVED, *DOWNLOADED]
+    for age, item in enumerate(items, start=1):
+        assert item.last_used == pytest.approx(NOW - age * DAY)
+        assert age << 20 <= item.bytes < (age << 20) + (64 << 10)
+
+
+def test_an_item_that_was_read_lately_is_not_old(root):
+    os.utime(root / "environments" / "b.state", (NOW, NOW - 99 * DAY))
+    found = chosen(cache_items(Cache(root)), DERIVED, before=NOW - DAY / 2)
+    assert kinds(found) == ["unpacked source trees", "layers"]
+
+
+def test_the_longest_unused_go_until_the_cache_is_small_enough(root):
+    items = list(cache_items(Cache(root)))  # 21 MiB in all
+    everything = (*DERIVED, *DOWNLOADED)
+    assert kinds(chosen(items, everything, keep=16 << 20)) == ["source trees"]
+    assert kinds(chosen(items, everything, keep=12 << 20)) == ["source trees", "package indexes"]
+    assert kinds(chosen(items, DERIVED, keep=0)) == [*reversed(DERIVED)]
+    assert chosen(items, everything, keep=1 << 30) == []
+
+
+def test_only_chosen_items_are_deleted(root):
+    for item in chosen(cache_items(Cache(root)), DERIVED):
+        item.delete()
+    assert kinds(cache_items(Cache(root))) == [*DOWNLOADED]
+    assert (root / "environments").is_dir()
+    assert not (root / "environments" / "b").exists()
+
+
+def test_links_of_an_environment_are_not_followed(root, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(bytes(1 << 20))
+    (root / "environments" / "b" / "link").symlink_to(outside)
+    for item in chosen(cache_items(Cache(root)), DERIVED):
+        assert item.bytes < 4 << 20
+        item.delete()
+    assert (outside / "file").exists()
+
+
+def _hold(root, ready, done):
+    cache = Cache(root)
+    cache.folder("derived")
+    ready.set()
+    done.wait()
+
+
+def test_a_cache_that_another_process_uses_is_not_held_exclusively(root):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(root, ready, done))
+    process.start()
+    try:
+        ready.wait()
+        with pytest.raises(CapsuleError, match="another Capsule process"), Cache(root).exclusive():
+            pass
+    finally:
+        done.set()
+        process.join()
+    with Cache(root).exclusive():
+        pass
+
+
+def test_a_cache_is_held_for_as_long_as_it_is_used(root):
+    cache = Cache(root)
+    cache.folder("derived")
+    with pytest.raises(CapsuleError), Cache(root).exclusive():
+        pass
+    del cache
+    with Cache(root).exclusive():
+        pass
