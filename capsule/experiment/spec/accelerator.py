@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.experiment.fields import Model, VersionConstraint
+from capsule.experiment.fields import Model, VersionConstraint, added
 
 Numerics = Literal["portable-v3", "portable-v3-strict", "portable-v2", "native"]
 
@@ -23,6 +23,11 @@ class CpuAccelerator(Model):
             " 'portable-v2' requires SSE4.2 only; 'native' uses the widest instructions of the "
             "machine."
         ),
+    )
+    cuda_build: bool = added(
+        absent=False,
+        description="Accept a build of torch for CUDA, and run it on the CPU: for package indexes "
+        "without builds for CPUs. The image grows by several GB.",
     )
 
 

@@ -136,6 +136,8 @@ def torch_backends(
     The main index carries PyTorch's default CUDA build, so CUDA asks it before a special index; a
     CPU build is only expected of a machine that names its own sources.
     """
+    if isinstance(accelerator, CpuAccelerator) and accelerator.cuda_build:
+        return (None,)
     if isinstance(accelerator, CpuAccelerator):
         return (None, "cpu") if sources.configured else ("cpu",)
     release = re.match(r"(?:==|~=)?([0-9]+)\.([0-9]+)", accelerator.cuda)
@@ -154,12 +156,13 @@ def check_accelerator(
     found = _cuda_versions((wheel.name, wheel.version) for wheel in wheels)
     local = _torch_local(wheels)
     if isinstance(accelerator, CpuAccelerator):
-        if found or local.startswith("cu"):
+        if not accelerator.cuda_build and (found or local.startswith("cu")):
             raise CapsuleError(
                 "CAP-L107",
                 "image.packages: torch resolves to a CUDA build, but accelerator.kind is 'cpu'",
                 fix="Make PyTorch's CPU index reachable, or put a CPU wheel of torch into a folder "
-                "named by image.sources.find_links.",
+                "named by image.sources.find_links. Or set accelerator.cuda_build: true, which "
+                "accepts the build for CUDA.",
             )
         return
     for field, library in (("cuda", "CUDA"), ("cudnn", "cuDNN")):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from capsule.cli.common import locked
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
+    CpuAccelerator,
     CudaAccelerator,
     GymnasiumEnvironment,
     ImageSpec,
@@ -234,6 +235,14 @@ def test_cpu_never_takes_a_cuda_build(torch_machine):
     assert "accelerator.kind" in caught.value.message
     assert "cannot be reached" in caught.value.message  # PyTorch's own index was asked
     assert "resolving Python packages with PyTorch's cpu index" in torch_machine.messages
+
+
+def test_cpu_takes_a_cuda_build_if_the_spec_accepts_one(torch_machine):
+    (torch_machine.folder / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    accelerator = CpuAccelerator(cuda_build=True)
+    found = torch_machine.wheels(make_spec("torch==2.13.0", accelerator=accelerator))
+    assert found == {"torch": "2.13.0", **NVIDIA}
+    assert torch_machine.messages == ["resolving Python packages"]
 
 
 def test_cuda_takes_the_cuda_build_beside_a_cpu_build(torch_machine):
