@@ -76,7 +76,8 @@ def _inspect(path: Path) -> Inspected:
             "CAP-P106",
             f"{path} is {what}",
             fix="Name a bundle, a run directory, the folder of a study or a lock file. "
-            "'capsule list FOLDER' lists the runs in a folder.",
+            "'capsule list FOLDER' lists the runs in a folder, and 'capsule plan SPEC' shows what "
+            "a run of a spec would take.",
         )
     if path.name.endswith(STUDY_LOCK):
         return inspect_study_lock(read_study_lock(path))

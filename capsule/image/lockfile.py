@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -12,8 +13,10 @@ from capsule.experiment.canonical import write_atomic
 from capsule.experiment.lock import (
     Lock,
     LockedCode,
+    LockedDebianPackage,
     LockedImage,
     LockedProject,
+    LockedWheel,
     without_sources,
 )
 from capsule.experiment.spec import Spec
@@ -22,13 +25,27 @@ from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
-from capsule.image.recipe import load_recipe
+from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
 from capsule.image.resolution.resolve import resolve_wheels
 
 MAX_LOCK_BYTES = 4 << 20
 MAX_SHOWN = 20  # untracked files that are listed by name
+
+
+class Pins(NamedTuple):
+    """The packages of a lock.
+
+    Attributes:
+        wheels: Python packages.
+        debian: Debian packages.
+        base: SHA-256 of the layer that the Debian packages make, if it was known before.
+    """
+
+    wheels: tuple[LockedWheel, ...]
+    debian: tuple[LockedDebianPackage, ...]
+    base: str | None
 
 
 def lock_path(spec_path: Path) -> Path:
@@ -138,35 +155,69 @@ def resolve(
             CAP-I… the base layer cannot be made of them.
     """
     recipe, sources = load_recipe(spec.accelerator.kind), spec.image.sources
-    pinned, recipe_sha256 = without_sources(spec), recipe.digest()
-    base = None
-    if previous is not None and (
-        previous.spec.image == pinned.image
-        and previous.spec.accelerator == pinned.accelerator
-        and previous.image.recipe_sha256 == recipe_sha256
-    ):
-        wheels, debian = previous.image.wheels, previous.image.debian
-        base = previous.image.base if previous.image.assembler == ASSEMBLER_VERSION else None
-    else:
-        wheels = resolve_wheels(spec, recipe.packages, cache, progress)
-        debian = resolve_debian(
-            recipe.debian,
-            spec.image.debian,
-            sources,
-            cache,
-            refresh_base=refresh_base,
-            progress=progress,
-        )
-    image = LockedImage(
+    pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
+    base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
+    image = locked_image(recipe, pins, base)
+    return Lock(spec=without_sources(spec), image=image, project=project)
+
+
+def find_pins(
+    spec: Spec,
+    cache: Cache,
+    *,
+    previous: Lock | None = None,
+    refresh_base: bool = False,
+    progress: Callable[[str], None],
+) -> Pins:
+    """Find the packages of a spec: those of ``previous`` if they fit, or else by resolving them.
+
+    Nothing but package indexes is downloaded. The arguments and errors are those of
+    :func:`resolve`.
+    """
+    recipe = load_recipe(spec.accelerator.kind)
+    if previous is not None and pins_fit(previous, spec):
+        image = previous.image
+        base = image.base if image.assembler == ASSEMBLER_VERSION else None
+        return Pins(image.wheels, image.debian, base)
+    wheels = resolve_wheels(spec, recipe.packages, cache, progress)
+    debian = resolve_debian(
+        recipe.debian,
+        spec.image.debian,
+        spec.image.sources,
+        cache,
+        refresh_base=refresh_base,
+        progress=progress,
+    )
+    return Pins(wheels, debian, None)
+
+
+def locked_image(recipe: Recipe, pins: Pins, base: str) -> LockedImage:
+    """Return what a lock says of its image, with this Capsule's training code.
+
+    Args:
+        recipe: The recipe.
+        pins: The packages.
+        base: SHA-256 of the layer that the Debian packages make.
+    """
+    return LockedImage(
         assembler=ASSEMBLER_VERSION,
         recipe=recipe.name,
-        recipe_sha256=recipe_sha256,
-        debian=debian,
-        base=base or locked_base(debian, recipe, cache, sources, progress),
-        wheels=wheels,
+        recipe_sha256=recipe.digest(),
+        debian=pins.debian,
+        base=base,
+        wheels=pins.wheels,
         code=LockedCode(version=__version__, sha256=training_code_digest()),
     )
-    return Lock(spec=pinned, image=image, project=project)
+
+
+def pins_fit(lock: Lock, spec: Spec) -> bool:
+    """Tell whether a spec asks for the image and the accelerator that a lock has pins for."""
+    pinned, recipe = without_sources(spec), load_recipe(spec.accelerator.kind)
+    return (lock.spec.image, lock.spec.accelerator, lock.image.recipe_sha256) == (
+        pinned.image,
+        pinned.accelerator,
+        recipe.digest(),
+    )
 
 
 def capture(

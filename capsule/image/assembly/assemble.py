@@ -40,6 +40,7 @@ from capsule.image.assembly.making import (
     Made,
     Plan,
     Progress,
+    find_layer,
     layer_key,
     make_layers,
 )
@@ -104,18 +105,62 @@ def assemble(
             source tree is missing, CAP-I113 the base layer is not the locked one.
     """
     recipe = _matching_recipe(lock)
-    code = _supplied_code(supplied["code"], lock) if "code" in supplied else _own_code(lock)
-    plans = [*_plan_wheels(lock, recipe, cache), _plan_code(lock, code)]
+    code = _supplied_code(supplied["code"], lock) if "code" in supplied else None
+    base, plans = plan_layers(lock, cache, code)
     top = [_project_layer(lock.project, cache)] if lock.project else []
     if "base" in supplied:
         bottom = [supplied_base(supplied["base"], lock.image)]
     else:
         bottom = []
-        plans.insert(0, plan_base(lock.image.debian, recipe, cache))
+        plans.insert(0, base)
     made = bottom + make_layers(plans, cache, progress) + top
     check_base(lock.image, made[0][0].diff_id.removeprefix("sha256:"))
     refuse_collisions((layer.name, facts) for layer, facts in made)
     return _image(lock, recipe, tuple(layer for layer, _ in made))
+
+
+def plan_layers(
+    lock: Lock, cache: Cache, code: Mapping[str, bytes] | None = None
+) -> tuple[Plan, list[Plan]]:
+    """Return how the base layer and those on it are made, without that of a source tree.
+
+    Args:
+        lock: The lock. Its wheels must be in the cache already.
+        cache: Holds the packages.
+        code: The files of the training code; this Capsule's by default.
+
+    Raises:
+        CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a wheel is not in the cache.
+    """
+    recipe = _matching_recipe(lock)
+    top = _plan_code(lock, _own_code(lock) if code is None else code)
+    base = plan_base(lock.image.debian, recipe, cache)
+    return base, [*_plan_wheels(lock, recipe, cache), top]
+
+
+def known_identity(lock: Lock, cache: Cache) -> str | None:
+    """Return the identity of a lock's image if every layer of wheels was made before.
+
+    Nothing is written. The identity needs no other layer: the lock has the digest of the base and
+    of a source tree, and that of the training code is computed.
+
+    Raises:
+        CapsuleError: CAP-I102, the lock needs another Capsule.
+    """
+    if not all(cache.has(wheel.sha256) for wheel in lock.image.wheels):
+        return None
+    _, (*wheels, _) = plan_layers(lock, cache)
+    made = [find_layer(plan, cache) for plan in wheels]
+    code = hashlib.sha256()
+    write_tar(_code_entries(_own_code(lock)), code.update)
+    layers = [("base", f"sha256:{lock.image.base}")]
+    layers += [(layer.name, layer.diff_id) for layer in made if layer is not None]
+    layers.append(("code", f"sha256:{code.hexdigest()}"))
+    if lock.project is not None:
+        layers.append(("project", f"sha256:{lock.project.sha256}"))
+    if None in made:
+        return None
+    return f"sha256:{sha256_hex(image_config(lock, _matching_recipe(lock), layers))}"
 
 
 def image_of(lock: Lock, layers: tuple[Layer, ...]) -> Image:

@@ -84,6 +84,18 @@ def make_layers(plans: list[Plan], cache: Cache, progress: Progress) -> list[Mad
     return [layer for plan in plans if (layer := layers[plan.key])]
 
 
+def find_layer(plan: Plan, cache: Cache) -> Layer | None:
+    """Return a layer that was made before and not written to since. Nothing is written here."""
+    folder = cache.root / "derived"
+    blob, record = (folder / name for name in _names(plan))
+    try:
+        made = json.loads(record.read_bytes())
+        sound = made["state"] == file_state(blob)
+        return Layer(plan.name, made["diff_id"], blob, made["size"]) if sound else None
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None
+
+
 def _cached(plan: Plan, cache: Cache) -> Made | None:
     """Return a layer that was made before. It is hashed again if it was written to since."""
     blob, record = _places(plan, cache)
@@ -143,4 +155,9 @@ def _record(record: Path, layer: Layer, facts: dict[str, str]) -> None:
 
 def _places(plan: Plan, cache: Cache) -> tuple[Path, Path]:
     """Return where a layer's archive and its record live."""
-    return cache.derived(f"{plan.key}.layer.tar"), cache.derived(f"{plan.key}.layer.json")
+    blob, record = _names(plan)
+    return cache.derived(blob), cache.derived(record)
+
+
+def _names(plan: Plan) -> tuple[str, str]:
+    return f"{plan.key}.layer.tar", f"{plan.key}.layer.json"

@@ -21,7 +21,12 @@ from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
 from capsule.image.resolution.debian import mirrors, run_apt
-from capsule.image.resolution.resolve import PLATFORM_TAGS, PYTHON, compile_wheels
+from capsule.image.resolution.resolve import (
+    PLATFORM_TAGS,
+    PYTHON,
+    ResolvedWheel,
+    compile_wheels,
+)
 from capsule.image.resolution.sources import MachineSources, machine_sources
 
 _APT_HELPER = Path("/usr/lib/apt/apt-helper")
@@ -77,8 +82,8 @@ def fetch_wheels(
 
 def locate(
     wheels: Iterable[LockedWheel], cache: Cache, sources: MachineSources, progress: Progress
-) -> dict[str, str]:
-    """Find where wheels are now: SHA-256 to address, for those that are found.
+) -> dict[str, ResolvedWheel]:
+    """Find where wheels are now, by their SHA-256, for those that are found.
 
     Asked are the machine's sources, then the index that PyTorch keeps for builds of its own, such
     as ``2.13.0+cpu``.
@@ -88,7 +93,7 @@ def locate(
     """
     pending = {wheel.sha256: wheel for wheel in wheels}
     backends = sorted({_backend(wheel) for wheel in pending.values()} - {""})
-    places: dict[str, str] = {}
+    places: dict[str, ResolvedWheel] = {}
     messages = "its sources have another file under this version"
     own = [""] if sources.configured or not backends else []
     for backend in (*own, *backends):
@@ -99,7 +104,7 @@ def locate(
         except CapsuleError as error:
             messages = error.message
             continue
-        places |= {wheel.sha256: wheel.url for wheel in found if wheel.sha256 in pending}
+        places |= {wheel.sha256: wheel for wheel in found if wheel.sha256 in pending}
         pending = {key: wheel for key, wheel in pending.items() if key not in places}
         if not any(_backend(wheel) for wheel in pending.values()):
             return places
@@ -179,10 +184,10 @@ def _pin(wheel: LockedWheel) -> str:
     return f"{name}=={version}"
 
 
-def _requirement(wheel: LockedWheel, place: str | None) -> str:
+def _requirement(wheel: LockedWheel, place: ResolvedWheel | None) -> str:
     """Write the line that makes pip fetch exactly this wheel."""
     # For a bare pin, pip would ask its own indexes, which need not have PyTorch's own builds.
-    what = f"{wheel.name} @ {place}" if place else _pin(wheel)
+    what = f"{wheel.name} @ {place.url}" if place else _pin(wheel)
     return f"{what} --hash=sha256:{wheel.sha256}"
 
 

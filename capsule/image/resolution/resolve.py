@@ -56,6 +56,7 @@ class ResolvedWheel:
     filename: str
     sha256: str
     url: str
+    size: int | None = None  # in bytes, if the index states it
 
 
 def cuda_libraries(lock: Lock) -> dict[str, str]:
@@ -262,7 +263,8 @@ def read_pylock(text: str) -> list[ResolvedWheel]:
         wheel = choose_wheel({_filename(wheel): wheel for wheel in wheels}, name)
         url = wheel.get("url") or Path(wheel["path"]).absolute().as_uri()
         sha256 = wheel.get("hashes", {}).get("sha256") or _hash_local(url, name)
-        found.append(ResolvedWheel(name, package["version"], _filename(wheel), sha256, url))
+        version, filename, size = package["version"], _filename(wheel), wheel.get("size")
+        found.append(ResolvedWheel(name, version, filename, sha256, url, size))
     return found
 
 

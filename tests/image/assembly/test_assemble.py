@@ -17,7 +17,12 @@ from capsule.image.archives.layers import EPOCH, file_entry, write_tar
 from capsule.image.archives.wheel import SITE
 from capsule.image.assembly import assemble as module
 from capsule.image.assembly import making
-from capsule.image.assembly.assemble import archive_chunks, assemble, write_archive
+from capsule.image.assembly.assemble import (
+    archive_chunks,
+    assemble,
+    known_identity,
+    write_archive,
+)
 from capsule.image.code import training_code_digest
 from tests.image.conftest import CODE, SPEC, TINY_DEB, TINY_WHEEL, Member, build_deb, build_wheel
 
@@ -320,6 +325,23 @@ def test_own_code(tiny):
     code = tiny.lock().image.code.model_copy(update={"sha256": training_code_digest()})
     image = assemble(changed_image(tiny.lock(), code=code), tiny.cache, progress=id)
     assert f"{SITE}/capsule/experiment/spec/document.py" in layer_files(image.layers[-1])
+
+
+def test_the_identity_of_an_image_is_known_before_it_is_assembled_again(tiny):
+    code = tiny.lock().image.code.model_copy(update={"sha256": training_code_digest()})
+    lock = changed_image(tiny.lock(), code=code)
+    assert known_identity(lock, tiny.cache) is None
+    image = assemble(lock, tiny.cache, progress=id)
+    for package in lock.image.debian:
+        tiny.cache.path(package.sha256).unlink()
+    before = {path: path.stat().st_ctime_ns for path in tiny.cache.root.rglob("*")}
+    assert known_identity(lock, tiny.cache) == image.config_digest
+    assert {path: path.stat().st_ctime_ns for path in tiny.cache.root.rglob("*")} == before
+    (layer,) = (layer for layer in image.layers if layer.name == "wheels")
+    layer.path.write_bytes(b"damaged")
+    assert known_identity(lock, tiny.cache) is None
+    tiny.cache.path(lock.image.wheels[0].sha256).unlink()
+    assert known_identity(lock, tiny.cache) is None
 
 
 @pytest.mark.parametrize("kind", ["debian", "wheels"])

@@ -1,0 +1,52 @@
+"""``capsule plan``: what building and running a spec would take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capsule.cli.common import guarded, print_json
+from capsule.cli.options import (
+    DEFAULT_SPEC,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    SpecArgument,
+)
+
+RUNS = Path("runs")
+
+
+@guarded
+def command(
+    spec: SpecArgument = DEFAULT_SPEC,
+    *,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show what 'capsule run' would resolve, download, build and execute.
+
+    Package indexes are asked for packages and sizes. Neither a lock nor the cache is written, and
+    nothing is downloaded but indexes. A time is shown if ./runs has a finished run of the same
+    lock.
+
+    Examples:
+        # Plan ./capsule.yaml.
+        capsule plan
+
+        # Plan it with another number of steps.
+        capsule plan capsule.yaml --set trainer.total_steps=1000000
+    """
+    from rich.console import Console
+
+    from capsule.image.cache import Cache
+    from capsule.report.inspection import show_rows
+    from capsule.report.plan import make_plan
+    from capsule.report.progress import open_reporter
+
+    with open_reporter(quiet=quiet) as reporter:
+        plan = make_plan(spec, overrides or [], Cache(), RUNS, reporter.note)
+    if as_json:
+        print_json(plan.document())
+    else:
+        show_rows(plan.rows, Console())

@@ -1,0 +1,341 @@
+"""What building and running a spec would take, found out without writing anything that stays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from capsule.bundle.claims import read_document
+from capsule.bundle.reproducing import what_ran
+from capsule.engine.connection import ContainerEngineName, connect, engine_errors
+from capsule.experiment import contract
+from capsule.experiment.lock import Lock, LockedWheel, without_sources
+from capsule.experiment.spec import SourcesSpec, Spec, relaxations
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.host.owner import temporary_folder
+from capsule.host.spec_file import load_spec
+from capsule.image.assembly.assemble import known_identity, reference_of
+from capsule.image.assembly.base import shipped_layer
+from capsule.image.cache import Cache
+from capsule.image.lockfile import (
+    Pins,
+    capture,
+    find_pins,
+    lock_path,
+    locked_image,
+    pins_fit,
+    read_lock,
+)
+from capsule.image.recipe import load_recipe
+from capsule.image.resolution.fetch import locate
+from capsule.image.resolution.resolve import ResolvedWheel
+from capsule.image.resolution.sources import machine_sources
+from capsule.report.runs import WORK, find_runs
+from capsule.report.text import bytes_text, counted
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_WHERE = {"cache": "in the cache", "folder": "in local folders", "download": "to download"}
+
+Origin = Literal["the lock file", "the lock file beside the spec", "the package indexes"]
+Progress = Callable[[str], None]
+
+
+class PlannedPackage(NamedTuple):
+    """A package of the image.
+
+    Attributes:
+        name: Its name.
+        version: Its version.
+        place: Where it is: in the cache, in a local folder, or elsewhere.
+        bytes: Its size; None if no index states it.
+    """
+
+    name: str
+    version: str
+    place: Literal["cache", "folder", "download"]
+    bytes: int | None
+
+
+class RunPlan(NamedTuple):
+    """What building and running a spec would take.
+
+    Attributes:
+        spec: The spec.
+        origin: Where its pins come from.
+        lock: The lock; None if the digest of its base layer is known only once that is made.
+        wheels: Python packages.
+        debian: Debian packages. Only a base layer that is made here needs them.
+        image: Identity of the image; None if it is known only once the image is built.
+        engines: The engines that answer, and whether each has the image already.
+        free: Free bytes where the cache is, and where runs are written.
+        measured: Finished runs of this very lock, with the seconds that each took.
+    """
+
+    spec: Spec
+    origin: Origin
+    lock: Lock | None
+    wheels: tuple[PlannedPackage, ...]
+    debian: tuple[PlannedPackage, ...]
+    image: str | None
+    engines: dict[str, bool]
+    free: tuple[int, int]
+    measured: dict[str, float]
+
+    @property
+    def packages(self) -> tuple[PlannedPackage, ...]:
+        """All packages."""
+        return (*self.wheels, *self.debian)
+
+    @property
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The plan as rows of label and text."""
+        yield "name", self.spec.name
+        yield "run", what_ran(self.spec)
+        yield "steps", steps_text(self.spec)
+        yield "relaxations", ", ".join(relaxations(self.spec)) or "none"
+        yield "pins", f"from {self.origin}"
+        yield "lock", "known once its base layer is made" if self.lock is None else self.digest
+        yield "wheels", _places(self.wheels)
+        yield "Debian", _places(self.debian)
+        if unknown := [package.name for package in self.packages if package.bytes is None]:
+            yield "unknown", f"no index states the size of {', '.join(unknown)}"
+        yield "image", self.image or "its identity is known once it is built"
+        for name, has in self.engines.items():
+            yield name, "has the image" if has else "would load the image"
+        if not self.engines:
+            yield "engine", "no container engine answers; runs would be plain processes"
+        yield "disk", self._disk()
+        yield "time", self._time()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the lock, or the empty string."""
+        return "" if self.lock is None else self.lock.digest()
+
+    @property
+    def downloaded(self) -> int:
+        """Bytes to download, as far as they are known."""
+        return sum(each.bytes or 0 for each in self.packages if each.place == "download")
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return {
+            "schema": "capsule/plan/v1",
+            "name": self.spec.name,
+            "origin": self.origin,
+            "lock": self.digest or None,
+            "image": self.image,
+            "engines": self.engines,
+            "download_bytes": self.downloaded,
+            "packages": [package._asdict() for package in self.packages],
+            "relaxations": list(relaxations(self.spec)),
+            "limits": self.spec.limits.model_dump(),
+            "free_bytes": {"cache": self.free[0], "runs": self.free[1]},
+            "measured_seconds": self.measured,
+            "spec": self.spec.model_dump(mode="json", by_alias=True),
+        }
+
+    def _disk(self) -> str:
+        download, limit = bytes_text(self.downloaded), bytes_text(self.spec.limits.disk_mb << 20)
+        cache, runs = (bytes_text(free) for free in self.free)
+        return (
+            f"{download} of downloads, the layers made of them, and at most {limit} for the run "
+            f"directory (limits.disk_mb); free: {cache} at the cache, {runs} at the runs"
+        )
+
+    def _time(self) -> str:
+        if not self.measured:
+            return "not estimated: no finished run of this lock was found"
+        name, seconds = min(self.measured.items(), key=lambda each: each[1])
+        return f"{seconds:,.0f} s, measured in {name}, on whatever machine that was"
+
+
+def make_plan(
+    path: Path, overrides: Sequence[str], cache: Cache, runs: Path, progress: Progress
+) -> RunPlan:
+    """Plan a spec or a lock. Indexes are asked, and nothing that stays is written.
+
+    Args:
+        path: Spec or lock file.
+        overrides: Settings of ``--set``.
+        cache: The cache, which is only looked into.
+        runs: Folder in which runs of the same lock are looked for.
+        progress: Told about each stage.
+
+    Raises:
+        CapsuleError: The spec is wrong (CAP-S…), or its packages cannot be resolved (CAP-L…).
+    """
+    with temporary_folder("capsule-plan-") as folder:
+        scratch = Cache(folder / "cache")
+        pinned = _from_lock(path) if is_lock(path) else _pin(path, overrides, scratch, progress)
+        wheels = _locate(pinned, cache, scratch, progress)
+    lock = pinned.lock
+    image = None if lock is None else known_identity(lock, cache)
+    return RunPlan(
+        spec=pinned.spec,
+        origin=pinned.origin,
+        lock=lock,
+        wheels=wheels,
+        debian=tuple(
+            PlannedPackage(
+                each.name,
+                each.version,
+                "cache" if cache.has(each.sha256) else "download",
+                each.size,
+            )
+            for each in pinned.pins.debian
+        ),
+        image=image,
+        engines=dict(_engines(image)),
+        free=(_free(cache.root), _free(runs)),
+        measured=dict(_measured(runs, lock)),
+    )
+
+
+def is_lock(path: Path) -> bool:
+    """Tell the name of a lock file from that of a spec."""
+    return path.name.endswith(".lock.json")
+
+
+class _Pinned(NamedTuple):
+    """A spec with its packages."""
+
+    spec: Spec
+    sources: SourcesSpec
+    origin: Origin
+    pins: Pins
+    lock: Lock | None
+
+
+def _from_lock(path: Path) -> _Pinned:
+    lock = read_lock(path)
+    pins = Pins(lock.image.wheels, lock.image.debian, lock.image.base)
+    return _Pinned(lock.spec, SourcesSpec(), "the lock file", pins, lock)
+
+
+def _pin(path: Path, overrides: Sequence[str], scratch: Cache, progress: Progress) -> _Pinned:
+    """Find the pins of a spec as ``capsule lock`` does; the base layer is not made for them."""
+    spec, beside = load_spec(path, overrides), lock_path(path)
+    recipe = load_recipe(spec.accelerator.kind)
+    previous = read_lock(beside) if beside.exists() else None
+    kept = previous is not None and pins_fit(previous, spec)
+    project = capture(spec, beside, scratch, progress)
+    pins = find_pins(spec, scratch, previous=previous, progress=progress)
+    base, lock = pins.base or shipped_layer(pins.debian, recipe), None
+    if base is not None:
+        lock = Lock(
+            spec=without_sources(spec),
+            image=locked_image(recipe, pins, base),
+            project=project,
+        )
+    origin: Origin = "the lock file beside the spec" if kept else "the package indexes"
+    return _Pinned(spec, spec.image.sources, origin, pins, lock)
+
+
+def _locate(
+    pinned: _Pinned, cache: Cache, scratch: Cache, progress: Progress
+) -> tuple[PlannedPackage, ...]:
+    """Find where each wheel is, and its size."""
+    missing = [wheel for wheel in pinned.pins.wheels if not cache.has(wheel.sha256)]
+    found: dict[str, ResolvedWheel] = {}
+    if missing:
+        progress(f"asking the package indexes about {counted(len(missing), 'wheel')}")
+        found = locate(missing, scratch, machine_sources(pinned.sources), progress)
+    planned = []
+    for wheel in pinned.pins.wheels:
+        if wheel in missing:
+            planned.append(_elsewhere(wheel, found.get(wheel.sha256)))
+        else:
+            planned.append(PlannedPackage(wheel.name, wheel.version, "cache", cache.size(wheel)))
+    return tuple(planned)
+
+
+def _elsewhere(wheel: LockedWheel, found: ResolvedWheel | None) -> PlannedPackage:
+    parts = urlsplit("" if found is None else found.url)
+    if parts.scheme == "file":
+        size = Path(unquote(parts.path)).stat().st_size
+        return PlannedPackage(wheel.name, wheel.version, "folder", size)
+    size_stated = None if found is None else found.size
+    return PlannedPackage(wheel.name, wheel.version, "download", size_stated)
+
+
+def _engines(image: str | None) -> Iterator[tuple[str, bool]]:
+    """Yield the container engines that answer, and whether each has the image."""
+    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
+    for name in names:
+        try:
+            client = connect(name)
+        except CapsuleError:  # there is no such engine here
+            continue
+        with closing(client), engine_errors(name):
+            yield name, image is not None and _has(client, image)
+
+
+def _has(client: DockerClient, image: str) -> bool:
+    """Tell whether an engine has an image by its configuration or its name."""
+    from docker.errors import NotFound
+
+    for name in (image, *(reference_of(recipe, image) for recipe in ("cpu", "cuda"))):
+        with suppress(NotFound):
+            client.images.get(name)
+            return True
+    return False
+
+
+def _measured(runs: Path, lock: Lock | None) -> Iterator[tuple[str, float]]:
+    """Yield finished runs of a lock, with the seconds that each took."""
+    if lock is None or not runs.is_dir():
+        return
+    for run in find_runs(runs):
+        if run.state == "finished" and run.lock is not None and run.lock.digest() == lock.digest():
+            path = run.path / WORK / contract.RESULT
+            yield (
+                str(run.path),
+                _seconds(path, program=isinstance(lock.spec.trainer, CommandTrainer)),
+            )
+
+
+def _seconds(path: Path, *, program: bool) -> float:
+    if program:
+        return read_document(path, contract.ProgramResult).seconds
+    return read_document(path, contract.Result).seconds
+
+
+def _free(path: Path) -> int:
+    """Return the free bytes where a path is or would be made."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def steps_text(spec: Spec) -> str:
+    """Describe how much is to be done, as far as a spec says that."""
+    if isinstance(spec.trainer, CommandTrainer):
+        return "the program decides"
+    steps, evaluation = spec.training().trainer.total_steps, spec.evaluation
+    evaluations = steps // evaluation.interval + evaluation.initial
+    return (
+        f"{steps:,} agent steps, {counted(evaluations, 'evaluation')} of "
+        f"{counted(evaluation.starts, 'start')}, a checkpoint every "
+        f"{spec.recording.checkpoint_interval:,} steps"
+    )
+
+
+def _places(packages: Sequence[PlannedPackage]) -> str:
+    """Describe how many packages are where, and their sizes."""
+    parts = []
+    for place, where in _WHERE.items():
+        sizes = [each.bytes for each in packages if each.place == place]
+        if sizes:
+            known = sum(size for size in sizes if size is not None)
+            least = "at least " * (None in sizes)
+            parts.append(f"{len(sizes)} {where} ({least}{bytes_text(known)})")
+    return ", ".join(parts) or "none"
