@@ -28,7 +28,7 @@ from capsule.image.resolution.sources import machine_sources
 
 OLDEST_PYTHON = "3.11"
 PROJECT = str(ROOT / "pyproject.toml")
-EXTRAS = ["train", "cluster", "sigstore", "memory-tasks"]
+EXTRAS = ["train", "cluster", "sigstore", "memory-tasks", "wandb"]
 # Each file adds to those before it what these inputs of `uv pip compile` need.
 PARTS = {
     "setup": [str(ROOT / "scripts" / "install.in")],
