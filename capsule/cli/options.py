@@ -292,3 +292,11 @@ EmbedImageOption = Annotated[
     bool,
     option("--embed-image", "Store the whole image in the bundle.", OUTPUT),
 ]
+MetricsOption = Annotated[
+    str | None,
+    option(
+        "--metrics FORM:PLACE",
+        "Also write the metrics while the run lasts: tensorboard:FOLDER or csv:FILE.",
+        OUTPUT,
+    ),
+]

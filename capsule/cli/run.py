@@ -39,6 +39,7 @@ def command(
     replicas: options.ReplicasOption = 1,
     output: options.RunsOption = Path("runs"),
     embed_image: options.EmbedImageOption = False,
+    metrics: options.MetricsOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -66,6 +67,7 @@ def command(
     from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
+    from capsule.export.live import check_target, follow
     from capsule.image.cache import Cache
     from capsule.machine.compare import check_requirements
     from capsule.machine.fingerprint import take_fingerprint
@@ -75,6 +77,7 @@ def command(
     private_key = unlock(key, passphrase_file)  # a run of hours must not end with an unusable key
     if ssh_key is not None:
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
+    check_target(metrics)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
@@ -87,14 +90,15 @@ def command(
             raise finding
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
-        execution.execute(
-            lock,
-            chosen,
-            directory / WORK,
-            learners=learners,
-            replicas=replicas,
-            reporter=reporter,
-        )
+        with follow(metrics, directory.name, reporter) as following:
+            execution.execute(
+                lock,
+                chosen,
+                directory / WORK,
+                learners=learners,
+                replicas=replicas,
+                reporter=following,
+            )
         finished = FinishedRun(
             lock=lock,
             image=image,

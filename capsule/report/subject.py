@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from capsule.bundle import run_bundle
 from capsule.bundle.bundle import OpenedBundle
@@ -265,32 +265,31 @@ def _curves(
     bundle: OpenedBundle, claims: TrainingClaims | ProgramClaims
 ) -> tuple[tuple[NetworkReturns, ...], tuple[Series, ...], int]:
     if isinstance(claims, TrainingClaims):
-        lines = _Lines(bundle.member(run_bundle.RUN + contract.EVENTS))
+        events = bundle.member(run_bundle.RUN + contract.EVENTS)
+        lines = JsonLines(lambda: events.open("rb"))
         series = _series(lines, ("episode_return", "loss"))
         return claimed_points(claims), series, lines.unread
-    metrics, returns = (_Lines(_output(bundle, claims, name)) for name in (METRICS, EVALUATIONS))
-    series, points = _series(metrics, None), _evaluations(returns)
+    metrics, returns = (recorded_lines(bundle, claims, name) for name in (METRICS, EVALUATIONS))
+    series, points = _series(metrics, None), evaluations_of(returns)
     return points, series, metrics.unread + returns.unread
 
 
-def _output(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> Path | None:
-    """Find a file of the recorder in any folder of the program's outputs."""
-    members = run_bundle.claimed_outputs(claims)
-    found = [path for path in sorted(members) if PurePosixPath(path).name == name]
-    return bundle.member(members[found[0]]) if found else None
+class JsonLines:
+    """The JSON objects of an untrusted file. Lines that are not JSON objects are counted.
 
+    Attributes:
+        unread: How many such lines there were.
+    """
 
-class _Lines:
-    """The JSON objects of an untrusted file. Lines that are not JSON objects are counted."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, open_file: Callable[[], BinaryIO] | None) -> None:
+        """Read what ``open_file`` opens; nothing without one."""
+        self._open = open_file
         self.unread = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._path is None:
+        if self._open is None:
             return
-        with self._path.open("rb") as stream:
+        with self._open() as stream:
             for _ in range(MAX_LINES):
                 line = stream.readline(MAX_LINE_BYTES)
                 if not line:
@@ -300,6 +299,21 @@ class _Lines:
                     self.unread += 1
                 else:
                     yield document
+
+
+def recorded_lines(bundle: OpenedBundle, claims: ProgramClaims, name: str) -> JsonLines:
+    """Return the lines of a file that the recorder wrote to any folder of a program's outputs."""
+    members = run_bundle.claimed_outputs(claims)
+    found = first_named(members, name)
+    if found is None:
+        return JsonLines(None)
+    path = bundle.member(members[found])
+    return JsonLines(lambda: path.open("rb"))
+
+
+def first_named(paths: Iterable[str], name: str) -> str | None:
+    """Return the first path, in their order as text, of a file with some name; None without one."""
+    return min((path for path in paths if PurePosixPath(path).name == name), default=None)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -312,7 +326,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return document if type(step) is int and 0 <= step <= MAX_STEP else None
 
 
-def _series(lines: _Lines, names: Sequence[str] | None) -> tuple[Series, ...]:
+def _series(lines: JsonLines, names: Sequence[str] | None) -> tuple[Series, ...]:
     """Gather numbers by step. A resumed run logs some steps again, and the last value counts.
 
     Args:
@@ -337,7 +351,8 @@ def drawable(value: float) -> bool:
     return abs(value) <= HUGE  # false for NaN, too
 
 
-def _evaluations(lines: _Lines) -> tuple[NetworkReturns, ...]:
+def evaluations_of(lines: JsonLines) -> tuple[NetworkReturns, ...]:
+    """Return the evaluations that the recorder of a program wrote, by step; the last ones count."""
     points = {}
     for line in lines:
         returns = line.get("returns")

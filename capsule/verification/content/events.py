@@ -65,7 +65,7 @@ def _records(data: Data) -> Iterator[bytes]:
     place = 0
     while place < len(data):
         head = data[place : place + _HEAD_BYTES]
-        if len(head) < _HEAD_BYTES or _checksum(head[:8]) != head[8:]:
+        if len(head) < _HEAD_BYTES or record_checksum(head[:8]) != head[8:]:
             raise NotComparableError("not records")
         end = place + _HEAD_BYTES + int.from_bytes(head[:8], "little") + _CHECK_BYTES
         if end > len(data):
@@ -77,7 +77,7 @@ def _records(data: Data) -> Iterator[bytes]:
 def _event(record: bytes) -> tuple[_Field, ...]:
     """Return the fields of a record whose checksum is right."""
     data = record[:-_CHECK_BYTES]
-    if _checksum(data) != record[-_CHECK_BYTES:]:
+    if record_checksum(data) != record[-_CHECK_BYTES:]:
         raise NotComparableError("a record with a wrong checksum")
     return tuple(_fields(data))
 
@@ -169,7 +169,7 @@ def _table() -> tuple[int, ...]:
 _TABLE = _table()
 
 
-def _checksum(data: bytes) -> bytes:
+def record_checksum(data: bytes) -> bytes:
     """Return the masked CRC-32C of TFRecord, little-endian."""
     value = 0xFFFFFFFF
     for byte in data:

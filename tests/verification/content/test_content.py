@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_safetensors
 
-from capsule.verification.content.events import _checksum
+from capsule.verification.content.events import record_checksum
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.parts import Context
 from capsule.verification.content.times import Span, Times
@@ -263,7 +263,7 @@ def test_safetensors_are_compared_tensor_by_tensor_and_by_their_metadata():
 
 def record(data):
     length = struct.pack("<Q", len(data))
-    return length + _checksum(length) + data + _checksum(data)
+    return length + record_checksum(length) + data + record_checksum(data)
 
 
 def event(time, step, tag, value):
@@ -278,7 +278,7 @@ def event(time, step, tag, value):
 
 
 def test_the_checksum_of_records_is_crc32c():
-    assert _checksum(b"123456789") == (
+    assert record_checksum(b"123456789") == (
         (((0xE3069283 >> 15) | (0xE3069283 << 17)) + 0xA282EAD8) & 0xFFFFFFFF
     ).to_bytes(4, "little")  # RFC 3720 has the value before the mask
 

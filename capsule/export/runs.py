@@ -1,0 +1,302 @@
+"""What is exported of a run: its metrics over the steps, its evaluations and its identity."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, BinaryIO, NamedTuple
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import OpenedBundle, open_bundle
+from capsule.bundle.claims import ProgramClaims, TrainingClaims, read_document
+from capsule.bundle.events import sound_events
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.bundle.trust import TrustPolicy
+from capsule.experiment import contract
+from capsule.experiment.beneath import UnboundedError, entries_beneath, open_beneath
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.lock import Lock
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.image.lockfile import read_lock
+from capsule.report.runs import LOCK, WORK, RunState, is_run_directory, read_run
+from capsule.report.subject import (
+    EVALUATIONS,
+    METRICS,
+    JsonLines,
+    NetworkReturns,
+    claimed_points,
+    evaluation_points,
+    evaluations_of,
+    first_named,
+    recorded_lines,
+)
+from capsule.study.study_bundle import open_study
+from capsule.verification.integrity.consistency import check_consistency
+
+EVENT_METRICS = ("episode_return", "loss", "exploration", "episodes", "steps_per_second")
+TRAINING = "training/"
+EVALUATION = "evaluation/"
+NON_FINITE = ("nan", "inf", "-inf")  # as the recorder of a program writes them
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in the name of a folder
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+class Point(NamedTuple):
+    """One value of a metric. The time is in seconds since the epoch; None if none was recorded."""
+
+    step: int
+    value: float
+    time: float | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity over the steps of a run, in ascending order of steps."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run as other tools see it.
+
+    Attributes:
+        name: Of the run among those that are exported together.
+        lock: What was run.
+        claims: What a bundle claims of it; None for a run directory.
+        state: How the run stands.
+        started: When, in seconds since the epoch; None if that is not stated.
+        finished: Likewise.
+        logged: Metrics that the run logged while it ran.
+        evaluation: Returns of the evaluated networks.
+    """
+
+    name: str
+    lock: Lock
+    claims: TrainingClaims | ProgramClaims | None
+    state: RunState
+    started: float | None
+    finished: float | None
+    logged: tuple[Metric, ...]
+    evaluation: tuple[NetworkReturns, ...]
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits that follow from what was run, its claims and the name."""
+        claimed = "" if self.claims is None else self.claims.claim_id()
+        return sha256_hex(f"{self.lock.digest()} {claimed} {self.name}".encode())[:32]
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What was logged, and mean, lowest and highest return of each evaluation."""
+        summaries: Mapping[str, Callable[[Iterable[float]], float]] = {
+            "mean_return": fmean,
+            "min_return": min,
+            "max_return": max,
+        }
+        evaluated = [point for point in self.evaluation if point.returns]
+        return self.logged + tuple(
+            Metric(
+                EVALUATION + name,
+                tuple(Point(each.step, of(each.returns), None) for each in evaluated),
+            )
+            for name, of in summaries.items()
+            if evaluated
+        )
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What identifies the run: by these names in every format."""
+        facts = {"capsule.experiment": self.lock.spec.name, "capsule.lock": self.lock.digest()}
+        if self.claims is not None:
+            facts["capsule.claim_id"] = self.claims.claim_id()
+            if self.claims.image is not None:
+                facts["capsule.image"] = self.claims.image.config
+        return facts
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Every setting of the spec, by its dotted name."""
+        return dict(_flat(self.lock.spec.model_dump(mode="json", by_alias=True), ""))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a document; a mapping with unusual keys is a leaf, as JSON."""
+    if isinstance(value, dict) and value and all(map(_PLAIN_KEY.fullmatch, value)):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else key)
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def read_runs(path: Path, policy: TrustPolicy) -> tuple[ExportedRun, ...]:
+    """Read the run of a bundle or of a run directory, or every member of a study's bundle.
+
+    Raises:
+        CapsuleError: CAP-P201, it is another folder or a spec; CAP-P202, a file of a run directory
+            is malformed; CAP-B…, CAP-V…, CAP-Y…, a bundle is not intact or not consistent.
+    """
+    if path.is_dir():
+        return (_of_directory(path),)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raise not_a_run(path)
+    with open_bundle(path, policy, kind=None) as opened:
+        if opened.manifest.kind == "run":
+            return (_of_bundle(opened),)
+    return tuple(_of_study(path, policy))
+
+
+def not_a_run(path: Path) -> CapsuleError:
+    """Return the error of a path that is neither a bundle nor a run directory."""
+    return CapsuleError(
+        "CAP-P201",
+        f"{path} is neither a bundle nor a run directory",
+        fix="Name the bundle of a run or of a study, or a folder that 'capsule run' made.",
+    )
+
+
+def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
+    run = RecordedRun.read(bundle)
+    check_consistency(run)
+    lock, claims, observed = run.lock, run.claims, run.observations()
+    if isinstance(claims, TrainingClaims):
+        events = bundle.member(run_bundle.RUN + contract.EVENTS)
+        logged, evaluation = _logged(lambda: events.open("rb")), claimed_points(claims)
+    else:
+        logged = _recorded(recorded_lines(bundle, claims, METRICS))
+        evaluation = evaluations_of(recorded_lines(bundle, claims, EVALUATIONS))
+    return ExportedRun(
+        name=f"{lock.spec.name}-{claims.claim_id()[:8]}",
+        lock=lock,
+        claims=claims,
+        state="finished",
+        started=datetime.fromisoformat(observed.started).timestamp(),
+        finished=datetime.fromisoformat(observed.finished).timestamp(),
+        logged=logged,
+        evaluation=evaluation,
+    )
+
+
+def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
+    """Yield the members of a study. Its bundle has their claims, and not what they logged."""
+    with open_study(path, policy) as (_, bundle):
+        study = bundle.results.lock
+        for planned, member in zip(study.members, bundle.results.members, strict=True):
+            # A program's scores in several tasks are evaluations of different things.
+            several = len(member.tasks) > 1
+            for task, points in member.tasks:
+                name = member.identity.name
+                yield ExportedRun(
+                    name=f"{name}.{_UNSAFE.sub('-', task.name)}" if several else name,
+                    lock=study.lock_of(planned),
+                    claims=member.claims,
+                    state="finished",
+                    started=None,
+                    finished=None,
+                    logged=(),
+                    evaluation=points,
+                )
+
+
+def _of_directory(path: Path) -> ExportedRun:
+    if not is_run_directory(path):
+        raise not_a_run(path)
+    found, lock, work = read_run(path), read_lock(path / LOCK), path / WORK
+    try:
+        if isinstance(lock.spec.trainer, CommandTrainer):
+            logged = _recorded(_workspace_lines(work, METRICS))
+            evaluation = evaluations_of(_workspace_lines(work, EVALUATIONS))
+        else:
+            logged = _logged(partial(open_beneath, work, contract.EVENTS))
+            evaluation = _evaluated(work / contract.EVALUATION)
+    except (OSError, ValueError, UnboundedError) as error:
+        raise CapsuleError(
+            "CAP-P202",
+            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            fix="Export the bundle of the run, or run it again.",
+        ) from error
+    return ExportedRun(
+        name=path.resolve().name,
+        lock=lock,
+        claims=None,
+        state=found.state,
+        started=found.started.timestamp(),
+        finished=None,
+        logged=logged,
+        evaluation=evaluation,
+    )
+
+
+def _workspace_lines(work: Path, name: str) -> JsonLines:
+    """Return the lines of a file that the recorder wrote anywhere in the working folder."""
+    workspace = work / contract.WORKSPACE
+    files = (each.path for each in entries_beneath(workspace) if stat.S_ISREG(each.facts.st_mode))
+    found = first_named(files, name)
+    return JsonLines(None if found is None else partial(open_beneath, workspace, found))
+
+
+def _evaluated(path: Path) -> tuple[NetworkReturns, ...]:
+    if not path.exists():  # the run has not come so far
+        return ()
+    return evaluation_points(read_document(path, contract.Evaluation))
+
+
+def _logged(open_file: Callable[[], BinaryIO]) -> tuple[Metric, ...]:
+    """Gather the metrics of a training's events."""
+    values: dict[str, dict[int, Point]] = {name: {} for name in EVENT_METRICS}
+    try:
+        with open_file() as stream:
+            for line in sound_events(stream):
+                _add(values, contract.Event.model_validate_json(line))
+    except FileNotFoundError:  # the run has not begun
+        return ()
+    return _metrics(values)
+
+
+def _add(values: dict[str, dict[int, Point]], event: contract.Event) -> None:
+    for name, value in event_values(event).items():
+        values[name][event.step] = Point(event.step, value, event.time)
+
+
+def event_values(event: contract.Event) -> dict[str, float]:
+    """Return the metrics that an event reports."""
+    values = {name: getattr(event, name) for name in EVENT_METRICS}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
+    """Gather the metrics that the recorder of a program wrote."""
+    values: dict[str, dict[int, Point]] = {}
+    for line in lines:
+        step = line["step"]
+        for name in line.keys() - {"step"}:
+            number = _number(line[name])
+            if number is not None:
+                values.setdefault(name, {})[step] = Point(step, number, None)
+    return _metrics(values)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer of 400 digits
+            return float(value)
+    return float(value) if value in NON_FINITE else None
+
+
+def _metrics(values: Mapping[str, Mapping[int, Point]]) -> tuple[Metric, ...]:
+    """Order metrics by name, and points by step. The last point of a step counts."""
+    return tuple(
+        Metric(TRAINING + name, tuple(points[step] for step in sorted(points)))
+        for name, points in sorted(values.items())
+        if points
+    )

@@ -1,0 +1,78 @@
+"""Runs in W&B's offline form, which ``wandb sync`` uploads. W&B's own package writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capsule.export.runs import ExportedRun
+from capsule.host.errors import CapsuleError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
+    """Write each run as ``FOLDER/wandb/offline-run-…``.
+
+    Nothing is sent, and this machine is not named: the runs need not be of it.
+
+    Raises:
+        CapsuleError: CAP-P205, the package ``wandb`` is not installed.
+        OSError: A file cannot be written.
+    """
+    wandb = _package()
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        host="unknown",
+        quiet=True,
+        silent=True,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
+    for run in runs:
+        opened = wandb.init(
+            mode="offline",
+            dir=folder,
+            project=run.lock.spec.name,
+            name=run.name,
+            id=run.id,
+            config={**run.parameters, **run.facts},
+            settings=settings,
+        )
+        for step, values in _by_step(run):
+            opened.log(values, step=step)
+        opened.finish()
+    wandb.teardown()  # its own process writes the files, and the end of them only now
+
+
+def _package() -> ModuleType:
+    try:
+        import wandb
+    except ImportError as error:
+        raise CapsuleError(
+            "CAP-P205",
+            "the package wandb, which writes W&B's files, is not installed",
+            fix="pip install 'capsule-rl[wandb]'",
+        ) from error
+    return wandb
+
+
+def _by_step(run: ExportedRun) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Yield the values of each step, in ascending order, as W&B requires."""
+    values = sorted(
+        (point.step, metric.name, point) for metric in run.metrics for point in metric.points
+    )
+    for step, group in groupby(values, itemgetter(0)):
+        rows = list(group)
+        times = [point.time for _, _, point in rows if point.time is not None]
+        time = {"_timestamp": max(times)} if times else {}
+        yield step, {**{name: point.value for _, name, point in rows}, **time}

@@ -1,0 +1,33 @@
+"""``capsule export`` as a command."""
+
+import pytest
+from typer.testing import CliRunner
+
+from capsule.cli.main import app
+from tests.export.conftest import TRAINING
+
+
+def export(*arguments):
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
+def test_it_writes_and_says_where(form, tmp_path):
+    done = export(TRAINING, "--to", form, "-o", tmp_path / "out")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.strip() == f"wrote 1 run to {tmp_path / 'out'}"
+    assert (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard", "mlflow"])
+def test_a_place_that_cannot_be_written_is_an_error(form, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = export(TRAINING, "--to", form, "-o", tmp_path / "file" / "out")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("CAP-P203")
+
+
+def test_a_bundle_by_another_key_is_not_exported(tmp_path):
+    key = TRAINING.parent / "verifier.pub"
+    done = export(TRAINING, "--to", "csv", "-o", tmp_path / "out", "--key", key)
+    assert (done.exit_code, (tmp_path / "out").exists()) == (3, False)

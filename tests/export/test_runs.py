@@ -1,0 +1,108 @@
+"""What is read of bundles, studies and run directories."""
+
+import json
+import math
+
+import pytest
+
+from capsule.bundle.trust import TrustPolicy
+from capsule.experiment.canonical import canonical_json
+from capsule.export.runs import read_runs
+from capsule.host.errors import CapsuleError
+from tests.export.conftest import PROGRAM, STUDY, TRAINING, content, logged, returns
+
+NO_KEYS = TrustPolicy.of([])
+
+
+def values(run, name):
+    (metric,) = [metric for metric in run.metrics if metric.name == name]
+    return {point.step: point.value for point in metric.points}
+
+
+def test_a_bundle_gives_what_was_logged_and_what_is_claimed():
+    (run,) = read_runs(TRAINING, NO_KEYS)
+    assert values(run, "training/episode_return") == logged("episode_return")
+    assert values(run, "training/loss") == logged("loss")
+    means = {step: math.fsum(each) / len(each) for step, each in returns().items()}
+    assert values(run, "evaluation/mean_return") == pytest.approx(means, rel=1e-15)
+    assert values(run, "evaluation/max_return") == {s: max(each) for s, each in returns().items()}
+    assert run.name == f"dqn-{run.claims.claim_id()[:8]}"
+    assert run.facts["capsule.claim_id"] == run.claims.claim_id()
+    spec = json.loads(content(TRAINING, "spec/lock.json"))["spec"]
+    assert run.parameters["seeds.root"] == str(spec["seeds"]["root"])
+    assert run.parameters["trainer.algorithm"] == "dqn"
+
+
+def test_a_study_gives_one_run_for_each_member():
+    runs = read_runs(STUDY, NO_KEYS)
+    lock = json.loads(content(STUDY, "study/lock.json"))
+    assert [run.name for run in runs] == [member["name"] for member in lock["members"]]
+    for run in runs:
+        claims = json.loads(content(STUDY, f"members/{run.name}.json"))
+        points = claims["evaluation"]["points"]
+        assert [list(each.returns) for each in run.evaluation] == [
+            [float.fromhex(value) for value in point["returns"]] for point in points
+        ]
+    assert len({run.id for run in runs}) == len(runs)
+
+
+def test_a_program_without_a_recorder_has_no_metrics():
+    (run,) = read_runs(PROGRAM, NO_KEYS)
+    assert run.metrics == ()
+
+
+def test_a_run_directory_gives_what_the_recorder_wrote(program_directory):
+    (run,) = read_runs(program_directory, NO_KEYS)
+    loss = values(run, "training/loss")
+    assert (loss[1], math.isnan(loss[2])) == (0.5, True)
+    assert [metric.name for metric in run.logged] == ["training/loss"]
+    assert values(run, "evaluation/mean_return") == {2: 2.5}
+    assert (run.name, run.state, run.claims) == ("own", "interrupted", None)
+
+
+def test_no_link_of_a_run_directory_is_followed(program_directory, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text('{"step": 1, "loss": 42}\n')
+    metrics = program_directory / "work" / "workspace" / "outputs" / "metrics.jsonl"
+    metrics.unlink()
+    metrics.symlink_to(secret)
+    (run,) = read_runs(program_directory, NO_KEYS)
+    assert run.logged == ()
+
+
+def test_a_training_that_has_not_begun_has_no_metrics(tmp_path):
+    (tmp_path / "lock.json").write_bytes(content(TRAINING, "spec/lock.json"))
+    (run,) = read_runs(tmp_path, NO_KEYS)
+    assert (run.metrics, run.state) == ((), "not started")
+
+
+@pytest.mark.parametrize("name", ["folder", "capsule.yaml", "capsule.lock.json"])
+def test_what_is_not_a_run_is_refused(name, tmp_path):
+    path = tmp_path / name
+    path.mkdir() if name == "folder" else path.write_text("{}")
+    with pytest.raises(CapsuleError, match="neither a bundle nor a run directory") as raised:
+        read_runs(path, NO_KEYS)
+    assert raised.value.code == "CAP-P201"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "code"),
+    [
+        ({}, "CAP-B090"),
+        (
+            {
+                "schema": "capsule/evaluation/v1",
+                "starts": [],
+                "points": [{"step": 1, "returns": ["0x1p99999"], "lengths": [1]}],
+            },
+            "CAP-P202",
+        ),
+    ],
+)
+def test_a_malformed_evaluation_is_refused(evaluation, code, tmp_path):
+    (tmp_path / "lock.json").write_bytes(content(TRAINING, "spec/lock.json"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "evaluation.json").write_bytes(canonical_json(evaluation))
+    with pytest.raises(CapsuleError) as raised:
+        read_runs(tmp_path, NO_KEYS)
+    assert raised.value.code == code
