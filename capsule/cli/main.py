@@ -10,6 +10,7 @@ import typer
 from capsule import __version__
 from capsule.cli import (
     build,
+    completion,
     diagnose,
     diff,
     doctor,
@@ -46,7 +47,9 @@ app = typer.Typer(
     "reproduce them bit for bit.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
+    # Typer's options that install completion into the user's files are not wanted, but only with
+    # them does it answer a shell.
+    add_completion=completion.VARIABLE in os.environ,
     # Typer's own tracebacks may show local variables, among which a passphrase can be.
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -72,6 +75,7 @@ for module in (
     diagnose,
     doctor,
     prune,
+    completion,
 ):
     app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
 app.add_typer(study.app)

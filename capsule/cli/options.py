@@ -5,6 +5,7 @@ Each is an annotated type, so that a command's signature shows only names and de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,14 @@ RECEIPT = "Receipt"
 OUTPUT = "Output"
 
 
-def option(words: str, help: str, panel: str | None = None, *, min: int | None = None) -> Any:  # noqa: A002
+def option(
+    words: str,
+    help: str,  # noqa: A002
+    panel: str | None = None,
+    *,
+    min: int | None = None,  # noqa: A002
+    complete: Callable[[str], list[str]] | None = None,
+) -> Any:
     """Return an option for :data:`typing.Annotated`.
 
     Args:
@@ -27,10 +35,24 @@ def option(words: str, help: str, panel: str | None = None, *, min: int | None =
         help: What it does.
         panel: Its group in the help.
         min: The smallest number that it takes.
+        complete: What a shell offers in the place of an incomplete value.
     """
     names = [word for word in words.split() if word.startswith("-")]
     metavar = words.removeprefix(" ".join(names)).strip() or None
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, min=min)
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help,
+        rich_help_panel=panel,
+        min=min,
+        autocompletion=complete,
+    )
+
+
+def _complete_setting(incomplete: str) -> list[str]:
+    from capsule.host.completion import complete_setting
+
+    return complete_setting(incomplete)
 
 
 # Shared by several commands.
@@ -41,7 +63,11 @@ SpecArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    option("--set FIELD=VALUE", "Override a field of the spec. May be repeated."),
+    option(
+        "--set FIELD=VALUE",
+        "Override a field of the spec. May be repeated.",
+        complete=_complete_setting,
+    ),
 ]
 EngineOption = Annotated[
     Literal["auto", "docker", "podman", "process"],
