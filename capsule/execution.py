@@ -141,20 +141,55 @@ def prepare(
         CapsuleError: A package is not available, differs, or nothing asks for it (CAP-I…), or the
             engine refuses (CAP-E…).
     """
+    image = None
+    if engine.name == "process":
+        _obtain(lock, cache, sources, project, reporter, debian=False)
+    else:
+        image = build_image(
+            lock, cache, sources=sources, supplied=supplied, project=project, reporter=reporter
+        )
+    engine.prepare(lock, image, cache, progress=reporter.note)
+    return image
+
+
+def build_image(
+    lock: Lock,
+    cache: Cache,
+    *,
+    sources: SourcesSpec,
+    supplied: Mapping[Literal["base", "code"], Path] | None = None,
+    project: Path | None = None,
+    reporter: Reporter,
+) -> Image:
+    """Fetch what the lock names, and assemble the image. No engine is needed.
+
+    The arguments are those of :func:`prepare`.
+
+    Raises:
+        CapsuleError: CAP-I…, a package is not available, differs, or nothing asks for it.
+    """
     supplied = supplied or {}
+    # Debian packages are only needed for a base layer that is made here.
+    _obtain(lock, cache, sources, project, reporter, debian="base" not in supplied)
+    return assemble(lock, cache, supplied=supplied, progress=reporter.note)
+
+
+def _obtain(
+    lock: Lock,
+    cache: Cache,
+    sources: SourcesSpec,
+    project: Path | None,
+    reporter: Reporter,
+    *,
+    debian: bool,
+) -> None:
+    """Bring the packages and the source tree of a lock into the cache."""
     if lock.project is not None and project is not None:
         check_project(lock.project, project)
         cache.trees.add(project, lock.project.sha256)
-    wanted, image = lock.image, None
-    if engine.name == "process" or "base" in supplied:
-        # Debian packages are only needed for a base layer that is made here.
-        wanted = lock.image.model_copy(update={"debian": ()})
+    wanted = lock.image if debian else lock.image.model_copy(update={"debian": ()})
     fetch(wanted, cache, sources, progress=reporter.note)
     check_packages(lock, cache, debian=bool(wanted.debian))
-    if engine.name != "process":
-        image = assemble(lock, cache, supplied=supplied, progress=reporter.note)
-    engine.prepare(lock, image, cache, progress=reporter.note)
-    return image
 
 
 def execute(

@@ -23,9 +23,11 @@ bash scripts/setup.sh "${setup[@]}"
 
 # Tools that are not ours verify our bundles and count our system calls; a static busybox is the
 # tests' smallest image. A browser shows the report. A Slurm cluster of this machine runs a study.
+# A registry of this machine keeps images, and skopeo reads them.
 programs=(npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd
   busybox:busybox-static strace:strace chromium:chromium chromedriver:chromium-driver
-  pdftotext:poppler-utils munged:munge slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client)
+  pdftotext:poppler-utils munged:munge slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client
+  docker-registry:docker-registry skopeo:skopeo)
 if [ "$engines" = yes ]; then programs+=(podman:podman); fi
 packages=()
 for program in "${programs[@]}"; do

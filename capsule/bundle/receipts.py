@@ -116,7 +116,7 @@ class VerificationPolicy(Model):
     """How far the verification went, and what it accepted."""
 
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
-    image: Literal["rebuilt", "supplied-base", "embedded"] | None = Field(
+    image: Literal["rebuilt", "supplied-base", "embedded", "registry"] | None = Field(
         None,
         description="Whose image ran: the verifier's own from the lock, the same but for the base "
         "layer, which was the signer's, or the signer's; or none.",

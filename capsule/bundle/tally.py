@@ -98,7 +98,7 @@ class Receipt(Model):
     )
     verdict: Verdict
     mode: str
-    image: Literal["rebuilt", "supplied-base", "embedded"] | None
+    image: Literal["rebuilt", "supplied-base", "embedded", "registry"] | None
     own_code: bool
     expected: Literal["bitwise", "statistical"]
     machine: MachineKind
@@ -115,7 +115,7 @@ class Receipt(Model):
     @property
     def borrowed(self) -> bool:
         """Whether it was reproduced by code that only the author of the bundle vouches for."""
-        supplied = self.image in ("supplied-base", "embedded") or not self.own_code
+        supplied = self.image in ("supplied-base", "embedded", "registry") or not self.own_code
         return supplied and self.verdict != "not-reproduced"
 
     @property

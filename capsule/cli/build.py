@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from capsule.cli.options import (
     SpecArgument,
     option,
 )
-
-if TYPE_CHECKING:
-    from capsule.image.assembly.assemble import Image
 
 
 @guarded
@@ -49,6 +46,7 @@ def command(
     """
     from capsule import execution
     from capsule.engine.select import open_engine
+    from capsule.image.assembly.assemble import save_archive
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
 
@@ -58,7 +56,7 @@ def command(
         chosen = open_engine(engine, progress=reporter.note)
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         if archive is not None and image is not None:
-            _write_archive(image, archive)
+            save_archive(image, archive)
     if as_json:
         identity = (
             {
@@ -83,16 +81,3 @@ def command(
     if image is not None:
         typer.echo(f"name      {image.reference}")
     typer.echo(f"next: capsule run {spec} --key KEY", err=True)
-
-
-def _write_archive(image: Image, path: Path) -> None:
-    """Write the image archive through a temporary file, so that it is complete or absent."""
-    from capsule.image.assembly.assemble import write_archive
-
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as stream:
-            write_archive(image, stream)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -226,6 +226,15 @@ ImageOption = Annotated[
         EXECUTION,
     ),
 ]
+PullOption = Annotated[
+    str | None,
+    option(
+        "--pull REFERENCE",
+        "Take the image from a registry instead of building it, if it is the claimed one: "
+        "REGISTRY/NAME:TAG or REGISTRY/NAME@DIGEST.",
+        EXECUTION,
+    ),
+]
 BaseOption = Annotated[
     Literal["packages", "supplied"],
     option(

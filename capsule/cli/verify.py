@@ -45,6 +45,7 @@ def command(
     expect_claim: options.ExpectClaimOption = None,
     engine: options.EngineOption = "auto",
     image: options.ImageOption = "rebuilt",
+    pull: options.PullOption = None,
     base: options.BaseOption = "packages",
     code: options.CodeOption = "own",
     limits: options.LimitOption = None,
@@ -74,6 +75,7 @@ def command(
     from capsule.host.errors import CapsuleError
     from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
+    from capsule.image.registry.reference import Reference
     from capsule.report.progress import open_reporter
     from capsule.verification.receipt import require_execution, sign_report
     from capsule.verification.request import (
@@ -111,6 +113,12 @@ def command(
             f"--receipt {receipt} requires --sign",
             fix="Name the private key that signs the receipt: --sign KEY.",
         )
+    if pull is not None and image == "embedded":
+        raise CapsuleError(
+            "CAP-V068",
+            f"--pull {pull} contradicts --image embedded",
+            fix="Use only one of the two options.",
+        )
     wanted = None if vary is None else parse_names(vary)
     if vary is not None and sign is not None:
         raise CapsuleError(
@@ -131,7 +139,8 @@ def command(
             lock=parse_lock(expect_lock) if expect_lock is not None else None,
             claim=parse_claim(expect_claim) if expect_claim is not None else None,
         ),
-        image=image,
+        image=image if pull is None else "registry",
+        registry=None if pull is None else Reference.parse(pull),
         base=base,
         code=code,
         limits=parse_limits(limits or []),

@@ -206,6 +206,8 @@ def _packages(report: Report) -> str | None:
 def _image(report: Report) -> str | None:
     if report.image_source == "embedded":
         return "the signer's, from the bundle; NOT rebuilt from the lock"
+    if report.image_source == "registry":
+        return "the claimed one, from a registry; NOT rebuilt from the lock"
     if report.image_source == "supplied-base":
         return "rebuilt from the lock except for the base layer, which is the SIGNER'S"
     return _yes(report.image_rebuilt, "rebuilt from the lock, with the same identity", "none")

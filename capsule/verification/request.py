@@ -16,9 +16,11 @@ from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.image.lockfile import read_lock
+from capsule.image.registry.reference import Reference
 from capsule.verification.variation import Variation
 from capsule.verification.verdict import RequiredGrade
 
+ImageChoice = Literal["rebuilt", "embedded", "registry"]
 OTHER_SPEC, OTHER_CLAIM, OTHER_LOCK = "CAP-V041", "CAP-V042", "CAP-V057"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SHOWN_CHARACTERS = 60
@@ -174,7 +176,8 @@ class VerifyRequest:
         mode: How far the verification goes.
         engine: Where the run is executed again.
         allow_untrusted: Accept that no key was given to check the signer with.
-        image: Rebuild the image from the lock, or execute the signer's own.
+        image: Rebuild the image from the lock, or execute the signer's own: the one in the bundle,
+            or the one that a registry has under ``registry``.
         base: Build the base layer from the locked packages, or take the signer's own.
         code: Execute this Capsule's training code only, or the signer's own as well.
         limits: Limits that are lower than those of the bundle, by field of ``limits`` in a spec.
@@ -190,7 +193,8 @@ class VerifyRequest:
     mode: Mode
     engine: EngineChoice = "auto"
     allow_untrusted: bool = False
-    image: Literal["rebuilt", "embedded"] = "rebuilt"
+    image: ImageChoice = "rebuilt"
+    registry: Reference | None = None
     base: Literal["packages", "supplied"] = "packages"
     code: Literal["own", "supplied"] = "own"
     limits: Mapping[str, int] = field(default_factory=dict)

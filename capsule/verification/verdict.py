@@ -32,7 +32,7 @@ Grade = Literal[
     "not-reproduced",
     "inconclusive",
 ]
-ImageSource = Literal["rebuilt", "supplied-base", "embedded"]
+ImageSource = Literal["rebuilt", "supplied-base", "embedded", "registry"]
 RequiredGrade = Literal["bitwise", "content", "statistical"]
 
 # What each grade that a user may require accepts, the strongest first. A verdict of this list that
@@ -339,7 +339,8 @@ class Report(Model):
     image_source: ImageSource | None = Field(
         None,
         description="Rebuilt from the lock; the same but for the base layer, which is the signer's "
-        "own; or the signer's own image, as embedded in the bundle; null without an image.",
+        "own; or the signer's own image, as embedded in the bundle or taken from a registry; null "
+        "without an image.",
     )
     besides: tuple[str, ...] | None = Field(
         None,

@@ -180,7 +180,7 @@ def _execute(
     mode.check(lock)
     limits = lowered(lock.spec.limits, request.limits)
     found.own_code = check_code(lock, request.code)
-    check_gpu_host(lock, engine, strange=request.image == "embedded", note=note)
+    check_gpu_host(lock, engine, strange=request.image != "rebuilt", note=note)
     prepared = prepare_image(request, run, engine, cache, reporter)
     found.image = image = identify_image(request, run, prepared)
     require_claimed_image(request, run, image)

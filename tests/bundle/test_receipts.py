@@ -253,7 +253,8 @@ def test_less_than_equal_bits_of_the_whole_run_does_not_either(tmp_path, verdict
 
 
 @pytest.mark.parametrize(
-    "policy", [{"image": "embedded"}, {"image": "supplied-base"}, {"own_code": False}]
+    "policy",
+    [{"image": "embedded"}, {"image": "registry"}, {"image": "supplied-base"}, {"own_code": False}],
 )
 def test_who_ran_the_code_of_the_author_does_not_count_for_the_lock(tmp_path, policy):
     path = receipt(tmp_path, BOB, policy=policy)

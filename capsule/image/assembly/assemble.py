@@ -193,6 +193,17 @@ def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ())
         stream.write(chunk)
 
 
+def save_archive(image: Image, path: Path) -> None:
+    """Write the image's archive to a file through a temporary one: it is complete, or absent."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as stream:
+            write_archive(image, stream)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def archive_chunks(image: Image, *, skip: Collection[str] = ()) -> Iterator[bytes]:
     """Yield the image as one archive: an OCI layout and a docker-archive in the same tar.
 

@@ -62,11 +62,24 @@ def unpack_image(packed: Path, image: Image, lock: Lock) -> Image:
             _read_archive(reader, image)
         except zstandard.ZstdError as error:
             raise _malformed(f"it cannot be unpacked: {error}") from error
+    check_layers(image, lock)
+    return replace(image, reference=None)
+
+
+def check_layers(image: Image, lock: Lock) -> None:
+    """Check the layers of an image that was not assembled here.
+
+    Args:
+        image: The image, whose layers have the digests that their names state.
+        lock: The lock, for the training code.
+
+    Raises:
+        CapsuleError: CAP-V053, a layer holds what none may hold.
+    """
     try:
         refuse_collisions((layer.name, _layer_facts(layer, lock)) for layer in image.layers)
     except CapsuleError as error:
         raise error if error.code == "CAP-V053" else _malformed(error.message) from error
-    return replace(image, reference=None)
 
 
 def _check_size(packed: Path, image: Image) -> None:
@@ -122,6 +135,6 @@ def _layer_facts(layer: Layer, lock: Lock) -> dict[str, str]:
 def _malformed(what: str) -> CapsuleError:
     return CapsuleError(
         "CAP-V053",
-        f"the embedded image is refused: {what}",
+        f"the signer's image is refused: {what}",
         fix="Do not trust this bundle, or rebuild its image from the lock (--image rebuilt).",
     )

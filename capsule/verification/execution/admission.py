@@ -19,13 +19,19 @@ from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
 from capsule.verification.findings import ImageFinding
-from capsule.verification.integrity.layers import Name, embedded_image, supplied_layers
-from capsule.verification.request import VerifyRequest
+from capsule.verification.integrity.layers import (
+    Name,
+    embedded_image,
+    registry_image,
+    supplied_layers,
+)
+from capsule.verification.request import ImageChoice, VerifyRequest
 from capsule.verification.verdict import ImageSource
 
 NO_DEBIAN = ("CAP-I303", "CAP-I304")
 SIGNERS: dict[ImageSource | None, str] = {
     "embedded": "; the image was the signer's own and was not rebuilt from the lock",
+    "registry": "; the image was taken from a registry and was not rebuilt from the lock",
     "supplied-base": "; the base layer was the signer's own and was not built from the packages",
 }
 
@@ -52,16 +58,16 @@ def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
     )
 
 
-def check_embedded(choice: EngineChoice, image: Literal["rebuilt", "embedded"]) -> None:
-    """Reject the choice of an embedded image where no image is used.
+def check_embedded(choice: EngineChoice, image: ImageChoice) -> None:
+    """Reject the choice of the signer's image where no image is used.
 
     Raises:
         CapsuleError: CAP-V050, the plain-process engine runs no image.
     """
-    if image == "embedded" and choice == "process":
+    if image != "rebuilt" and choice == "process":
         raise CapsuleError(
             "CAP-V050",
-            "--image embedded: the plain-process engine runs no image",
+            f"--image {image}: the plain-process engine runs no image",
             fix="Use a container engine, which also confines what the image does.",
         )
 
@@ -137,6 +143,10 @@ def prepare_image(
         with embedded_image(run) as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
             return image
+    if request.image == "registry" and request.registry is not None:
+        with registry_image(run, request.registry, reporter.note) as image:
+            engine.prepare(lock, image, cache, progress=reporter.note)
+            return image
     with supplied_layers(run, _taken(request, lock)) as (supplied, project):
         try:
             return execution.prepare(
@@ -178,8 +188,8 @@ def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None
         return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
     genuine = request.base == "packages" or is_genuine(run.lock.image)
     source: ImageSource = "rebuilt" if genuine else "supplied-base"
-    if request.image == "embedded":
-        source = "embedded"
+    if request.image != "rebuilt":
+        source = request.image
     rebuilt = claim == run.claims.image and source == "rebuilt"
     return ImageFinding(image_source=source, image_rebuilt=rebuilt, claim=claim)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
 
@@ -29,8 +29,10 @@ from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, image_config, image_manifest, image_of
-from capsule.image.assembly.embedded import unpack_image
-from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
+from capsule.image.assembly.embedded import check_layers, unpack_image
+from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer, Progress
+from capsule.image.registry.images import pull_image
+from capsule.image.registry.reference import Reference
 from capsule.image.releases import recipe_of
 
 PROJECT = "project"
@@ -260,20 +262,48 @@ def embedded_image(run: RecordedRun) -> Iterator[Image]:
             "with 'capsule run --embed-image'.",
         )
     with temporary_folder("capsule-image-") as folder:
-        layers = tuple(
-            Layer(name, f"sha256:{layer.sha256}", folder / layer.sha256, layer.size)
-            for name, layer in layer_identities(run).items()
-        )
-        image = image_of(run.lock, layers)
-        try:
-            unpacked = unpack_image(run.bundle.member(run_bundle.IMAGE_ARCHIVE), image, run.lock)
-        except OSError as error:
-            raise CapsuleError(
-                "CAP-B110",
-                f"cannot unpack the embedded image for checking: {error.strerror}",
-                fix="Set TMPDIR to a folder with room for the whole image.",
-            ) from error
-        yield unpacked
+        claimed = _claimed_image(run, folder)
+        with _unpacking():
+            image = unpack_image(run.bundle.member(run_bundle.IMAGE_ARCHIVE), claimed, run.lock)
+        yield image
+
+
+@contextmanager
+def registry_image(run: RecordedRun, reference: Reference, progress: Progress) -> Iterator[Image]:
+    """Take the claimed image from a registry; its layers are deleted at the end.
+
+    Raises:
+        CapsuleError: CAP-V040 of :func:`layer_identities`; CAP-I401 to CAP-I405, it is not
+            available, or another one; CAP-V053, a layer holds what none may hold; CAP-I102, the
+            lock needs another Capsule.
+    """
+    with temporary_folder("capsule-image-") as folder:
+        claimed = _claimed_image(run, folder)
+        with _unpacking():
+            pull_image(reference, folder, progress, claimed)
+            check_layers(claimed, run.lock)
+        yield replace(claimed, reference=None)
+
+
+@contextmanager
+def _unpacking() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B110",
+            f"cannot unpack the signer's image for checking: {error.strerror}",
+            fix="Set TMPDIR to a folder with room for the whole image.",
+        ) from error
+
+
+def _claimed_image(run: RecordedRun, folder: Path) -> Image:
+    """Return the image that the bundle claims, with layers that are to be written to a folder."""
+    layers = tuple(
+        Layer(name, f"sha256:{layer.sha256}", folder / layer.sha256, layer.size)
+        for name, layer in layer_identities(run).items()
+    )
+    return image_of(run.lock, layers)
 
 
 def bad_layer(member: str, reason: str) -> CapsuleError:

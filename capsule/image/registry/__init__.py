@@ -1,0 +1,1 @@
+"""Images in registries, by the OCI distribution specification 1.1."""

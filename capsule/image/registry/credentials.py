@@ -1,0 +1,71 @@
+"""Names and passwords for registries, where ``docker login`` and ``podman login`` keep them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capsule.host.errors import CapsuleError
+
+_DOCKER_HUB = "https://index.docker.io/v1/"  # the key of docker.io
+_TIMEOUT_S = 60.0
+
+
+class Login(NamedTuple):
+    """A name and a password or token."""
+
+    username: str
+    password: str
+
+
+def find_login(registry: str) -> Login | None:
+    """Return the login of a registry: of a credential helper, or of the configuration file.
+
+    The file is ``config.json`` in ``$DOCKER_CONFIG`` or ``~/.docker``.
+
+    Raises:
+        CapsuleError: CAP-I403, the file is malformed, or its helper fails.
+    """
+    path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    key = _DOCKER_HUB if registry == "docker.io" else registry
+    try:
+        document = json.loads(path.read_bytes())
+        helper = document.get("credHelpers", {}).get(key) or document.get("credsStore")
+        if helper:
+            return _from_helper(helper, key)
+        return _from_file(document.get("auths", {}).get(key, {}))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, TypeError, LookupError) as error:
+        raise CapsuleError(
+            "CAP-I403",
+            f"{path} is not a configuration file of Docker: {error}",
+            fix="Correct it, or set DOCKER_CONFIG to another folder.",
+        ) from error
+
+
+def _from_file(entry: dict[str, Any]) -> Login | None:
+    if not entry.get("auth"):
+        return None
+    try:
+        name, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise ValueError("an 'auth' is not base64") from error
+    return Login(name, password)
+
+
+def _from_helper(helper: str, key: str) -> Login | None:
+    """Ask a credential helper, by the protocol of docker-credential-helpers."""
+    program = f"docker-credential-{helper}"
+    done = subprocess.run(
+        [program, "get"], input=key, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:  # it has none for this registry
+        return None
+    answer = json.loads(done.stdout)
+    return Login(answer["Username"], answer["Secret"])

@@ -1,0 +1,165 @@
+"""The client against a server that demands tokens, redirects and lies."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from capsule.host.errors import CapsuleError
+from capsule.image.registry.client import Descriptor, Repository
+from capsule.image.registry.reference import Reference
+
+BLOB = b"some bytes of a layer"
+DIGEST = f"sha256:{hashlib.sha256(BLOB).hexdigest()}"
+AUTH = "Basic YWxpY2U6c2VjcmV0"  # alice:secret
+
+
+class Server:
+    """Answers as ``answers`` says, and keeps what it was asked."""
+
+    def __init__(self):
+        self.asked, self.answers = [], {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append((self.path, self.headers.get("Authorization")))
+                status, headers, body = outer.answers[self.path.partition("?")[0]](self.headers)
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def login(tmp_path):
+    def write(host):
+        (tmp_path / "docker").mkdir(exist_ok=True)
+        entry = {host: {"auth": AUTH.removeprefix("Basic ")}}
+        (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": entry}))
+
+    return write
+
+
+def blob(server):
+    with Repository(Reference.parse(f"{server.host}/a/b:1")) as repository:
+        return b"".join(repository.blob(Descriptor(DIGEST, len(BLOB))))
+
+
+def refused(code, call, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        call(*arguments)
+    assert caught.value.code == code
+    return caught.value.message
+
+
+def demanding(server, given="t0ken"):
+    """Have a server demand a token, which it gives to alice."""
+    scope = "repository:a/b:pull"
+    challenge = f'Bearer realm="http://{server.host}/token",service="tests",scope="{scope}"'
+
+    def give(headers):
+        if headers.get("Authorization") not in (None, AUTH):
+            return 401, {}, b"{}"
+        return 200, {}, json.dumps({"token": given}).encode()
+
+    def answer(headers):
+        if headers.get("Authorization") != "Bearer t0ken":
+            return 401, {"WWW-Authenticate": challenge}, b""
+        return 200, {}, BLOB
+
+    server.answers = {"/token": give, f"/v2/a/b/blobs/{DIGEST}": answer}
+
+
+def test_a_token_is_fetched_with_the_login_and_used(server, login):
+    demanding(server)
+    login(server.host)
+    assert blob(server) == BLOB
+    paths = [path for path, _ in server.asked]
+    assert paths[1] == "/token?service=tests&scope=repository%3Aa%2Fb%3Apull"
+    assert [given for _, given in server.asked] == [None, AUTH, "Bearer t0ken"]
+
+
+def test_a_token_is_fetched_without_a_login(server):
+    demanding(server)
+    assert blob(server) == BLOB
+    assert [given for _, given in server.asked] == [None, None, "Bearer t0ken"]
+
+
+def test_a_token_that_is_not_accepted_is_the_end(server):
+    demanding(server, given="another")
+    assert "denies access" in refused("CAP-I403", blob, server)
+    assert len(server.asked) == 3
+
+
+def test_a_login_does_not_follow_a_redirection_to_another_host(server, login):
+    demanding(server)
+    login(server.host)
+    other = Server()
+    other.answers = {"/store": lambda _: (200, {}, BLOB)}
+    first = server.answers[f"/v2/a/b/blobs/{DIGEST}"]
+
+    def redirect(headers):
+        status, found, body = first(headers)
+        if status != 200:
+            return status, found, body
+        # By another name, so that it is another host.
+        place = f"http://localhost:{other.http.server_port}/store"
+        return 307, {"Location": place}, b""
+
+    server.answers[f"/v2/a/b/blobs/{DIGEST}"] = redirect
+    assert blob(server) == BLOB
+    assert other.asked == [("/store", None)]
+    other.http.shutdown()
+    other.http.server_close()
+
+
+@pytest.mark.parametrize("body", [b"other bytes of a layer", BLOB[:-1], BLOB + b"!", b""])
+def test_other_bytes_than_those_of_the_digest_are_refused(body, server):
+    server.answers = {f"/v2/a/b/blobs/{DIGEST}": lambda _: (200, {}, body)}
+    refused("CAP-I404", blob, server)
+
+
+def test_a_manifest_of_another_digest_is_refused(server):
+    server.answers = {f"/v2/a/b/manifests/{DIGEST}": lambda _: (200, {}, b"{}")}
+    with Repository(Reference.parse(f"{server.host}/a/b@{DIGEST}")) as repository:
+        refused("CAP-I404", repository.manifest)
+
+
+def test_a_manifest_without_an_end_is_refused(server):
+    server.answers = {"/v2/a/b/manifests/1": lambda _: (200, {}, bytes(5 << 20))}
+    with Repository(Reference.parse(f"{server.host}/a/b:1")) as repository:
+        refused("CAP-I404", repository.manifest)
+
+
+def test_a_failure_is_named_with_what_the_registry_says(server):
+    server.answers = {f"/v2/a/b/blobs/{DIGEST}": lambda _: (500, {}, b"disk is full")}
+    message = refused("CAP-I402", blob, server)
+    assert "500" in message
+    assert "disk is full" in message
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"auths": {"HOST": {"auth": "not base64"}}}'])
+def test_a_malformed_configuration_file_is_named(text, server, tmp_path):
+    (tmp_path / "docker").mkdir()
+    place = tmp_path / "docker" / "config.json"
+    place.write_text(text.replace("HOST", server.host))
+    assert str(place) in refused("CAP-I403", blob, server)

@@ -1,0 +1,51 @@
+"""A registry of this machine: Debian's docker-registry, on the loopback interface."""
+
+import json
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import requests
+
+# Of the name "alice" and the password "secret", by bcrypt.
+HTPASSWD = "alice:$2b$04$GsvWOKD0y2DSo9eqURByKOeSRa1YrTldHioLQV4CC3l5eMh1KpLcK\n"
+
+
+@contextmanager
+def running_registry(folder, *, password=False):
+    """Yield the host and port of a new registry, which keeps its images in ``folder``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    folder.mkdir()
+    (folder / "htpasswd").write_text(HTPASSWD)
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+        "http": {"addr": host},
+    }
+    if password:
+        config["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
+    (folder / "config.yml").write_text(json.dumps(config))
+    command = ["docker-registry", "serve", folder / "config.yml"]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            wait_for(host)
+            yield host
+        finally:
+            process.terminate()
+
+
+def wait_for(host):
+    for _ in range(400):
+        try:
+            requests.get(f"http://{host}/v2/", timeout=10)
+        except requests.ConnectionError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the registry does not answer")
