@@ -80,4 +80,4 @@ def command(
     typer.echo(f"image     {image.config_digest if image else 'none (plain process)'}")
     if image is not None:
         typer.echo(f"name      {image.reference}")
-    typer.echo(f"next: capsule run {spec} --key KEY", err=True)
+    typer.echo(f"next: capsule run {spec}", err=True)

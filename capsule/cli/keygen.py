@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import own_key, public_half
 from capsule.cli.options import JsonOption, PassphraseOption, option
 from capsule.cli.passphrase import chosen_passphrase
 
@@ -15,11 +16,13 @@ from capsule.cli.passphrase import chosen_passphrase
 @guarded
 def command(
     path: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="FILE", help="Private key to write. The public key goes to FILE.pub."
+            metavar="FILE",
+            help="Private key to write. The public key goes to FILE.pub. By default it is your "
+            "own key, with which commands sign if none is named.",
         ),
-    ],
+    ] = None,
     *,
     kind: Annotated[
         Literal["ed25519", "ecdsa-p256"],
@@ -38,24 +41,25 @@ def command(
         # Write the private key to ./alice and the public key to ./alice.pub.
         capsule keygen alice
 
-        # Protect the private key with a passphrase.
-        capsule keygen alice --passphrase
+        # Make your own key, protected with a passphrase.
+        capsule keygen --passphrase
     """
     from capsule.bundle.keys import generate
 
     passphrase = chosen_passphrase(passphrase_file, ask=ask)
-    public = generate(path, passphrase, algorithm=kind)
+    file = path or own_key()
+    public = generate(file, passphrase, algorithm=kind)
     if as_json:
         print_json(
             {
                 "schema": "capsule/key/v1",
                 "type": kind,
                 "fingerprint": public.fingerprint,
-                "private": str(path),
-                "public": f"{path}.pub",
+                "private": str(file),
+                "public": str(public_half(file)),
             }
         )
         return
-    typer.echo(f"private key  {path}  (keep it secret)")
-    typer.echo(f"public key   {path}.pub  (give it to verifiers)")
+    typer.echo(f"private key  {file}  (keep it secret)")
+    typer.echo(f"public key   {public_half(file)}  (give it to verifiers)")
     typer.echo(f"fingerprint  {public.fingerprint}")

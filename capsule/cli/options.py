@@ -281,8 +281,11 @@ ReceiptOption = Annotated[
 # capsule run
 
 SigningKeyOption = Annotated[
-    Path,
-    option("--key KEY", "Private key that signs the bundle ('capsule keygen')."),
+    Path | None,
+    option(
+        "--key KEY",
+        "Private key that signs. By default it is your own, which the first command makes.",
+    ),
 ]
 SshKeyOption = Annotated[
     Path | None,

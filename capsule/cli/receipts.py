@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import trusted_files
 from capsule.cli.options import TRUST, AllowedSignersOption, JsonOption, RevokedOption, option
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def command(
     from capsule.bundle.trust import load_policy
     from capsule.host.errors import CapsuleError
 
+    trusted = trusted_files(keys, allowed_signers)
     policy = load_policy(
-        keys=keys or (), allowed_signers=allowed_signers or (), revoked=revoked or ()
+        keys=trusted.keys, allowed_signers=trusted.allowed_signers, revoked=revoked or ()
     )
     original = read_original(bundle, policy)
     paths = receipts or receipts_beside(bundle)

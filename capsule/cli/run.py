@@ -11,7 +11,7 @@ import typer
 
 from capsule.cli import options
 from capsule.cli.common import guarded, locked, print_json
-from capsule.cli.passphrase import unlock
+from capsule.cli.defaults import public_half, signing_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ def command(
     spec: options.SpecArgument = options.DEFAULT_SPEC,
     *,
     overrides: options.SetOption = None,
-    key: options.SigningKeyOption,
+    key: options.SigningKeyOption = None,
     ssh_key: options.SshKeyOption = None,
     passphrase_file: options.PassphraseOption = None,
     resume: options.ResumeOption = None,
@@ -48,14 +48,14 @@ def command(
     The spec is locked first if it has no current lock, and its image is built if needed.
 
     Examples:
-        # Run ./capsule.yaml and sign the bundle.
-        capsule run --key alice
+        # Run ./capsule.yaml and sign the bundle with your own key.
+        capsule run
 
-        # Run another spec with another seed.
-        capsule run specs/dqn-cartpole.yaml --key alice --set seeds.root=2
+        # Run another spec with another seed, and sign with another key.
+        capsule run specs/dqn-cartpole.yaml --set seeds.root=2 --key alice
 
         # Resume an interrupted run.
-        capsule run --resume runs/dqn-cartpole-20270101T120000Z --key alice
+        capsule run --resume runs/dqn-cartpole-20270101T120000Z
     """
     from rich.console import Console
 
@@ -74,7 +74,8 @@ def command(
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
 
-    private_key = unlock(key, passphrase_file)  # a run of hours must not end with an unusable key
+    # First of all: a run of hours must not end with an unusable key.
+    key_file, private_key = signing_key(key, passphrase_file)
     if ssh_key is not None:
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     check_target(metrics)
@@ -133,7 +134,8 @@ def command(
     if claimed is not None:
         typer.echo(f"claimed   {claimed}")
     typer.echo(f"bundle    {bundle}")
-    typer.echo(f"next: capsule verify {bundle} --key {key}.pub", err=True)
+    trust = f" --key {public_half(key_file)}" if key else ""
+    typer.echo(f"next: capsule verify {bundle}{trust}", err=True)
 
 
 def _check_processes(learners: int, replicas: int, lock: Lock) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import signing_key
 from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption, option
-from capsule.cli.passphrase import unlock
 
 
 @guarded
@@ -19,7 +19,10 @@ def command(
     *,
     key: Annotated[
         Path | None,
-        option("--key KEY", "Private key, made by 'capsule keygen' or OpenSSH."),
+        option(
+            "--key KEY",
+            "Private key, made by 'capsule keygen' or OpenSSH. By default it is your own.",
+        ),
     ] = None,
     ssh_key: Annotated[
         Path | None,
@@ -54,18 +57,18 @@ def command(
     from capsule.bundle.cosign import cosign
     from capsule.host.errors import CapsuleError
 
-    chosen = key or ssh_key
-    if chosen is None or (key and ssh_key):
+    if key and ssh_key:
         raise CapsuleError(
             "CAP-B156",
-            "exactly one of --key and --ssh-key is required",
+            "--key contradicts --ssh-key: each run of 'capsule sign' writes one signature",
             fix="Use either --key or --ssh-key.",
         )
-    path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
     if ssh_key is None:
-        sign = partial(sshsig.sign, key=unlock(chosen, passphrase_file))
+        chosen, private_key = signing_key(key, passphrase_file)
+        sign = partial(sshsig.sign, key=private_key)
     else:
-        sign = partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
+        chosen, sign = ssh_key, partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
+    path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
     signed = cosign(bundle, sign, path)
     if as_json:
         print_json(

@@ -10,6 +10,7 @@ import typer
 
 from capsule.cli import options
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def command(
 
     Examples:
         # Check, rebuild, execute the whole run again and compare bit for bit.
-        capsule verify run.capsule.tar --key alice.pub
+        capsule verify run.capsule.tar
 
         # Execute three random segments again, then sign a receipt of the result.
         capsule verify run.capsule.tar --key alice.pub --challenge 3 --sign bob
@@ -91,9 +92,10 @@ def command(
     from capsule.verification.verdict import Report
     from capsule.verification.verify import verify
 
+    trusted = trusted_files(keys, allowed_signers, others=bool(keyless or allow_untrusted))
     policy = load_policy(
-        keys=keys or (),
-        allowed_signers=allowed_signers or (),
+        keys=trusted.keys,
+        allowed_signers=trusted.allowed_signers,
         revoked=revoked or (),
         identities=identities or (),
         threshold=threshold,

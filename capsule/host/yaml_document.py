@@ -71,7 +71,7 @@ class YamlDocument:
             raise CapsuleError(
                 "CAP-S001",
                 f"cannot read {kind} {path}: {error.strerror}",
-                fix="Name an existing file.",
+                fix="Name an existing file." + " Or write one: capsule init" * (kind == "spec"),
             ) from error
         if len(data) > MAX_BYTES:
             raise CapsuleError(

@@ -141,7 +141,7 @@ def inspect_directory(run: FoundRun) -> Inspected:
         ]
     rows += [("bundle", str(run.bundle))] if run.bundle is not None else []
     if run.state in ("interrupted", "not started"):
-        rows.append(("next", f"capsule run --resume {run.path} --key KEY"))
+        rows.append(("next", f"capsule run --resume {run.path}"))
     document = {"schema": "capsule/shown/v1", "kind": "run-directory", **run.document()}
     return Inspected(tuple(rows), document)
 

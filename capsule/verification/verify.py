@@ -129,7 +129,8 @@ def _verify(
                 NO_KEY,
                 f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
                 "was given to check that with",
-                fix="Get the signer's public key from a source you trust and pass --key; or pass "
+                fix="Get the signer's public key from a source you trust, then pass --key, or add "
+                "the key to the file allowed_signers in your configuration folder; or pass "
                 "--allow-untrusted to check everything but who signed it.",
             )
         request.expected.check(lock, claims)

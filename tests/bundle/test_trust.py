@@ -385,10 +385,9 @@ def test_the_sign_command(bundle, tmp_path, claim_id):
     done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "other")])
     assert public.fingerprint in done.stdout
     assert (tmp_path / "other").read_bytes() == (tmp_path / "b.tar.dan.sshsig").read_bytes()
-    for wrong in (command[:2], [*command, "--ssh-key", str(tmp_path / "dan")]):
-        done = CliRunner().invoke(app, wrong)
-        assert done.exit_code == 2
-        assert "CAP-B156" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--ssh-key", str(tmp_path / "dan")])
+    assert done.exit_code == 2
+    assert "CAP-B156" in done.stderr
 
 
 def test_a_bundle_that_is_not_intact_is_not_cosigned(bundle, tmp_path):

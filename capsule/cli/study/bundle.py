@@ -18,7 +18,7 @@ from capsule.cli.study.arguments import FolderArgument
 def command(
     folder: FolderArgument,
     *,
-    key: options.SigningKeyOption,
+    key: options.SigningKeyOption = None,
     ssh_key: options.SshKeyOption = None,
     passphrase_file: options.PassphraseOption = None,
     output: Annotated[
@@ -36,12 +36,12 @@ def command(
         capsule study bundle studies/rates --key alice
     """
     from capsule.bundle.sshsig import sign_by_ssh_keygen
-    from capsule.cli.passphrase import unlock
+    from capsule.cli.defaults import public_half, signing_key
     from capsule.study.directory import StudyDirectory
     from capsule.study.results import StudyResults
     from capsule.study.study_bundle import pack_study
 
-    private_key = unlock(key, passphrase_file)
+    key_file, private_key = signing_key(key, passphrase_file)
     results = StudyResults.of(StudyDirectory.open(folder))
     sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
     path, bundle = pack_study(results, private_key, output or folder, sign)
@@ -51,4 +51,5 @@ def command(
         )
         return
     typer.echo(f"claim id  {bundle.claim_id}\nmembers   {len(results.members)}\nbundle    {path}")
-    typer.echo(f"next: capsule study verify {path} --key {key}.pub --sample 3", err=True)
+    trust = f" --key {public_half(key_file)}" if key else ""
+    typer.echo(f"next: capsule study verify {path}{trust} --sample 3", err=True)

@@ -16,7 +16,7 @@ def command(
     folder: FolderArgument,
     name: Annotated[str, typer.Argument(metavar="MEMBER", help="The member, e.g. exploration.2.")],
     *,
-    key: options.SigningKeyOption,
+    key: options.SigningKeyOption = None,
     passphrase_file: options.PassphraseOption = None,
     engine: options.EngineOption = "auto",
 ) -> None:
@@ -29,17 +29,19 @@ def command(
         # Run a member again whose bundle was lost.
         capsule study member studies/rates exploration.2 --key alice
     """
-    from capsule.cli.passphrase import unlock
+    from capsule.cli.defaults import signing_key
     from capsule.host.errors import CapsuleError
     from capsule.study.directory import StudyDirectory
     from capsule.study.running import STOP_SECONDS, RunOptions, Runs
 
-    unlock(key, passphrase_file, ask=False)
+    key_file, _ = signing_key(key, passphrase_file, ask=False)
     study = StudyDirectory.open(folder)
     outcome = study.outcome(name)
     if outcome is None or outcome.bundle is None:  # a scheduler may start a job twice
         with Runs() as runs:
-            outcome = runs.run(study, name, RunOptions(key, passphrase_file, engine), STOP_SECONDS)
+            outcome = runs.run(
+                study, name, RunOptions(key_file, passphrase_file, engine), STOP_SECONDS
+            )
     if outcome is None:
         raise KeyboardInterrupt
     if outcome.bundle is None:

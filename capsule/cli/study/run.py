@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def command(
     study: StudyArgument,
     *,
-    key: options.SigningKeyOption,
+    key: options.SigningKeyOption = None,
     passphrase_file: options.PassphraseOption = None,
     on: OnOption = "local",
     only: Annotated[
@@ -56,7 +56,7 @@ def command(
         # One Slurm job for each member; the folder has to be on a shared file system.
         capsule study run study.yaml --key alice --on slurm
     """
-    from capsule.cli.passphrase import unlock
+    from capsule.cli.defaults import signing_key
     from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
@@ -66,7 +66,7 @@ def command(
     from capsule.study.running import RunOptions
 
     backend = parse_backend(on, lambda text: None if quiet else typer.echo(text, err=True))
-    unlock(key, passphrase_file, ask=False)  # before hours of work
+    key_file, _ = signing_key(key, passphrase_file, ask=False)  # before hours of work
     with open_reporter(quiet=quiet) as reporter:
         file, lock = locked_study(study, Cache(), progress=reporter.note)
     folder = output or Path("studies") / file.study.name
@@ -75,7 +75,7 @@ def command(
     names = [name for name in chosen if directory.bundle(name) is None]
     if names:
         with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:
-            backend.run(directory, names, RunOptions(key, passphrase_file, engine), poll)
+            backend.run(directory, names, RunOptions(key_file, passphrase_file, engine), poll)
     progress = progress_of(directory)
     if as_json:
         print_json(progress.document())

@@ -15,7 +15,7 @@ from capsule.cli.study.arguments import StudyArgument
 def command(
     study: StudyArgument,
     *,
-    key: options.SigningKeyOption,
+    key: options.SigningKeyOption = None,
     passphrase_file: options.PassphraseOption = None,
     engine: options.EngineOption = "auto",
     output: options.RunsOption = Path("runs"),
@@ -33,7 +33,7 @@ def command(
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
-    from capsule.cli.passphrase import unlock
+    from capsule.cli.defaults import signing_key
     from capsule.experiment.canonical import check_output, write_output
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.host.errors import CapsuleError
@@ -44,7 +44,7 @@ def command(
     from capsule.study.running import RunOptions, Runs
     from capsule.study.study_file import StudyFile
 
-    signer = unlock(key, passphrase_file, ask=False)
+    key_file, signer = signing_key(key, passphrase_file, ask=False)
     file = StudyFile.load(study)
     target = file.beside(STARTS)
     check_output(target)
@@ -55,7 +55,7 @@ def command(
         write_lock(folder / "lock.json", lock)
         reporter.note(f"running {folder}")
         with Runs() as runs:
-            outcome = runs.run_folder(folder, RunOptions(key, passphrase_file, engine))
+            outcome = runs.run_folder(folder, RunOptions(key_file, passphrase_file, engine))
     if outcome is None:
         raise KeyboardInterrupt
     if outcome.bundle is None:

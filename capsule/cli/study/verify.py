@@ -9,6 +9,7 @@ import typer
 
 from capsule.cli import options
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import trusted_files
 from capsule.cli.options import CHECKS, option
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ def command(
     from capsule.study.study_bundle import open_study
     from capsule.study.verification import check_study
 
+    trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     policy = load_policy(
-        keys=keys or (),
-        allowed_signers=allowed_signers or (),
+        keys=trusted.keys,
+        allowed_signers=trusted.allowed_signers,
         revoked=revoked or (),
         identities=identity or (),
         threshold=threshold,

@@ -1,0 +1,130 @@
+"""What commands use where the user names no key: an own key that signs, and whom the user trusts.
+
+The *configuration folder* is ``$CAPSULE_CONFIG``, else ``$XDG_CONFIG_HOME/capsule``, else
+``~/.config/capsule``. Its file ``key`` signs, or the file that ``$CAPSULE_KEY`` names. Trusted are
+the public half of that key and the lines of ``allowed_signers`` in the folder, or of the file that
+``$CAPSULE_ALLOWED_SIGNERS`` names. Keys and trust files that a command line names replace all this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from capsule.cli.passphrase import unlock
+from capsule.experiment.canonical import write_atomic
+
+if TYPE_CHECKING:
+    from capsule.bundle.keys import PrivateKey
+
+KEY = "CAPSULE_KEY"
+ALLOWED_SIGNERS = "CAPSULE_ALLOWED_SIGNERS"
+
+
+def configuration_folder() -> Path:
+    """Return the folder of the user's own key and trust file. It may not exist."""
+    if own := os.environ.get("CAPSULE_CONFIG"):
+        return Path(own).absolute()
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    # The XDG base directory specification has relative values ignored.
+    return (base if base.is_absolute() else Path.home() / ".config") / "capsule"
+
+
+def own_key() -> Path:
+    """Return the private key that signs if none is named. It may not exist."""
+    return Path(os.environ.get(KEY) or configuration_folder() / "key")
+
+
+def public_half(key: Path) -> Path:
+    """Return the file of a key's public half."""
+    return key.with_name(f"{key.name}.pub")
+
+
+def signing_key(
+    named: Path | None, passphrase_file: Path | None, *, ask: bool = True
+) -> tuple[Path, PrivateKey]:
+    """Return the key that signs: the one named, or the user's own, which is made at first use.
+
+    Args:
+        named: The private key that the command line names.
+        passphrase_file: As for :func:`capsule.cli.passphrase.unlock`, as is ``ask``.
+        ask: Whether to ask for a passphrase.
+
+    Raises:
+        CapsuleError: CAP-B135, the own key cannot be made; or what ``unlock`` raises.
+    """
+    if named is not None:
+        return named, unlock(named, passphrase_file, ask=ask)
+    path = own_key()
+    if not os.environ.get(KEY) and not path.exists():
+        _make(path)
+    key = unlock(path, passphrase_file, ask=ask)
+    if not public_half(path).exists():  # as after a kill between the writing of the two files
+        write_atomic(public_half(path), key.public.openssh().encode())
+    return path, key
+
+
+def _make(path: Path) -> None:
+    """Make the user's own key, unless another process did so since."""
+    import fcntl
+
+    from capsule.bundle.keys import generate
+    from capsule.host.errors import CapsuleError
+
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CapsuleError(
+            "CAP-B135",
+            f"cannot make a signing key in {path.parent}: {error.strerror}",
+            fix=f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder of your own.",
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # two first commands must not make two keys
+        if path.exists():
+            return
+        made = generate(path)
+    finally:
+        os.close(descriptor)
+    typer.echo(f"made a signing key: {path} ({made.fingerprint})", err=True)
+    typer.echo(f"  Give its public half, {public_half(path)}, to verifiers.", err=True)
+
+
+class Trusted(NamedTuple):
+    """Files of trusted keys.
+
+    Attributes:
+        keys: Public keys.
+        allowed_signers: Trust files.
+    """
+
+    keys: Sequence[Path]
+    allowed_signers: Sequence[Path]
+
+
+def trusted_files(
+    keys: Sequence[Path] | None, allowed_signers: Sequence[Path] | None, *, others: bool = False
+) -> Trusted:
+    """Return the trusted keys that a command line names, or else the user's own.
+
+    Args:
+        keys: Public keys that it names.
+        allowed_signers: Trust files that it names.
+        others: Whether it says by other means whom to trust, as ``--keyless`` does.
+    """
+    if keys or allowed_signers or others:
+        return Trusted(keys or (), allowed_signers or ())
+    public, named = public_half(own_key()), os.environ.get(ALLOWED_SIGNERS)
+    file = Path(named or configuration_folder() / "allowed_signers")
+    found = Trusted(
+        [public] if public.exists() else [],
+        [file] if named or file.exists() else [],  # that the named one is missing is an error
+    )
+    for path in (*found.keys, *found.allowed_signers):
+        typer.echo(f"trusting by default: {path}", err=True)
+    return found
