@@ -1,7 +1,10 @@
-"""``capsule doctor``: test whether this machine computes the bits of the portable profiles."""
+"""``capsule doctor``: check whether this machine can build, run and verify."""
 
 from __future__ import annotations
 
+import importlib.util
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,62 +13,126 @@ from capsule.cli.common import guarded, print_json
 from capsule.cli.options import JsonOption, option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from capsule.checkup import Check
     from capsule.experiment.spec import Numerics
     from capsule.machine.self_test import SelfTest
 
 PROFILES: tuple[Numerics, ...] = ("portable-v3", "portable-v3-strict", "portable-v2")
-_NAMED = 5  # the most differing operators that are named
+_COLUMNS, _INDENT = 80, " " * 11
 
 
 @guarded
 def command(
     profile: Annotated[
-        Literal["all", "portable-v3", "portable-v3-strict", "portable-v2"],
+        Literal["all", "none", "portable-v3", "portable-v3-strict", "portable-v2"],
         option(
             "--profile NAME",
-            "Numerics profile to test: portable-v3, portable-v3-strict, portable-v2 or all.",
+            "Numerics profile to test: portable-v3, portable-v3-strict, portable-v2, all or none.",
         ),
     ] = "all",
     *,
+    keys: Annotated[
+        list[Path] | None,
+        option(
+            "--key FILE",
+            "Private key to check, beside those in the current folder. May be repeated.",
+        ),
+    ] = None,
+    fix: Annotated[
+        bool,
+        option(
+            "--fix",
+            "First make missing folders (cache, TMPDIR) and close private keys to others.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Test whether this machine computes the same bits as others.
+    """Check whether this machine can build, run and verify, and say how to mend what cannot.
 
-    Operators and small trainings are executed under each numerics profile, and compared with
-    recorded answers.
+    Checked are Python, container engines, the processor, GPUs, disk space, the cache, package
+    indexes, Debian mirrors, programs and keys. Then operators and small trainings are executed
+    under each numerics profile and compared with recorded answers, if this Python has torch.
+
+    Exit status: 0 nothing prevents a run, 1 numerics differ, 4 something does, or a profile could
+    not be tested.
 
     Examples:
-        # Test all portable numerics profiles.
+        # Check everything.
         capsule doctor
+
+        # Mend what is safe to mend, and test no numerics.
+        capsule doctor --fix --profile none
     """
-    from capsule.host.errors import ExitCode
+    from capsule.checkup import check_machine, repair
+
+    done = list(repair(keys or [])) if fix else []
+    for each in done:
+        typer.echo(f"--fix {each}", err=True)
+    checks: list[Check] = []
+    for check in check_machine(keys or []):
+        checks.append(check)
+        if not as_json:
+            _show(check)
+    tests: list[SelfTest] = []
+    for check, test in _numerics(profile):
+        checks.append(check)
+        tests += [test] if test is not None else []
+        if not as_json:
+            _show(check)
+    if as_json:
+        print_json(
+            {
+                "schema": "capsule/doctor/v1",
+                "checks": [check._asdict() for check in checks],
+                "fixed": done,
+                "profiles": [test.model_dump(mode="json") for test in tests],
+            }
+        )
+    raise typer.Exit(_status(checks, tests))
+
+
+def _numerics(
+    profile: Literal["all", "none"] | Numerics,
+) -> Iterator[tuple[Check, SelfTest | None]]:
+    """Test the profiles that were asked for; all are left out if this Python has no torch.
+
+    Raises:
+        CapsuleError: CAP-M007, one profile was named and this Python has no torch.
+    """
+    from capsule.checkup import no_torch, numerics_check
     from capsule.machine.self_test import self_test
 
-    tests = [self_test(name) for name in (PROFILES if profile == "all" else (profile,))]
-    if as_json:
-        found = [test.model_dump(mode="json") for test in tests]
-        print_json({"schema": "capsule/doctor/v1", "profiles": found})
-    else:
-        for test in tests:
-            _show(test)
-    statuses = {test.status for test in tests}
-    if "differs" in statuses:
-        raise typer.Exit(ExitCode.DIFFERS)
-    raise typer.Exit(ExitCode.OK if statuses == {"as expected"} else ExitCode.INCONCLUSIVE)
+    if profile == "none":
+        return
+    if profile == "all" and importlib.util.find_spec("torch") is None:
+        yield no_torch(), None
+        return
+    for name in PROFILES if profile == "all" else (profile,):
+        test = self_test(name)
+        yield numerics_check(test), test
 
 
-def _show(test: SelfTest) -> None:
+def _status(checks: list[Check], tests: list[SelfTest]) -> int:
+    from capsule.host.errors import ExitCode
+
+    if any(test.status == "differs" for test in tests):
+        return ExitCode.DIFFERS
+    untested = any(test.status != "as expected" for test in tests)
+    problem = any(check.status == "problem" for check in checks)
+    return ExitCode.INCONCLUSIVE if untested or problem else ExitCode.OK
+
+
+def _show(check: Check) -> None:
+    """Print a check in at most 80 columns, and its remedy below it."""
     from capsule.report.text import printable
 
-    typer.echo(f"{test.profile:<20} {test.status:<12} {printable(_detail(test))}")
-
-
-def _detail(test: SelfTest) -> str:
-    libraries = ", ".join(f"{name} {version}" for name, version in test.libraries.items())
-    if test.status == "as expected":
-        return f"{test.answers} of {test.answers} answers; {libraries}"
-    if test.status == "differs":
-        named = ", ".join(test.different[:_NAMED])
-        more = ", ..." if len(test.different) > _NAMED else ""
-        return f"{len(test.different)} of {test.answers} answers: {named}{more}; {libraries}"
-    return test.reason or f"no answers are known for {libraries}"
+    lines = [f"{check.status:<{len(_INDENT)}}{printable(f'{check.name}: {check.found}')}"]
+    if check.fix is not None:
+        lines.append(f"{_INDENT}fix: {printable(check.fix)}")
+    for line in lines:
+        wrapped = textwrap.wrap(
+            line, _COLUMNS, subsequent_indent=_INDENT, drop_whitespace=True, break_on_hyphens=False
+        )
+        typer.echo("\n".join(wrapped or [line]))

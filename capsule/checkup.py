@@ -1,0 +1,321 @@
+"""Whether this machine can build, run and verify: one check after the other, each with its remedy.
+
+Nothing that stays is written, except by :func:`repair`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from capsule.bundle.keys import load_public
+from capsule.engine.connection import ContainerEngineName, component, connect, engine_errors
+from capsule.engine.gpu import gpu_request
+from capsule.experiment.spec import SourcesSpec
+from capsule.host.errors import CapsuleError
+from capsule.host.owner import temporary_folder
+from capsule.image.cache import Cache
+from capsule.image.recipe import load_recipe
+from capsule.image.resolution.debian import shipped_base
+from capsule.image.resolution.fetch import fetch_debian
+from capsule.image.resolution.resolve import PYTHON, compile_wheels
+from capsule.image.resolution.sources import machine_sources
+from capsule.machine.fingerprint import read_cpu
+from capsule.machine.gpu import load_nvml, read_gpus
+from capsule.machine.self_test import SelfTest
+
+Status = Literal["ok", "warning", "problem", "unchecked"]
+_NEEDED_FLAGS = ("avx2", "fma")  # of the portable numerics profiles
+_LITTLE_DISK, _NO_DISK = 10 << 30, 2 << 30
+_PROGRAMS = {
+    "git": "to record the commit of a program's source tree",
+    "ssh-keygen": "for signatures with --ssh-key",
+    "apt-get": "to add Debian packages to an image",
+}
+_PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+_HIDDEN = 0o077  # what others may not do with a private key
+
+
+class Check(NamedTuple):
+    """The result of one check.
+
+    Attributes:
+        name: What was checked.
+        status: "problem": runs or builds fail because of it; "warning": some of them may.
+        found: What was found.
+        fix: What to do about it; None if there is nothing to do.
+    """
+
+    name: str
+    status: Status
+    found: str
+    fix: str | None = None
+
+
+def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
+    """Check everything but numerics.
+
+    Args:
+        keys: Private keys, beside those in the current folder.
+    """
+    yield Check("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+    engines = list(check_engines())
+    yield from engines
+    containers = any(check.status == "ok" for check in engines)
+    yield check_interpreter(containers=containers)
+    yield check_processor()
+    yield check_gpus()
+    yield from check_disks()
+    yield check_cache()
+    yield check_temporary()
+    yield check_index()
+    yield check_mirror()
+    yield from check_programs()
+    yield from (check_key(path) for path in private_keys(keys))
+
+
+def check_engines() -> Iterator[Check]:
+    """Check which container engines answer. One is enough."""
+    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
+    found: dict[str, Check] = {}
+    for name in names:
+        try:
+            client = connect(name)
+        except CapsuleError as error:
+            found[name] = Check(name, "warning", error.message, error.fix)
+            continue
+        with closing(client), engine_errors(name):
+            version, info = component(client.version())["Version"], client.info()
+            rootless = any("rootless" in each for each in info.get("SecurityOptions") or ())
+            found[name] = Check(name, "ok", version + ", rootless" * rootless)
+    answering = any(check.status == "ok" for check in found.values())
+    for check in found.values():
+        if check.status != "ok" and answering:
+            yield Check(check.name, "ok", "does not answer, and is not needed beside the other")
+        else:
+            yield check
+
+
+def check_interpreter(*, containers: bool) -> Check:
+    """Check that the plain-process engine has the Python of its environments."""
+    from uv import find_uv_bin
+
+    name = f"Python {PYTHON}"
+    command = [find_uv_bin(), "--no-config", "python", "find", "--no-python-downloads", PYTHON]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check(name, "ok", f"{done.stdout.strip()}, for --engine process")
+    status: Status = "warning" if containers else "problem"
+    fix = f"Install Python {PYTHON}, or use a container engine."
+    return Check(name, status, "not found; --engine process needs it", fix)
+
+
+def check_processor() -> Check:
+    """Check that the processor has what the portable numerics profiles need."""
+    cpu = read_cpu()
+    name = cpu.name or "an unknown processor"
+    missing = [flag for flag in _NEEDED_FLAGS if flag not in cpu.flags]
+    if not missing:
+        return Check("processor", "ok", f"{name}, {cpu.usable_cores} usable cores")
+    fix = "Use a processor with AVX2 and FMA, or accelerator.numerics: native."
+    return Check("processor", "problem", f"{name} lacks {', '.join(missing)}", fix)
+
+
+def check_gpus() -> Check:
+    """Check NVIDIA's driver, and that an engine can give its GPUs to a run."""
+    driver, gpus = read_gpus(load_nvml())
+    if not gpus:
+        return Check("GPU", "ok", f"none (NVML: {driver.nvml}); only CUDA specs need one")
+    found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
+    found += f"; driver {driver.version}"
+    failures = []
+    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
+    for name in names:
+        try:
+            client = connect(name)
+        except CapsuleError:  # reported by check_engines
+            continue
+        try:
+            with closing(client), engine_errors(name):
+                gpu_request(client.version(), client.info())
+            return Check("GPU", "ok", f"{found}; {name} gives it to runs")
+        except CapsuleError as error:
+            failures.append(error)
+    if not failures:
+        return Check("GPU", "warning", f"{found}; no engine gives it to runs", "Start an engine.")
+    return Check("GPU", "warning", f"{found}; {failures[0].message}", failures[0].fix)
+
+
+def check_disks() -> Iterator[Check]:
+    """Check the free space where files are written, each disk once."""
+    places = {"cache": Cache().root, "temporary files": Path(tempfile.gettempdir()), "runs": Path()}
+    seen: dict[int, list[str]] = {}
+    for name, path in places.items():
+        place = _existing(path)
+        seen.setdefault(place.stat().st_dev, []).append(f"{name} ({place})")
+    for device, names in seen.items():
+        place = next(
+            each for each in map(_existing, places.values()) if each.stat().st_dev == device
+        )
+        free = shutil.disk_usage(place).free
+        status: Status = (
+            "ok" if free >= _LITTLE_DISK else "warning" if free >= _NO_DISK else "problem"
+        )
+        fix = None if status == "ok" else "Free some space; 'capsule prune' helps."
+        yield Check("disk", status, f"{free / (1 << 30):.1f} GiB free for {', '.join(names)}", fix)
+
+
+def check_cache() -> Check:
+    """Check that the cache can be written, and that no other user can."""
+    root = Cache().root
+    if not root.exists():
+        place = _existing(root)
+        if os.access(place, os.W_OK):
+            return Check("cache", "ok", f"{root} will be made")
+        fix = "Set CAPSULE_CACHE to a folder that you may write to."
+        return Check("cache", "problem", f"{root} cannot be made in {place}", fix)
+    mode, owner = stat.S_IMODE(root.stat().st_mode), root.stat().st_uid
+    if owner not in (os.geteuid(), 0) or mode & (stat.S_IWGRP | stat.S_IWOTH):
+        found = f"{root} belongs to uid {owner} and has mode {mode:04o}: others can write there"
+        return Check("cache", "problem", found, f"Delete it, or: chmod go-w {root}")
+    if not os.access(root, os.W_OK):
+        fix = "Set CAPSULE_CACHE to a folder that you may write to."
+        return Check("cache", "problem", f"{root} cannot be written", fix)
+    return Check("cache", "ok", str(root))
+
+
+def check_temporary() -> Check:
+    """Check that the folder that TMPDIR names exists: Python takes another without a word."""
+    wanted, used = os.environ.get("TMPDIR"), tempfile.gettempdir()
+    if wanted and Path(wanted).absolute() != Path(used).absolute():
+        found = f"TMPDIR is {wanted}, which cannot be used; {used} is used instead"
+        return Check("temporary files", "warning", found, "capsule doctor --fix, or unset TMPDIR.")
+    return Check("temporary files", "ok", used)
+
+
+def check_index() -> Check:
+    """Ask the Python package indexes for what every image has."""
+    try:
+        with temporary_folder("capsule-doctor-") as folder:
+            sources = machine_sources(SourcesSpec())
+            packages = load_recipe("cpu").packages
+            found = compile_wheels(packages, ["--no-deps"], sources, Cache(folder), lambda _: None)
+    except CapsuleError as error:
+        return Check("package index", "warning", f"{error.code}: {error.message}", error.fix)
+    named = ", ".join(f"{wheel.name} {wheel.version}" for wheel in found)
+    return Check("package index", "ok", f"answers: {named}")
+
+
+def check_mirror() -> Check:
+    """Fetch the smallest package of the base from a Debian mirror, as a build does."""
+    package = min(shipped_base(), key=lambda each: each.size)
+    try:
+        with temporary_folder("capsule-doctor-") as folder:
+            fetch_debian([package], Cache(folder), SourcesSpec(), lambda _: None)
+    except CapsuleError as error:
+        return Check("Debian mirror", "warning", f"{error.code}: {error.message}", error.fix)
+    return Check("Debian mirror", "ok", f"has {package.name} {package.version}")
+
+
+def check_programs() -> Iterator[Check]:
+    """Check for programs that only some commands need."""
+    for name, purpose in _PROGRAMS.items():
+        place = shutil.which(name)
+        if place is None:
+            fix = f"Install {name} if you need it."
+            yield Check(name, "warning", f"not found; needed {purpose}", fix)
+        else:
+            yield Check(name, "ok", place)
+
+
+def private_keys(named: Iterable[Path]) -> list[Path]:
+    """Return the private keys that are named, and those in the current folder."""
+    here = (path.with_suffix("") for path in sorted(Path().glob("*.pub")))
+    return list(dict.fromkeys([*named, *(path for path in here if _is_private_key(path))]))
+
+
+def check_key(path: Path) -> Check:
+    """Check that nobody else can read a private key, and that its public key is beside it."""
+    name, public = f"key {path}", Path(f"{path}.pub")
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        fingerprint = load_public(public).fingerprint
+    except OSError as error:
+        fix = "Name an existing key, or make one with 'capsule keygen'."
+        return Check(name, "problem", error.strerror or str(error), fix)
+    except CapsuleError as error:
+        return Check(name, "warning", error.message, f"Restore {public} from the private key.")
+    if mode & _HIDDEN:
+        found = f"others may read it (mode {mode:04o})"
+        return Check(name, "problem", found, f"capsule doctor --fix, or: chmod 600 {path}")
+    return Check(name, "ok", fingerprint)
+
+
+def numerics_check(test: SelfTest) -> Check:
+    """Return the result of a self-test of numerics as a check."""
+    libraries = ", ".join(f"{name} {version}" for name, version in test.libraries.items())
+    if test.status == "as expected":
+        found = f"{test.answers} of {test.answers} answers as expected; {libraries}"
+        return Check(test.profile, "ok", found)
+    if test.status == "differs":
+        named = ", ".join(test.different[:5]) + ", ..." * (len(test.different) > 5)
+        found = f"{len(test.different)} of {test.answers} answers differ: {named}; {libraries}"
+        fix = "Do not trust results of this machine under this profile; report the processor."
+        return Check(test.profile, "problem", found, fix)
+    if test.status == "unchecked":
+        found = f"no answers are known for {libraries}"
+        return Check(test.profile, "unchecked", found, "Install the versions that images have.")
+    return Check(test.profile, "problem", f"the test did not run: {test.reason}")
+
+
+def no_torch() -> Check:
+    """Return the check of numerics where this Python cannot test them."""
+    found = "this Python has no torch; every run tests its profile when it starts"
+    return Check("numerics", "unchecked", found, "pip install 'capsule-rl[train]' to test it here.")
+
+
+def repair(keys: Sequence[Path]) -> Iterator[str]:
+    """Do what needs no decision, and yield what was done.
+
+    Folders that are missing are made, and private keys of this user are closed to others.
+    """
+    root = Cache().root
+    if not root.exists():
+        root.mkdir(mode=0o755, parents=True)
+        yield f"made the folder {root}"
+    wanted = os.environ.get("TMPDIR")
+    if wanted and not Path(wanted).exists():
+        Path(wanted).mkdir(mode=0o700, parents=True)
+        tempfile.tempdir = None
+        yield f"made the folder {wanted}"
+    for path in private_keys(keys):
+        if not _is_private_key(path):
+            continue
+        facts = path.stat()
+        if facts.st_uid == os.geteuid() and facts.st_mode & _HIDDEN:
+            path.chmod(0o600)
+            yield f"closed {path} to others (mode 0600)"
+
+
+def _is_private_key(path: Path) -> bool:
+    """Tell a private key that ``capsule keygen`` wrote from other files; links do not count."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.readline(64).strip() in _PRIVATE
+
+
+def _existing(path: Path) -> Path:
+    """Return the folder in which a path is or would be made."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return place

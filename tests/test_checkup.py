@@ -1,0 +1,238 @@
+"""'capsule doctor': each check on machines that lack something, what is mended, the exit status."""
+
+import json
+import shutil
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from capsule import checkup
+from capsule.bundle.keys import generate
+from capsule.checkup import Check, check_machine, numerics_check, repair
+from capsule.cli import main
+from capsule.host.errors import CapsuleError
+from capsule.machine.fingerprint import Cpu
+from capsule.machine.gpu import Driver, Gpu
+from capsule.machine.self_test import SelfTest
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A folder of its own for everything, and no engine, index or mirror."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setenv("CONTAINER_HOST", f"unix://{tmp_path}/podman.sock")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(checkup, "compile_wheels", lambda *_: [])
+    monkeypatch.setattr(checkup, "fetch_debian", lambda *_: None)
+    return tmp_path
+
+
+def by_name(keys=()):
+    return {check.name: check for check in check_machine(keys)}
+
+
+def doctor(*options):
+    return CliRunner().invoke(main.app, ["doctor", "--profile", "none", *options])
+
+
+def refuse(*_):
+    raise CapsuleError("CAP-L105", "it cannot be reached", fix="Check the network.")
+
+
+def test_every_check_has_a_result_and_every_fault_a_remedy(machine):
+    checks = by_name()
+    assert {"Python", "docker", "podman", "processor", "GPU", "disk", "cache", "git"} <= set(checks)
+    for check in checks.values():
+        assert (check.fix is None) == (check.status == "ok"), check
+
+
+def test_one_container_engine_is_enough(machine, monkeypatch):
+    def connect(name):
+        if name == "podman":
+            raise CapsuleError("CAP-E001", "no podman engine answers", fix="Start it.")
+        return FakeClient()
+
+    assert by_name()["docker"].status == by_name()["podman"].status == "warning"
+    monkeypatch.setattr(checkup, "connect", connect)
+    checks = by_name()
+    assert checks["docker"] == Check("docker", "ok", "28.0, rootless")
+    assert checks["podman"].status == "ok"
+    assert "not needed" in checks["podman"].found
+
+
+class FakeClient:
+    def version(self):
+        return {"Components": [{"Name": "Engine", "Version": "28.0"}]}
+
+    def info(self):
+        return {"SecurityOptions": ["name=rootless"]}
+
+    def close(self):
+        pass
+
+
+def test_without_engine_and_interpreter_nothing_can_run(machine, monkeypatch):
+    monkeypatch.setattr(checkup, "PYTHON", "3.2")
+    assert by_name()["Python 3.2"].status == "problem"
+    assert doctor().exit_code == 4
+    monkeypatch.setattr(checkup, "connect", lambda _name: FakeClient())
+    assert by_name()["Python 3.2"].status == "warning"
+    assert doctor().exit_code == 0
+
+
+def test_a_processor_without_the_instructions(machine, monkeypatch):
+    monkeypatch.setattr(checkup, "read_cpu", lambda: Cpu(name="Old", flags=("sse4_2", "fma")))
+    check = by_name()["processor"]
+    assert (check.status, check.found) == ("problem", "Old lacks avx2")
+
+
+def test_a_gpu_that_no_engine_gives_to_runs(machine, monkeypatch):
+    gpus = (Gpu(index=0, name="NVIDIA H200", compute_capability="9.0"),)
+    driver = Driver(nvml="loaded", version="580.65")
+    monkeypatch.setattr(checkup, "read_gpus", lambda _nvml: (driver, gpus))
+    check = by_name()["GPU"]
+    assert check.status == "warning"
+    assert check.found == "NVIDIA H200 (9.0); driver 580.65; no engine gives it to runs"
+    monkeypatch.setattr(checkup, "connect", lambda _name: FakeClient())
+    monkeypatch.setattr(checkup, "gpu_request", refuse)
+    assert "it cannot be reached" in by_name()["GPU"].found
+    monkeypatch.setattr(checkup, "gpu_request", lambda *_: None)
+    assert by_name()["GPU"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("free", "status"), [(20 * GIB, "ok"), (5 * GIB, "warning"), (GIB, "problem")]
+)
+def test_disk_space(machine, monkeypatch, free, status):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(free))
+    check = by_name()["disk"]
+    assert check.status == status
+    assert f"{free / GIB:.1f} GiB" in check.found
+    assert doctor().exit_code == (4 if status == "problem" else 0)
+
+
+def test_a_cache_that_others_can_write_to(machine):
+    assert "will be made" in by_name()["cache"].found
+    (machine / "cache").mkdir()
+    assert by_name()["cache"].status == "ok"
+    (machine / "cache").chmod(0o777)
+    check = by_name()["cache"]
+    assert check.status == "problem"
+    assert f"chmod go-w {machine / 'cache'}" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [("compile_wheels", "package index"), ("fetch_debian", "Debian mirror")]
+)
+def test_sources_that_do_not_answer(machine, monkeypatch, what, name):
+    monkeypatch.setattr(checkup, what, refuse)
+    assert by_name()[name] == Check(
+        name, "warning", "CAP-L105: it cannot be reached", "Check the network."
+    )
+    assert doctor().exit_code == 0  # what is in the cache can still be built and run
+
+
+def test_programs_that_are_missing(machine, monkeypatch):
+    monkeypatch.setenv("PATH", str(machine))
+    check = by_name()["git"]
+    assert check.status == "warning"
+    assert "source tree" in check.found
+
+
+def test_keys_in_the_folder_and_named_ones(machine):
+    generate(Path("alice"))
+    (machine / "elsewhere").mkdir()
+    generate(Path("elsewhere/bob"))
+    Path("alice").chmod(0o644)
+    Path("note.pub").write_text("not a key")
+    checks = by_name([Path("elsewhere/bob"), Path("missing")])
+    assert checks["key alice"].status == "problem"
+    assert "0644" in checks["key alice"].found
+    assert checks["key elsewhere/bob"].found.startswith("SHA256:")
+    assert checks["key missing"].status == "problem"
+    assert "key note" not in checks
+
+
+def test_nothing_is_written_unless_it_is_to_be_mended(machine, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(machine / "temporary"))
+    generate(Path("alice"))
+    Path("alice").chmod(0o644)
+    (machine / "link").symlink_to("alice")
+    (machine / "link.pub").touch()
+    before = {path.name: path.lstat().st_mode for path in machine.iterdir()}
+    assert doctor().exit_code == 4
+    assert {path.name: path.lstat().st_mode for path in machine.iterdir()} == before
+    assert by_name()["temporary files"].status == "warning"
+    done = doctor("--fix", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert len(found["fixed"]) == 3
+    assert (machine / "alice").stat().st_mode & 0o777 == 0o600
+    assert (machine / "cache").is_dir()
+    assert (machine / "temporary").stat().st_mode & 0o777 == 0o700
+    assert list(repair([])) == []
+    names = [check["name"] for check in found["checks"]]
+    assert names[0] == "Python"
+    assert "key alice" in names
+
+
+def test_a_key_of_another_format_is_not_touched(machine):
+    Path("own").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    Path("own").chmod(0o644)
+    Path("own.pub").touch()
+    list(repair([Path("own")]))
+    assert Path("own").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("as expected", "ok"), ("differs", "problem"), ("unchecked",) * 2]
+)
+def test_numerics(status, expected):
+    test = SelfTest(profile="portable-v3", status=status, answers=3, different=("a",))
+    assert numerics_check(test).status == expected
+
+
+@pytest.mark.parametrize(("status", "code"), [("as expected", 0), ("differs", 1), ("unchecked", 4)])
+def test_the_exit_status_says_whether_numerics_differ(machine, monkeypatch, status, code):
+    monkeypatch.setattr(
+        "capsule.machine.self_test.self_test",
+        lambda name: SelfTest(profile=name, status=status, answers=3),
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    done = CliRunner().invoke(main.app, ["doctor"])
+    assert done.exit_code == code
+    assert done.stdout.count("portable-v3") == 2
+
+
+def test_without_torch_everything_else_is_checked(machine, monkeypatch):
+    found = sys.modules["importlib.util"].find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    done = CliRunner().invoke(main.app, ["doctor"])
+    assert done.exit_code == 0
+    assert "unchecked  numerics: this Python has no torch" in done.stdout
+    named = CliRunner().invoke(main.app, ["doctor", "--profile", "portable-v3"])
+    assert named.exit_code == 4
+    assert "CAP-M007" in named.output
+
+
+def test_the_output_fits_a_terminal(machine):
+    assert max(map(len, doctor().stdout.splitlines())) <= 80
+
+
+@pytest.mark.network
+def test_the_sources_of_this_machine_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "cache"))
+    assert checkup.check_index().status == "ok"
+    assert checkup.check_mirror().status == "ok"
+    assert not (tmp_path / "cache").exists()
