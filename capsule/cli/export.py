@@ -12,9 +12,15 @@ from capsule.cli.common import guarded
 from capsule.cli.options import OUTPUT, KeysOption, option
 
 if TYPE_CHECKING:
+    from capsule.bundle.trust import TrustPolicy
+    from capsule.export.deposit import Details
     from capsule.export.runs import ExportedRun
 
-Format = Literal["csv", "tensorboard", "mlflow", "wandb"]
+Format = Literal["csv", "tensorboard", "mlflow", "wandb", "zenodo", "huggingface"]
+MetricsWriter = Callable[[Sequence["ExportedRun"], Path], None]
+DepositWriter = Callable[[Path, "TrustPolicy", "Details", Path], None]
+
+DEPOSIT = "Deposit (zenodo, huggingface)"
 
 
 @guarded
@@ -25,12 +31,38 @@ def command(
     ],
     *,
     form: Annotated[
-        Format, option("--to FORMAT", "csv, tensorboard, mlflow or wandb (offline).", OUTPUT)
+        Format,
+        option(
+            "--to FORMAT",
+            "csv, tensorboard, mlflow or wandb (offline): the metrics. zenodo or huggingface: a "
+            "folder to upload.",
+            OUTPUT,
+        ),
     ],
     output: Annotated[Path, option("--output -o PLACE", "File (csv) or folder to write.", OUTPUT)],
+    title: Annotated[str | None, option("--title TEXT", "Title of the deposit.", DEPOSIT)] = None,
+    creators: Annotated[
+        list[str] | None,
+        option("--creator NAME", "Creator, as 'Family, Given'. May be repeated.", DEPOSIT),
+    ] = None,
+    licence: Annotated[
+        str | None, option("--licence ID", "SPDX identifier, e.g. CC-BY-4.0.", DEPOSIT)
+    ] = None,
+    related: Annotated[
+        list[str] | None,
+        option(
+            "--related RELATION=ID",
+            "Related work, e.g. isSupplementTo=10.1234/x. May be repeated.",
+            DEPOSIT,
+        ),
+    ] = None,
+    citation: Annotated[
+        Path | None,
+        option("--citation FILE", "CITATION.cff with the creators and the licence.", DEPOSIT),
+    ] = None,
     keys: KeysOption = None,
 ) -> None:
-    """Write the metrics of a run, or of each member of a study, for another tool.
+    """Write the metrics of a run, or a deposit of its bundle, for another tool.
 
     Nothing is executed and nothing is sent anywhere.
 
@@ -40,31 +72,47 @@ def command(
 
         # Load the metrics into a data frame.
         capsule export runs/dqn-cartpole-20270101T120000Z --to csv -o metrics.csv
+
+        # Make a folder to upload to Zenodo.
+        capsule export run.capsule.tar --to zenodo -o deposit --citation CITATION.cff
     """
     from capsule.bundle.trust import load_policy
+    from capsule.export import huggingface, mlflow, table, tensorboard, wandb, zenodo
+    from capsule.export.deposit import Details
     from capsule.export.runs import read_runs
     from capsule.host.errors import CapsuleError
 
-    runs = read_runs(path, load_policy(keys=keys or ()))
+    metrics: dict[Format, MetricsWriter] = {
+        "csv": table.export_table,
+        "tensorboard": tensorboard.export_tensorboard,
+        "mlflow": mlflow.export_mlflow,
+        "wandb": wandb.export_wandb,
+    }
+    deposits: dict[Format, DepositWriter] = {
+        "zenodo": zenodo.export_zenodo,
+        "huggingface": huggingface.export_huggingface,
+    }
+    policy = load_policy(keys=keys or ())
+    details = Details.of(
+        title=title,
+        creators=creators or (),
+        licence=licence,
+        related=related or (),
+        citation=citation,
+    )
     try:
-        _writer(form)(runs, output)
+        if form in deposits:
+            deposits[form](path, policy, details, output)
+            what = "the deposit"
+        else:
+            details.require_none(form)
+            runs = read_runs(path, policy)
+            metrics[form](runs, output)
+            what = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
     except OSError as error:
         raise CapsuleError(
             "CAP-P203",
             f"{output} cannot be written: {error.strerror}",
             fix="Name a place that you may write to.",
         ) from error
-    count = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
-    typer.echo(f"wrote {count} to {output}", err=True)
-
-
-def _writer(form: Format) -> Callable[[Sequence[ExportedRun], Path], None]:
-    from capsule.export import mlflow, table, tensorboard, wandb
-
-    writers: dict[Format, Callable[[Sequence[ExportedRun], Path], None]] = {
-        "csv": table.export_table,
-        "tensorboard": tensorboard.export_tensorboard,
-        "mlflow": mlflow.export_mlflow,
-        "wandb": wandb.export_wandb,
-    }
-    return writers[form]
+    typer.echo(f"wrote {what} to {output}", err=True)

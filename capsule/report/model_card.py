@@ -21,10 +21,10 @@ tags:
 ---"""
 
 
-def model_card(subject: ReportedRun) -> str:
-    """Return a model card for what a run has learned."""
+def model_card(subject: ReportedRun, metadata: str = METADATA) -> str:
+    """Return a model card for what a run has learned, below a block of metadata."""
     return document(
-        METADATA,
+        metadata,
         f"# Model card: {plain(subject.lock.spec.name)}",
         "## Model details",
         items(_details(subject)),

@@ -31,3 +31,11 @@ def test_a_bundle_by_another_key_is_not_exported(tmp_path):
     key = TRAINING.parent / "verifier.pub"
     done = export(TRAINING, "--to", "csv", "-o", tmp_path / "out", "--key", key)
     assert (done.exit_code, (tmp_path / "out").exists()) == (3, False)
+
+
+def test_a_deposit_takes_what_metrics_do_not(tmp_path):
+    options = ("--creator", "Doe, Jane", "--licence", "MIT", "--related", "cites=10.1/x")
+    done = export(TRAINING, "--to", "zenodo", "-o", tmp_path / "deposit", *options)
+    assert (done.exit_code, done.stderr) == (0, f"wrote the deposit to {tmp_path / 'deposit'}\n")
+    done = export(TRAINING, "--to", "csv", "-o", tmp_path / "metrics.csv", *options)
+    assert (done.exit_code, done.stderr[:8]) == (2, "CAP-P207")

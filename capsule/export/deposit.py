@@ -1,0 +1,153 @@
+"""What the user says about a deposit: its title, creators, licence and related works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from capsule.host.errors import CapsuleError
+
+MAX_CITATION_BYTES = 1 << 20
+# Relations of a related work that Zenodo's API takes, of those in DataCite's metadata.
+RELATIONS = (
+    *("isCitedBy", "cites", "isSupplementTo", "isSupplementedBy", "isContinuedBy", "continues"),
+    *("hasMetadata", "isMetadataFor", "isNewVersionOf", "isPreviousVersionOf", "isPartOf"),
+    *("hasPart", "isReferencedBy", "references", "isDocumentedBy", "documents", "isCompiledBy"),
+    *("compiles", "isVariantFormOf", "isIdenticalTo", "isReviewedBy", "reviews"),
+    *("isDerivedFrom", "isSourceOf"),
+)
+_ORCID = re.compile(r"(?:https?://orcid\.org/)?(\d{4}-\d{4}-\d{4}-\d{3}[\dX])")
+
+
+@dataclass(frozen=True)
+class Creator:
+    """A person, as "Family, Given", or an organisation."""
+
+    name: str
+    affiliation: str | None = None
+    orcid: str | None = None
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a bundle does not know about its deposit.
+
+    Attributes:
+        title: None for the name of the experiment.
+        creators: In the order of the citation.
+        licence: SPDX identifier; None if none was given.
+        related: Relation and identifier (DOI, URL, …) of related works.
+    """
+
+    title: str | None = None
+    creators: tuple[Creator, ...] = ()
+    licence: str | None = None
+    related: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        title: str | None,
+        creators: Sequence[str],
+        licence: str | None,
+        related: Sequence[str],
+        citation: Path | None,
+    ) -> Details:
+        """Gather the options of a command; what they leave open is taken from a citation file.
+
+        Raises:
+            CapsuleError: CAP-P207, one of them is malformed.
+        """
+        cited = _Citation() if citation is None else _read_citation(citation)
+        named = tuple(map(Creator, creators)) or tuple(each.creator for each in cited.authors)
+        return cls(
+            title=title,
+            creators=named,
+            licence=_licence(licence or cited.license),
+            related=tuple(map(_related, related)),
+        )
+
+    def require_none(self, form: str) -> None:
+        """Check that nothing was said about a deposit where none is made.
+
+        Raises:
+            CapsuleError: CAP-P207.
+        """
+        if self != Details():
+            raise CapsuleError(
+                "CAP-P207",
+                f"--to {form} makes no deposit, so it takes neither --title, --creator, --licence, "
+                "--related nor --citation",
+                fix="Remove these options, or use --to zenodo or --to huggingface.",
+            )
+
+
+class _Author(BaseModel):
+    """A person or an entity of the Citation File Format 1.2."""
+
+    name: str | None = None
+    family: Annotated[str | None, Field(alias="family-names")] = None
+    particle: Annotated[str | None, Field(alias="name-particle")] = None
+    given: Annotated[str | None, Field(alias="given-names")] = None
+    affiliation: str | None = None
+    orcid: str | None = None
+
+    @property
+    def creator(self) -> Creator:
+        family = " ".join(filter(None, (self.particle, self.family)))
+        name = self.name or ", ".join(filter(None, (family, self.given)))
+        match = _ORCID.fullmatch(self.orcid or "")
+        return Creator(name, self.affiliation, match and match[1])
+
+
+class _Citation(BaseModel):
+    """The fields of a CITATION.cff that a deposit has a use for."""
+
+    authors: tuple[_Author, ...] = ()
+    license: str | None = None
+
+
+def _read_citation(path: Path) -> _Citation:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        with path.open("rb") as stream:
+            document: Any = YAML(typ="safe").load(stream.read(MAX_CITATION_BYTES))
+        return _Citation.model_validate(document)
+    except (OSError, YAMLError, ValidationError, ValueError) as error:
+        raise _malformed(f"--citation {path}", str(error).splitlines()[0]) from error
+
+
+def _licence(text: str | None) -> str | None:
+    """Return an SPDX identifier in its usual spelling."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+    if text is None:
+        return None
+    try:
+        licence = canonicalize_license_expression(text)
+    except InvalidLicenseExpression as error:
+        raise _malformed(f"--licence {text!a}", "it is not an SPDX identifier") from error
+    if " " in licence:
+        raise _malformed(f"--licence {text!a}", "a deposit has one licence")
+    return licence
+
+
+def _related(text: str) -> tuple[str, str]:
+    relation, _, identifier = text.partition("=")
+    if relation not in RELATIONS or not identifier:
+        raise _malformed(
+            f"--related {text!a}", "it is not RELATION=IDENTIFIER, such as isSupplementTo=10.1/x"
+        )
+    return relation, identifier
+
+
+def _malformed(what: str, reason: str) -> CapsuleError:
+    return CapsuleError("CAP-P207", f"{what}: {reason}", fix="Correct the option.")
