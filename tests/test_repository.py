@@ -1,6 +1,7 @@
 """The repository's promises to its readers: error catalogue, documents, structure."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def test_every_error_code_is_catalogued_and_every_catalogued_code_exists():
     ]
     assert len(catalogued) == len(set(catalogued))
     assert used == set(catalogued)
+
+
+def test_the_command_reference_is_what_the_program_says():
+    """To mend it: python scripts/commands_page.py."""
+    page = runpy.run_path(str(ROOT / "scripts/commands_page.py"))["page"]
+    assert (ROOT / "docs/commands.md").read_text() == page()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+# ruff: noqa: INP001
+"""Write docs/commands.md, the reference of every command, from the program itself.
+
+To be run after every change of a command or an option; a test compares.
+
+usage: python scripts/commands_page.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from capsule.cli import main
+
+PLACE = Path(__file__).parents[1] / "docs" / "commands.md"
+HEAD = """# Command reference
+
+Every command with its arguments and options, as `capsule COMMAND --help` shows them.
+`scripts/commands_page.py` writes this page.
+
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    app = typer.main.get_command(main.app)
+    commands = dict(_commands(app, "capsule"))
+    names = [name.removeprefix("capsule ") for name in commands]
+    contents = ", ".join(f"[{name}](#capsule-{name.replace(' ', '-')})" for name in names)
+    parts = [HEAD, f"Commands: {contents}.\n\n", "## capsule\n\n", *_options(app, "capsule")]
+    parts.append(f"{app.epilog} [exit-codes.md](exit-codes.md) has the details.\n")
+    for name, command in commands.items():
+        parts += [f"\n## {name}\n\n", *_command(command, name)]
+    return "".join(parts).replace("\n\n\n", "\n\n").rstrip("\n") + "\n"
+
+
+def _commands(
+    group: typer.core.TyperGroup, prefix: str
+) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command
+
+
+def _command(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
+    """Yield what a command does, its usage and examples, then its arguments and options."""
+    context = typer.Context(command, info_name=name)
+    description, _, examples = inspect.cleandoc(command.help or "").partition("\n\nExamples:\n")
+    yield f"{_text(description)}\n\n"
+    yield f"Usage: `{name} {' '.join(command.collect_usage_pieces(context))}`\n\n"
+    if examples:
+        yield f"```sh\n{inspect.cleandoc(examples)}\n```\n\n"
+    yield from _options(command, name)
+
+
+def _options(command: typer.core.TyperCommand, name: str) -> Iterator[str]:
+    """Yield a table of the arguments and one of each group of options."""
+    context = typer.Context(command, info_name=name)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is None or parameter.name == "help":
+            continue
+        if parameter.param_type_name == "argument":
+            named = parameter.metavar or str(parameter.name).upper()
+            groups.setdefault("Arguments", []).append((named, record[1]))
+        else:
+            group = getattr(parameter, "rich_help_panel", None) or "Options"
+            groups.setdefault(group, []).append(record)
+    for group, records in groups.items():
+        yield f"| {group} | |\n|---|---|\n"
+        for words, meaning in records:
+            yield f"| `{_cell(words)}` | {_cell(_text(meaning))} |\n"
+        yield "\n"
+
+
+def _text(words: str) -> str:
+    """Return a text as Markdown has it: nothing in it is markup."""
+    return words.replace("<", "\\<").replace("*", "\\*").replace("[", "\\[")
+
+
+def _cell(words: str) -> str:
+    return " ".join(words.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PLACE.write_text(page())
