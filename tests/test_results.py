@@ -41,10 +41,17 @@ def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     assert study.claim_id in (path.parent / "report.html").read_text()
 
 
-def test_the_page_of_chen_shows_the_claims_of_the_small_study():
-    (path,) = (RESULTS / "chen2022-small").glob("*.capsule-study.tar")
+@pytest.mark.parametrize(
+    ("study", "heading"),
+    [
+        ("chen2022-small", "## The setups as a study"),
+        ("chen2022-small-2.12", "With torch 2.12.1:"),
+    ],
+)
+def test_the_page_of_chen_shows_the_claims_of_the_studies(study, heading):
+    (path,) = (RESULTS / study).glob("*.capsule-study.tar")
     claimed = [row for row in opened(path).claims.tables.groups if row.network == "final"]
-    rows = rows_of(ROOT / "docs" / "papers" / "chen2022.md", "## The setups as a study")
+    rows = rows_of(ROOT / "docs" / "papers" / "chen2022.md", heading)
     assert [[row[0], *row[2:]] for row in rows] == [
         [row.group, f"{row.mean:.3g}", f"{row.standard_deviation:.3g}", str(row.claim_ids)]
         for row in claimed
