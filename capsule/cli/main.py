@@ -49,9 +49,7 @@ app = typer.Typer(
     "reproduce them bit for bit.",
     epilog=EPILOG,
     no_args_is_help=True,
-    # Typer's options that install completion into the user's files are not wanted, but only with
-    # them does it answer a shell.
-    add_completion=completion.VARIABLE in os.environ,
+    add_completion=False,
     # Typer's own tracebacks may show local variables, among which a passphrase can be.
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -107,5 +105,11 @@ def options(
 
 def main() -> None:
     """Run the command line. Its exit status is valid even if its output cannot be written."""
+    if completion.VARIABLE in os.environ:
+        # This is what makes Typer answer a shell. Its options that write into files of the user
+        # (add_completion) are not wanted.
+        from typer.completion import get_completion_inspect_parameters
+
+        get_completion_inspect_parameters()
     with lossy_standard_output():
         app()

@@ -11,6 +11,7 @@ there.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -171,11 +172,17 @@ class Cache:
 
     def _use(self) -> None:
         """Keep :meth:`exclusive` of other processes out for as long as this object lives."""
-        if not self._used:
-            self._used = True
+        if self._used:
+            return
+        self._used = True
+        try:
             descriptor = self._open_use()
-            weakref.finalize(self, os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            return  # a cache that others prepared, from which this user can only read
+        weakref.finalize(self, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def _open_use(self) -> int:
         return os.open(self.root / USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -121,8 +121,13 @@ printf '%s\n' "${COMPREPLY[@]}"
     assert done.stdout == "capsule lock --set a.b=c|3\n"
 
 
-def test_without_a_shell_asking_there_are_no_options_of_typer():
-    assert "--install-completion" not in CliRunner().invoke(main.app, ["--help"]).output
+def test_options_of_typer_that_write_into_files_of_the_user_are_not_offered():
+    asked = {"_CAPSULE_COMPLETE": "complete_bash", "COMP_WORDS": "capsule --", "COMP_CWORD": "1"}
+    command = [Path(sys.executable).with_name("capsule")]
+    done = subprocess.run(
+        command, env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == {"--debug", "--version", "--help"}
 
 
 def test_fields_are_offered_and_values_of_a_single_one():

@@ -1,5 +1,6 @@
 """What can be deleted of a cache: kinds, sizes and ages; a cache in use is not touched."""
 
+import errno
 import multiprocessing
 import os
 
@@ -116,3 +117,15 @@ def test_a_cache_is_held_for_as_long_as_it_is_used(root):
     del cache
     with Cache(root).exclusive():
         pass
+
+
+def test_a_cache_that_can_only_be_read_is_used_without_a_lock(root, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    cache = Cache(root)
+    monkeypatch.setattr(cache, "_open_use", refuse)
+    assert cache.folder("derived") == root / "derived"
+    monkeypatch.setattr(Cache, "_open_use", lambda _: os.open(root / "no" / "use", os.O_RDWR))
+    with pytest.raises(FileNotFoundError):
+        Cache(root).folder("derived")
