@@ -154,7 +154,7 @@ class RunPlan(NamedTuple):
         if not self.measured:
             return "not estimated: no finished run of this lock was found"
         name, seconds = min(self.measured.items(), key=lambda each: each[1])
-        return f"{seconds:,.0f} s, measured in {name}, on whatever machine that was"
+        return f"{seconds:,.0f} s as measured in {name}, possibly on another machine"
 
 
 def make_plan(

@@ -34,6 +34,7 @@ WORK = "work"
 BUNDLES = "*.capsule.tar"
 MEMBERS = "members"  # of the folder of a study, whose members have run directories
 MAX_TAIL_BYTES = 1 << 16
+BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's is
 CLAIM_DIGITS = 8  # of the claim id, in the name of a bundle
 
 RunState = Literal["not started", "running", "interrupted", "failed", "finished", "damaged"]
@@ -49,7 +50,7 @@ class FoundRun(NamedTuple):
         state: "interrupted": it began and did not end, and no process executes it; "damaged": a
             file of it cannot be read.
         started: When the directory was made: the modification time of its lock file.
-        bytes: Sizes of all its files.
+        bytes: Disk space of all its files.
         lock: What is run; None if it is damaged.
         step: Agent steps done, as the run last reported; None if it has not.
         total_steps: Agent steps of the whole run; None where a program does not say.
@@ -155,7 +156,7 @@ def _read_run(path: Path, started: datetime) -> FoundRun:
         path=path,
         state=state,
         started=started,
-        bytes=sum(entry.facts.st_size for entry in entries_beneath(path)),
+        bytes=sum(entry.facts.st_blocks for entry in entries_beneath(path)) * BLOCK_BYTES,
         lock=read_lock(path / LOCK),
         step=None if event is None else event.step,
         total_steps=None if event is None else event.total_steps,

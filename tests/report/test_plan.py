@@ -129,7 +129,7 @@ def test_a_time_is_that_of_a_finished_run_of_the_same_lock(place, monkeypatch):
         )
     found = plan(place / "dqn.lock.json")
     assert found.measured == {str(place / "runs" / "same"): 81.5}
-    assert "82 s, measured in" in dict(found.rows)["time"]
+    assert "82 s as measured in" in dict(found.rows)["time"]
 
 
 def test_a_program_does_not_say_how_many_steps_it_takes():
