@@ -76,6 +76,8 @@ def build(name: str) -> None:
     cache = ROOT / ".cache" / "zig"
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
+        # The compiler is a package of this process, in a folder of pip's if pip builds the wheel.
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "ZIG_GLOBAL_CACHE_DIR": str(cache),
         "ZIG_LOCAL_CACHE_DIR": str(cache),
     }
