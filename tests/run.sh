@@ -64,6 +64,7 @@ step ruff format --check
 step ruff check
 step lint-imports
 step check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+step check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
 step bash scripts/lint-c.sh
 printf '\n== mypy\n' >&2
 wait "$types" || { cat .cache/mypy.log >&2; exit 1; }
