@@ -243,7 +243,7 @@ def private_keys(named: Iterable[Path]) -> list[Path]:
 
 
 def check_key(path: Path) -> Check:
-    """Check that nobody else can read a private key, and that its public key is beside it."""
+    """Check that no other user can read a private key, and that its public key is beside it."""
     name, public = f"key {path}", Path(f"{path}.pub")
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -185,6 +185,16 @@ def test_nothing_is_written_unless_it_is_to_be_mended(machine, monkeypatch):
     assert "key alice" in names
 
 
+def test_the_own_key_of_the_user_is_checked(machine, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CONFIG", str(machine / "configuration"))
+    assert "key " not in doctor().stdout
+    generate(machine / "configuration" / "key")
+    (machine / "configuration" / "key").chmod(0o640)
+    names = {each["name"]: each["status"] for each in json.loads(doctor("--json").stdout)["checks"]}
+    assert names[f"key {machine}/configuration/key"] == "problem"
+    assert doctor("--fix").exit_code == 0
+
+
 def test_a_key_of_another_format_is_not_touched(machine):
     Path("own").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     Path("own").chmod(0o644)

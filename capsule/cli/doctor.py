@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import own_key
 from capsule.cli.options import JsonOption, option
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def command(
         list[Path] | None,
         option(
             "--key FILE",
-            "Private key to check, beside those in the current folder. May be repeated.",
+            "Private key to check, as well as your own and those in the current folder. "
+            "May be repeated.",
         ),
     ] = None,
     fix: Annotated[
@@ -67,11 +69,13 @@ def command(
     """
     from capsule.checkup import check_machine, repair
 
-    done = list(repair(keys or [])) if fix else []
+    own = own_key()
+    named = [*(keys or []), *([own] if own.exists() else [])]
+    done = list(repair(named)) if fix else []
     for each in done:
         typer.echo(f"--fix {each}", err=True)
     checks: list[Check] = []
-    for check in check_machine(keys or []):
+    for check in check_machine(named):
         checks.append(check)
         if not as_json:
             _show(check)

@@ -27,7 +27,7 @@ from capsule.report.text import bytes_text, counted, print_line, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-LABEL = 13  # columns
+LABEL = 9  # columns, so that 'sha256:' and a digest fit on the rest of a line
 COLUMNS = 80
 MAX_LINES = 3  # of one value
 MAX_ROLES = 6
@@ -46,7 +46,7 @@ class Inspected(NamedTuple):
 
 
 def show_rows(rows: Iterable[Row], console: Console) -> None:
-    """Print rows in at most 80 columns, each value in at most three lines."""
+    """Print rows in at most 80 columns, each value in at most three lines; words stay whole."""
     width = min(console.width, COLUMNS) - LABEL
     for label, value in rows:
         lines = textwrap.wrap(
@@ -55,6 +55,7 @@ def show_rows(rows: Iterable[Row], console: Console) -> None:
             max_lines=MAX_LINES,
             placeholder=" …",
             break_on_hyphens=False,
+            break_long_words=False,  # paths and digests are copied
         )
         for number, line in enumerate(lines):
             print_line(console, f"{'' if number else label:<{LABEL}}{line}")
@@ -76,8 +77,8 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
         ("run", what_ran(run.lock.spec)),
         ("result", claimed_results(claims)),
         ("claims", _claimed(claims)),
-        ("relaxations", ", ".join(claims.relaxations) or "none"),
-        ("randomness", _randomness(treatments)),
+        ("relaxed", ", ".join(claims.relaxations) or "none"),
+        ("sources", _randomness(treatments)),
         ("machine", machine_of(seen)),
         ("executed", _executed(seen)),
         ("lock", claims.lock),
@@ -120,7 +121,7 @@ def inspect_lock(lock: Lock) -> Inspected:
 def inspect_directory(run: FoundRun) -> Inspected:
     """Return what is in a run directory."""
     rows: list[Row] = [
-        ("directory", f"of a run, {run.state}; {bytes_text(run.bytes)}"),
+        ("folder", f"of a run, {run.state}; {bytes_text(run.bytes)}"),
         ("started", f"{run.started:%Y-%m-%d %H:%M:%S} UTC"),
     ]
     if run.problem is not None:
@@ -206,11 +207,11 @@ def _treatments(ledger: Ledger) -> dict[str, list[str]]:
 
 
 def _randomness(treatments: dict[str, list[str]]) -> str:
-    """Describe the ledger: how many sources were treated how, and which are not controlled."""
+    """Describe the ledger: how many sources of nondeterminism were treated how."""
     counts = ", ".join(f"{len(sources)} {treatment}" for treatment, sources in treatments.items())
     named = [source for each in _UNCONTROLLED for source in treatments.get(each, ())]
     left = f"; not controlled: {', '.join(named)}" if named else ""
-    return f"sources: {counts}{left}"
+    return f"{counts}{left}"
 
 
 def _executed(seen: Observations) -> str:

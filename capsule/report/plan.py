@@ -99,7 +99,7 @@ class RunPlan(NamedTuple):
         yield "name", self.spec.name
         yield "run", what_ran(self.spec)
         yield "steps", steps_text(self.spec)
-        yield "relaxations", ", ".join(relaxations(self.spec)) or "none"
+        yield "relaxed", ", ".join(relaxations(self.spec)) or "none"
         yield "pins", f"from {self.origin}"
         yield "lock", "known once its base layer is made" if self.lock is None else self.digest
         yield "wheels", _places(self.wheels)
