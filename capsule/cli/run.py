@@ -91,7 +91,7 @@ def command(
             raise finding
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
-        with follow(metrics, directory.name, reporter) as following:
+        with follow(metrics, directory.name, directory / WORK, reporter) as following:
             execution.execute(
                 lock,
                 chosen,

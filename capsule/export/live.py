@@ -1,22 +1,30 @@
-"""Metrics of a run while it runs, written by the host from the events that the run reports.
+"""Metrics of a run while it runs, written by the host from what the run writes.
 
-Nothing of it reaches into the image, so a run with and without it is the same run.
+These are the events of Capsule's trainers, and the metrics of a program's recorder. Nothing of it
+reaches into the image, so a run with and without it is the same run.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from capsule.execution import Reporter
-from capsule.experiment.contract import Event
-from capsule.export.runs import TRAINING, Point, event_values
+from capsule.experiment.beneath import open_beneath
+from capsule.experiment.contract import WORKSPACE, Event
+from capsule.export.runs import TRAINING, Point, event_values, line_values
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.host.errors import CapsuleError
+from capsule.report.subject import METRICS, JsonLines
+
+RECORDED = f"{WORKSPACE}/outputs/{METRICS}"  # in a run directory
+MAX_READ_BYTES = 16 << 20  # of what came since the last event, which was about a second ago
 
 
 class _Sink(Protocol):
@@ -28,35 +36,75 @@ _Opener = Callable[[Path, str, ExitStack], _Sink]
 
 
 class FollowingReporter:
-    """Passes everything on to another reporter, and the metrics of events to a file."""
+    """Passes everything on to another reporter, and metrics to a file."""
 
-    def __init__(self, reporter: Reporter, sink: _Sink) -> None:
+    def __init__(self, reporter: Reporter, sink: _Sink, work: Path) -> None:
+        """Follow a run.
+
+        Args:
+            reporter: Told about everything.
+            sink: Where metrics go.
+            work: The run directory of the contract.
+        """
         self._reporter = reporter
         self._sink: _Sink | None = sink
-        self._last: Event | None = None
+        self._recorded = _RecorderTail(work)
+        self._last: tuple[int, dict[str, float]] | None = None
 
     def note(self, message: str) -> None:
         """Pass the message on."""
         self._reporter.note(message)
 
     def event(self, event: Event) -> None:
-        """Pass the event on, and write its metrics unless the last one had the same."""
+        """Pass the event on, and write what is new. A full disk ends the writing, not the run."""
         self._reporter.event(event)
-        last, self._last = self._last, event
-        values = event_values(event)
-        if last is None or (last.step, event_values(last)) != (event.step, values):
-            self._write(event, values)
-
-    def _write(self, event: Event, values: Mapping[str, float]) -> None:
-        """Write values. A full disk ends the writing, with a message, and not the run."""
         if self._sink is None:
             return
         try:
-            for name, value in values.items():
-                self._sink.write(TRAINING + name, Point(event.step, value, event.time))
+            for step, values in self._new(event):
+                for name, value in values.items():
+                    self._sink.write(TRAINING + name, Point(step, value, event.time))
         except OSError as error:
             self._sink = None
             self.note(f"--metrics: no further metrics are written: {error.strerror}")
+
+    def _new(self, event: Event) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the event's own metrics, unless the last one had the same, and a program's."""
+        last, self._last = self._last, (event.step, event_values(event))
+        if self._last != last:
+            yield self._last
+        for line in self._recorded.poll():
+            yield line["step"], line_values(line)
+
+
+class _RecorderTail:
+    """Follows the metrics of a program, which its recorder appends as lines of JSON."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._offset = 0
+        # What an earlier attempt wrote was followed then.
+        with suppress(FileNotFoundError), open_beneath(work, RECORDED) as stream:
+            self._offset = stream.seek(0, os.SEEK_END)
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Yield the new lines.
+
+        Raises:
+            OSError: The program put something else in the place of the file.
+        """
+        try:
+            stream = open_beneath(self._work, RECORDED)
+        except FileNotFoundError:  # the program has not logged anything
+            return
+        with stream:
+            # A resumed program may have cut off lines, which come again.
+            self._offset = min(self._offset, stream.seek(0, os.SEEK_END))
+            stream.seek(self._offset)
+            data = stream.read(MAX_READ_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        yield from JsonLines(lambda: io.BytesIO(whole))
 
 
 def check_target(target: str | None) -> None:
@@ -70,12 +118,13 @@ def check_target(target: str | None) -> None:
 
 
 @contextmanager
-def follow(target: str | None, run: str, reporter: Reporter) -> Iterator[Reporter]:
+def follow(target: str | None, run: str, work: Path, reporter: Reporter) -> Iterator[Reporter]:
     """Yield a reporter that also writes metrics, if ``target`` says where.
 
     Args:
         target: ``tensorboard:FOLDER`` or ``csv:FILE``. A file of CSV is appended to.
         run: Name of the run.
+        work: The run directory of the contract.
         reporter: Told about everything.
 
     Raises:
@@ -94,7 +143,7 @@ def follow(target: str | None, run: str, reporter: Reporter) -> Iterator[Reporte
                 f"--metrics {target!a} cannot be written: {error.strerror}",
                 fix="Name a place that you may write to.",
             ) from error
-        yield FollowingReporter(reporter, sink)
+        yield FollowingReporter(reporter, sink, work)
 
 
 def _open_events(folder: Path, run: str, stack: ExitStack) -> _Sink:

@@ -278,12 +278,15 @@ def _recorded(lines: JsonLines) -> tuple[Metric, ...]:
     """Gather the metrics that the recorder of a program wrote."""
     values: dict[str, dict[int, Point]] = {}
     for line in lines:
-        step = line["step"]
-        for name in line.keys() - {"step"}:
-            number = _number(line[name])
-            if number is not None:
-                values.setdefault(name, {})[step] = Point(step, number, None)
+        for name, value in line_values(line).items():
+            values.setdefault(name, {})[line["step"]] = Point(line["step"], value, None)
     return _metrics(values)
+
+
+def line_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics in a line of a program's recorder."""
+    numbers = {name: _number(value) for name, value in line.items() if name != "step"}
+    return {name: value for name, value in sorted(numbers.items()) if value is not None}
 
 
 def _number(value: Any) -> float | None:
