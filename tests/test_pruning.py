@@ -89,6 +89,16 @@ def test_a_cache_in_use_is_left_alone(cache):
     assert prune("--dry-run").exit_code == 0
 
 
+def test_other_commands_do_not_wait_while_the_user_is_asked(cache, monkeypatch):
+    def answer():
+        Cache().folder("derived")  # would wait for ever
+        return True
+
+    monkeypatch.setattr("capsule.cli.prune._agreed", answer)
+    assert prune().exit_code == 0
+    assert len(files(cache)) == 1
+
+
 @pytest.mark.parametrize(
     "options", [("--keep-size", "5"), ("--keep-size", "x"), ("--older-than", "5")]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -67,19 +67,23 @@ def command(
     from capsule.image.cache import Cache
 
     cache = Cache()
-    with ExitStack() as stack:
-        if not dry_run and cache.root.is_dir():
-            stack.enter_context(cache.exclusive())
+    with nullcontext() if dry_run else _held(cache):
         pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
-        if not as_json:
-            _show(pruning)
-        deleted = bool(pruning.rows) and not dry_run and (yes or _agreed())
-        if deleted:
+    if not as_json:
+        _show(pruning)
+    deleted = bool(pruning.rows) and not dry_run and (yes or _agreed())
+    if deleted:
+        with _held(cache):  # not while the user was asked: other commands would have to wait
             pruning.delete(lambda message: typer.echo(message, err=True))
     if as_json:
         print_json({"schema": "capsule/pruned/v1", "deleted": deleted, **pruning.document()})
     elif pruning.rows:
         typer.echo("deleted" if deleted else "nothing was deleted", err=True)
+
+
+def _held(cache: Cache) -> AbstractContextManager[None]:
+    """Keep other processes from using the cache, if there is one."""
+    return cache.exclusive() if cache.root.is_dir() else nullcontext()
 
 
 def _pruning(
