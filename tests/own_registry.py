@@ -13,8 +13,14 @@ HTPASSWD = "alice:$2b$04$GsvWOKD0y2DSo9eqURByKOeSRa1YrTldHioLQV4CC3l5eMh1KpLcK\n
 
 
 @contextmanager
-def running_registry(folder, *, password=False):
-    """Yield the host and port of a new registry, which keeps its images in ``folder``."""
+def running_registry(folder, *, password=False, certificate=None):
+    """Yield the host and port of a new registry, which keeps its images in ``folder``.
+
+    Args:
+        folder: Is made.
+        password: Ask alice for her password.
+        certificate: Files of a certificate and its key, for HTTPS.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{free.getsockname()[1]}"
@@ -27,6 +33,10 @@ def running_registry(folder, *, password=False):
     }
     if password:
         config["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
+    if certificate is not None:
+        config["http"]["tls"] = dict(
+            zip(("certificate", "key"), map(str, certificate), strict=True)
+        )
     (folder / "config.yml").write_text(json.dumps(config))
     command = ["docker-registry", "serve", folder / "config.yml"]
     with (
@@ -34,16 +44,18 @@ def running_registry(folder, *, password=False):
         subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            wait_for(host)
+            wait_for(f"{'http' if certificate is None else 'https'}://{host}/v2/")
             yield host
         finally:
             process.terminate()
 
 
-def wait_for(host):
+def wait_for(address):
     for _ in range(400):
         try:
-            requests.get(f"http://{host}/v2/", timeout=10)
+            requests.get(address, timeout=10)
+        except requests.exceptions.SSLError:  # it answers, with a certificate of its own
+            return
         except requests.ConnectionError:
             time.sleep(0.05)
         else:

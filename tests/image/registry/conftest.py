@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from capsule.image.registry.client import CERTIFICATES
 from tests.image.conftest import Tiny
 from tests.own_registry import running_registry
 
@@ -22,7 +23,8 @@ def image(tiny):
 def no_login(tmp_path, monkeypatch):
     """Keep the machine's own logins and proxies out of the tests."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+    proxies = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+    for name in (*proxies, *CERTIFICATES):
         monkeypatch.delenv(name, raising=False)
 
 
