@@ -27,7 +27,7 @@ DEPOSIT = "Deposit (zenodo, huggingface)"
 def command(
     path: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="Bundle of a run or of a study, or a run directory."),
+        typer.Argument(metavar="BUNDLE", help="Bundle of a run or a study, or a folder with runs."),
     ],
     *,
     form: Annotated[

@@ -27,7 +27,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.image.lockfile import read_lock
-from capsule.report.runs import LOCK, WORK, RunState, is_run_directory, read_run
+from capsule.report.runs import LOCK, WORK, RunState, read_run, run_directories
 from capsule.report.subject import (
     EVALUATIONS,
     METRICS,
@@ -140,29 +140,26 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_runs(path: Path, policy: TrustPolicy) -> tuple[ExportedRun, ...]:
-    """Read the run of a bundle or of a run directory, or every member of a study's bundle.
+    """Read the run of a bundle, every member of a study's bundle, or the runs in a folder.
 
     Raises:
-        CapsuleError: CAP-P201, it is another folder or a spec; CAP-P202, a file of a run directory
-            is malformed; CAP-B…, CAP-V…, CAP-Y…, a bundle is not intact or not consistent.
+        CapsuleError: CAP-P201, it is a folder without runs, or a spec; CAP-P202, a file of a run
+            directory is malformed; CAP-B…, CAP-V…, CAP-Y…, a bundle is not intact and consistent.
     """
-    if path.is_dir():
-        return (_of_directory(path),)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        raise not_a_run(path)
+    directories = sorted(run_directories(path)) if path.is_dir() else []
+    if directories:
+        return tuple(map(_of_directory, directories))
+    if path.is_dir() or path.suffix in (".yaml", ".yml", ".json"):
+        raise CapsuleError(
+            "CAP-P201",
+            f"{path} is neither a bundle nor a folder with a run",
+            fix="Name the bundle of a run or of a study, a folder that 'capsule run' made, or one "
+            "with several of them.",
+        )
     with open_bundle(path, policy, kind=None) as opened:
         if opened.manifest.kind == "run":
             return (_of_bundle(opened),)
     return tuple(_of_study(path, policy))
-
-
-def not_a_run(path: Path) -> CapsuleError:
-    """Return the error of a path that is neither a bundle nor a run directory."""
-    return CapsuleError(
-        "CAP-P201",
-        f"{path} is neither a bundle nor a run directory",
-        fix="Name the bundle of a run or of a study, or a folder that 'capsule run' made.",
-    )
 
 
 def _of_bundle(bundle: OpenedBundle) -> ExportedRun:
@@ -209,8 +206,6 @@ def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
 
 
 def _of_directory(path: Path) -> ExportedRun:
-    if not is_run_directory(path):
-        raise not_a_run(path)
     found, lock, work = read_run(path), read_lock(path / LOCK), path / WORK
     try:
         if isinstance(lock.spec.trainer, CommandTrainer):

@@ -110,11 +110,11 @@ def find_runs(folder: Path) -> list[FoundRun]:
             f"{folder} is not a folder",
             fix="Name the folder that 'capsule run --output' was given; by default, it is 'runs'.",
         )
-    found = [read_run(path) for path in _run_directories(folder)]
+    found = [read_run(path) for path in run_directories(folder)]
     return sorted(found, key=lambda run: (run.started, run.path), reverse=True)
 
 
-def _run_directories(folder: Path) -> Iterator[Path]:
+def run_directories(folder: Path) -> Iterator[Path]:
     """Yield a folder if it is a run directory, or those in it and in the studies in it."""
     if is_run_directory(folder):
         yield folder

@@ -60,6 +60,17 @@ def test_a_run_directory_gives_what_the_recorder_wrote(program_directory):
     assert (run.name, run.state, run.claims) == ("own", "interrupted", None)
 
 
+def test_a_folder_gives_each_run_in_it_and_in_its_studies(tmp_path):
+    lock = content(TRAINING, "spec/lock.json")
+    for place in ("b", "a", "study/members/grid.1"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "lock.json").write_bytes(lock)
+    runs = read_runs(tmp_path, NO_KEYS)
+    assert [run.name for run in runs] == ["a", "b", "grid.1"]
+    assert len({run.id for run in runs}) == 3
+    assert [run.name for run in read_runs(tmp_path / "study", NO_KEYS)] == ["grid.1"]
+
+
 def test_no_link_of_a_run_directory_is_followed(program_directory, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text('{"step": 1, "loss": 42}\n')
@@ -80,7 +91,7 @@ def test_a_training_that_has_not_begun_has_no_metrics(tmp_path):
 def test_what_is_not_a_run_is_refused(name, tmp_path):
     path = tmp_path / name
     path.mkdir() if name == "folder" else path.write_text("{}")
-    with pytest.raises(CapsuleError, match="neither a bundle nor a run directory") as raised:
+    with pytest.raises(CapsuleError, match="neither a bundle nor a folder with a run") as raised:
         read_runs(path, NO_KEYS)
     assert raised.value.code == "CAP-P201"
 
