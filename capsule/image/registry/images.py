@@ -95,6 +95,8 @@ def pull_image(
         for number, (blob, media_type, diff_id) in enumerate(content.layers):
             progress(f"pulling layer {number + 1} of {len(content.layers)} ({blob.size >> 20} MiB)")
             packed, path = folder / "packed", folder / diff_id.removeprefix("sha256:")
+            if blob.size > left + _CHUNK:  # compression makes nothing much larger
+                raise _other_image(reference, f"a layer has {blob.size} bytes, more than {left}")
             if not path.exists():  # equal layers are one blob
                 _download(repository, blob, packed)
                 _unpack(packed, media_type, path, left, diff_id, reference)

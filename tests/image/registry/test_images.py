@@ -171,7 +171,8 @@ def put(host, content, kind=None):
 
 
 @pytest.mark.parametrize(
-    "damage", ["another diff id", "not gzip", "unknown type", "other system", "fewer layers"]
+    "damage",
+    ["another diff id", "not gzip", "unknown type", "other system", "fewer layers", "size"],
 )
 def test_an_image_that_contradicts_itself_is_refused(damage, serve, image, tmp_path):
     host = serve()
@@ -200,6 +201,8 @@ def test_an_image_that_contradicts_itself_is_refused(damage, serve, image, tmp_p
             {"mediaType": f"{media}.layer{endings.get(damage, '.v1.tar')}", **put(host, layer)}
         ],
     }
+    if damage == "size":
+        manifest["layers"][0]["size"] = 1 << 40
     put(host, json.dumps(manifest).encode(), manifest["mediaType"])
     refused("CAP-I405", pull, Reference.parse(f"{host}/tiny:bad"), tmp_path / "pulled")
 
