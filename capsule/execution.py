@@ -48,6 +48,7 @@ from capsule.machine.compare import select_gpu
 from capsule.machine.gpu import load_nvml, read_gpus
 
 POLL_SECONDS = 0.2
+PROGRAM_FAILED = "CAP-T302"
 MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
@@ -288,7 +289,7 @@ def look(
     task = _task(lock.spec, attempt, words, directory, limits, surroundings)
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
     check_run_directory(directory)
-    said = _last_line(directory / contract.LOG)
+    said = "".join(_last_lines(directory / contract.LOG, 1))
     try:
         return SeenSurroundings.model_validate_json(said)
     except ValidationError as error:
@@ -432,13 +433,18 @@ def _outcome(
             raise _malformed(
                 failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
             )
+        log = run_directory / contract.LOG
+        if report.code == PROGRAM_FAILED:
+            lines = "".join(f"\n  {line}" for line in _last_lines(log, 8))
+            fix = f"Correct the program. Its whole output is in {log}."
+            raise CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
         raise CapsuleError(report.code, report.message + at, fix=report.fix)
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
         raise CapsuleError(
             "CAP-E010",
             f"training ended with status {ended.status} ({ended.reason}); "
-            f"last output: {_last_line(run_directory / contract.LOG)!r}",
+            f"last output: {''.join(_last_lines(run_directory / contract.LOG, 1))!r}",
             fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
         )
     return _result(spec, run_directory)
@@ -481,11 +487,11 @@ _FIX = {
 }
 
 
-def _last_line(path: Path) -> str:
-    """Return the last line of a log that the engine wrote."""
+def _last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
     if not path.exists():
-        return ""
+        return []
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    return [line[:300] for line in lines[-count:]]

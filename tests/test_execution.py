@@ -170,7 +170,7 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         return caught.value
 
     for code, status in (
-        ("CAP-T302", ExitCode.TRAINING_FAILED),
+        ("CAP-T301", ExitCode.TRAINING_FAILED),
         ("CAP-T384", ExitCode.USAGE),
         ("CAP-T381", ExitCode.DIFFERS),
         ("CAP-T109", ExitCode.INCONCLUSIVE),
@@ -182,3 +182,9 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         error = outcome(code)
         assert (error.code, error.exit_code) == ("CAP-E011", ExitCode.TRAINING_FAILED)
         assert f"failure.json is malformed: the unknown code {code!r}: it failed" in error.message
+    (tmp_path / contract.LOG).write_text("".join(f"line {number}\n" for number in range(20)))
+    error = outcome("CAP-T302")
+    assert error.message.splitlines() == ["it failed (step 7)"] + [
+        f"  line {number}" for number in range(12, 20)
+    ]
+    assert str(tmp_path / contract.LOG) in error.fix

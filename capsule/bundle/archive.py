@@ -244,7 +244,7 @@ class ArchiveReader:
     def _block(self, name: str) -> bytes:
         block = self._stream.read(BLOCK)
         if len(block) != BLOCK:
-            _refuse_wrapped(block)
+            refuse_wrapped(block)
             raise _truncated(name)
         return block
 
@@ -291,7 +291,12 @@ def _compare(found: bytes, name: str, size: int) -> None:
         _refuse_header(found, expected, name)
 
 
-def _refuse_wrapped(block: bytes) -> None:
+def refuse_wrapped(block: bytes) -> None:
+    """Reject the beginning of a compressed file.
+
+    Raises:
+        CapsuleError: CAP-B103.
+    """
     for magic, format_ in _WRAPPINGS.items():
         if block.startswith(magic):
             raise tampered(
@@ -302,7 +307,7 @@ def _refuse_wrapped(block: bytes) -> None:
 
 
 def _refuse_header(found: bytes, expected: bytes, name: str) -> NoReturn:
-    _refuse_wrapped(found)
+    refuse_wrapped(found)
     if not any(found):
         raise tampered("CAP-B104", f"the archive ends where {name} must stand")
     pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)

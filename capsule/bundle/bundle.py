@@ -229,12 +229,13 @@ def open_bundle(
     Raises:
         CapsuleError: CAP-B146 the bundle is of the other kind; with exit status 3 if it is not
             canonical, not intact, or not signed as the policy asks (CAP-B125, B154, B155);
-            CAP-B101 if it cannot be opened; CAP-B110 if it cannot be read, or there is no place
-            for copies.
+            CAP-B101 if it cannot be opened; CAP-B114 if it never was a bundle; CAP-B110 if it
+            cannot be read, or there is no place for copies.
     """
     limits = limits or Limits()
     with ExitStack() as stack:
         stream = stack.enter_context(archive.open_archive(path))
+        _refuse_other_files(stream, path)
         with _copying():
             root = stack.enter_context(temporary_folder("capsule-bundle-"))
             # Empty until every check has passed. Until then ``stack`` cleans up; afterwards its
@@ -246,6 +247,21 @@ def open_bundle(
             raise _other_kind(path, opened.manifest.kind)
         resources.callback(stack.pop_all().close)
         return opened
+
+
+def _refuse_other_files(stream: BinaryIO, path: Path) -> None:
+    """Tell a file that never was a bundle from a bundle that was changed."""
+    start = stream.read(archive.BLOCK)
+    stream.seek(0)
+    # No single change removes both. Wrapped and empty files have errors of their own.
+    if start and b"ustar" not in start and ENVELOPE.encode() not in start:
+        archive.refuse_wrapped(start)
+        raise CapsuleError(
+            "CAP-B114",
+            f"{path} is not a bundle",
+            fix="Give the .tar file that 'capsule run' or 'capsule study bundle' wrote. 'capsule "
+            "lock' checks a spec.",
+        )
 
 
 def _check(

@@ -355,14 +355,22 @@ def _read(path: Path, *, private: bool) -> bytes:
     except OSError as error:
         message = f"cannot read the key {path}: {error.strerror}"
         raise CapsuleError(
-            "CAP-B131", message, fix="Give the path of a readable key file."
+            "CAP-B131",
+            message,
+            fix="Give the path of a readable key file, or make a key: capsule keygen FILE",
         ) from error
+    if private and (b"PUBLIC KEY-----" in data or data.startswith(_OPENSSH_PUBLIC)):
+        fix = f"Give the private key; its file is probably {path.with_suffix('')}."
+        raise CapsuleError("CAP-B132", f"{path} is a public key, which cannot sign", fix=fix)
     if private and mode & 0o077:
         message = f"others may read the private key {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     if len(data) > _MAX_FILE:
         raise _not_public(path)
     return data
+
+
+_OPENSSH_PUBLIC = tuple(f"{kind} ".encode() for kind in KEY_TYPES)
 
 
 def _write_secret(path: Path, secret: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -111,5 +112,8 @@ def main() -> None:
         from typer.completion import get_completion_inspect_parameters
 
         get_completion_inspect_parameters()
+    # It is an option of every command, too; a command itself has no say in it.
+    if "--debug" in sys.argv[1:]:
+        sys.argv = [sys.argv[0], "--debug", *(each for each in sys.argv[1:] if each != "--debug")]
     with lossy_standard_output():
         app()

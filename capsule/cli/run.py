@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from capsule.experiment.lock import Lock
-    from capsule.experiment.spec import SourcesSpec
+    from capsule.experiment.spec import SourcesSpec, Spec
     from capsule.image.cache import Cache
 
 LOCK = "lock.json"
@@ -74,18 +74,20 @@ def command(
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
 
-    # First of all: a run of hours must not end with an unusable key.
+    # Whatever is wrong with the command line is found before anything is made or executed.
+    asked = _spec_of(resume, spec, overrides)
+    _check_processes(learners, replicas, asked)
+    workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     key_file, private_key = signing_key(key, passphrase_file)
     if ssh_key is not None:
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     check_target(metrics)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
-        directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
-        _check_processes(learners, replicas, lock)
-        if cluster is not None:
-            chosen = OnCluster(chosen, parse_cluster(cluster, lock.spec, os.environ))
+        directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
+        if workers is not None:
+            chosen = OnCluster(chosen, workers)
         fingerprint = take_fingerprint(chosen.describe(), directory)
         for finding in check_requirements(lock.spec, fingerprint):
             raise finding
@@ -138,12 +140,35 @@ def command(
     typer.echo(f"next: capsule verify {bundle}{trust}", err=True)
 
 
-def _check_processes(learners: int, replicas: int, lock: Lock) -> None:
-    """Check that the trainer of a lock can use several learners or replicas."""
+def _spec_of(resume: Path | None, path: Path, overrides: list[str] | None) -> Spec:
+    """Return the spec that the command line asks to run.
+
+    Raises:
+        CapsuleError: CAP-S012, what is to be resumed is not a run directory; or what reading the
+            spec or the lock raises.
+    """
+    from capsule.host.errors import CapsuleError
+    from capsule.host.spec_file import load_spec
+    from capsule.image.lockfile import read_lock
+
+    if resume is None:
+        is_lock = path.name.endswith(".lock.json")
+        return read_lock(path).spec if is_lock else load_spec(path, overrides or [])
+    if not (resume / LOCK).is_file():
+        raise CapsuleError(
+            "CAP-S012",
+            f"--resume {resume} is not a run directory: {resume / LOCK} does not exist",
+            fix="Name the folder that 'capsule run' made; 'capsule list' shows them.",
+        )
+    return read_lock(resume / LOCK).spec
+
+
+def _check_processes(learners: int, replicas: int, spec: Spec) -> None:
+    """Check that the trainer of a spec can use several learners or replicas."""
     from capsule.experiment.trainers import ImpalaTrainer
     from capsule.host.errors import CapsuleError
 
-    trainer = lock.spec.trainer
+    trainer = spec.trainer
     is_impala = isinstance(trainer, ImpalaTrainer)
     is_served = isinstance(trainer, ImpalaTrainer) and trainer.inference.mode == "server"
     for option, count, possible, needed in (

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
-from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
+from capsule.host.explanation import dotted
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:

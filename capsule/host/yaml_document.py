@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import functools
 import io
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,13 +13,12 @@ from pydantic import ValidationError
 
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
+from capsule.host.explanation import FieldPath, dotted, explain
 
 MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
-MAX_FINDINGS = 20
 MAX_INTEGER_BITS = 53
 _SHOWN_CHARACTERS = 60
-FieldPath = tuple[str | int, ...]
 _M = TypeVar("_M", bound=Model)
 
 _TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
@@ -124,7 +120,7 @@ class YamlDocument:
         try:
             return model.model_validate_json(json.dumps(self.tree))
         except ValidationError as error:
-            message, fix = _explain(error, self, model)
+            message, fix = explain(error, self, model)
             raise CapsuleError("CAP-S003", message, fix=fix) from error
 
 
@@ -235,95 +231,3 @@ def _integer(text: str) -> int:
 
 def _position(node: Any) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
-
-
-def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
-    """Turn pydantic's findings into one message and one fix, all findings listed."""
-    tree, marks, name = document.tree, document.marks, document.name
-    lines, fixes = [], []
-    for finding in error.errors()[:MAX_FINDINGS]:
-        untold = finding["type"] == "union_tag_not_found"  # which of several models it is
-        loc = (
-            (*finding["loc"], finding["ctx"]["discriminator"].strip("'"))
-            if untold
-            else finding["loc"]
-        )
-        missing = untold or finding["type"] == "missing"
-        path = _path_in_document(loc, tree, missing=missing)
-        # The empty path of the whole document always has a mark.
-        where = next(marks[place] for place in _upwards(path) if place in marks)
-        field = dotted(path) or f"the {document.kind}"
-        if finding["type"] == "extra_forbidden":
-            lines.append(f"{name}:{where}: {field} is not a known key")
-            fixes.append(_suggest(path, model, document.kind))
-        elif missing:
-            lines.append(f"{name}:{where}: {field} is missing")
-            fixes.append(f"Add {field}.")
-        else:
-            given = "" if isinstance(finding["input"], dict) else f", not {finding['input']!r}"
-            message = finding["msg"].removeprefix("Value error, ")
-            lines.append(f"{name}:{where}: {field}: {message}{given}")
-            fixes.append(f"Change {field}.")
-    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
-
-
-def _upwards(path: FieldPath) -> Iterator[FieldPath]:
-    """Yield a path, and those of the sections that it is in."""
-    for length in range(len(path), -1, -1):
-        yield path[:length]
-
-
-def _path_in_document(loc: tuple[str | int, ...], tree: Any, *, missing: bool) -> FieldPath:
-    """Drop the union tags that pydantic puts into a location; keep a key that is missing."""
-    path: list[str | int] = []
-    for position, part in enumerate(loc):
-        last = position == len(loc) - 1
-        known = (isinstance(tree, dict) and part in tree) or (
-            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
-        )
-        if known:
-            tree = tree[part]
-            path.append(part)
-        elif last and missing:
-            path.append(part)
-    return tuple(path)
-
-
-def _suggest(path: FieldPath, model: type[Model], kind: str) -> str:
-    """Name the known field that an unknown one most resembles."""
-    fields = _known_fields(model)
-    field = dotted(path)
-    close = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
-    if not close:
-        leaf = [f for f in fields if f.rpartition(".")[2] == str(path[-1])]
-        close = leaf[:1]
-    if close:
-        return f"Did you mean {close[0]}?"
-    section = field.rpartition(".")[0]
-    siblings = [f.rpartition(".")[2] for f in fields if f.rpartition(".")[0] == section]
-    return f"Known keys of {section or f'the {kind}'}: {', '.join(siblings)}."
-
-
-@functools.cache
-def _known_fields(model: type[Model]) -> list[str]:
-    return sorted(set(_field_names(model.model_json_schema(by_alias=True))))
-
-
-def _field_names(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield every dotted field of a model."""
-
-    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
-            yield from walk(option, prefix)
-        for name, child in node.get("properties", {}).items():
-            yield prefix + name
-            yield from walk(child, f"{prefix}{name}.")
-
-    yield from walk(schema, "")
-
-
-def dotted(path: FieldPath) -> str:
-    """Return a path as messages show it."""
-    return ".".join(str(part) for part in path)

@@ -189,6 +189,31 @@ def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_is_wrong_with_a_command_line_is_found_before_anything_is_made(tmp_path):
+    for words, code in (
+        (("run",), "CAP-S001"),
+        (("run", "--resume", "nowhere"), "CAP-S012"),
+        (("run", SMALL, "--cluster", "docker:2"), "CAP-E018"),
+        (("verify", SMALL, "--allow-untrusted"), "CAP-B114"),
+    ):
+        done = capsule(*words, cwd=tmp_path)
+        assert (done.returncode, code in done.stderr) == (2, True), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_public_key_does_not_sign(tmp_path):
+    assert capsule("keygen", "alice", cwd=tmp_path).returncode == 0
+    done = capsule("run", SMALL, "--key", "alice.pub", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "alice.pub is a public key" in done.stderr
+
+
+def test_debug_may_stand_behind_the_command(tmp_path):
+    done = capsule("build", "absent.yaml", "--debug", cwd=tmp_path)
+    assert "Traceback" in done.stderr
+    assert "CAP-S001" in done.stderr
+
+
 def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path):
     assert capsule("keygen", "alice", cwd=tmp_path).returncode == 0
     options = ("--key", "alice", "--ssh-key", "missing", "--output", "runs")

@@ -57,7 +57,7 @@ def test_what_is_printed_arrives():
 
 def test_a_tampered_bundle_costs_its_status_whatever_the_reader_does(tmp_path, closed_pipe):
     bundle = tmp_path / "x.capsule.tar"
-    bundle.write_bytes(b"no archive")
+    bundle.write_bytes(b"signatures/run.sigstore.json")  # cut off
     command = [sys.executable, "-m", "capsule", "verify", str(bundle), "--mode", "integrity"]
     for extra in (["--json"], []):
         done = subprocess.run(

@@ -148,6 +148,6 @@ def test_a_start_set_that_cannot_be_read_is_refused(tmp_path, data, message):
 
 def test_a_spec_that_comes_from_no_folder_names_no_file():
     data = (SPECS / "dqn-breakout-small.yaml").read_bytes()
-    with pytest.raises(CapsuleError, match=r"evaluation\.start_set: Input should be") as caught:
+    with pytest.raises(CapsuleError, match=r"evaluation\.start_set: must be") as caught:
         parse_spec(data, "spec.yaml", ["evaluation.start_set=starts.json"])
     assert caught.value.code == "CAP-S003"

@@ -55,7 +55,7 @@ def test_a_program_needs_a_command_and_nothing_else():
         ("seeds.streams.minibatch=1", "seeds.streams does not apply to trainer.command"),
         ("trainer.command=[]", "trainer.command: Tuple should have at least 1 item"),
         ("trainer.command=['']", "trainer.command.0: String should have at least 1 character"),
-        ("trainer.outputs=['!']", "trainer.outputs.0: String should match pattern"),
+        ("trainer.outputs=['!']", "trainer.outputs.0: has characters or a form"),
         ("trainer.output=['*']", "trainer.output is not a known key"),
         ("trainer.algorithm=dqn", "trainer.algorithm is not a known key"),
         ("trainer.resumable=true", "trainer: resumable needs standard_output: false"),

@@ -23,8 +23,8 @@ def refused(*overrides):
         (["n_step=21"], "trainer: n_step 21 exceeds sequence_length 20"),
         (["sequence_stride=7"], "sequence_length 20 is not a multiple of sequence_stride 7"),
         (["sequence_stride=40"], "sequence_length 20 is not a multiple of sequence_stride 40"),
-        (["actors=0"], "trainer.actors: Input should be greater than 0, not 0"),
-        (["burn_in=-1"], "trainer.burn_in: Input should be greater than or equal to 0"),
+        (["actors=0"], "trainer.actors: must be greater than 0, not 0"),
+        (["burn_in=-1"], "trainer.burn_in: must be greater than or equal to 0"),
         (["batch_size=9"], "micro_batches [4, 4] add up to 8, not to batch_size 9"),
         (["total_steps=8001"], "total_steps 8001 is not a multiple of actors 8"),
         (["actor_update_interval=7"], "actor_update_interval 7 is not a multiple of"),
@@ -33,7 +33,7 @@ def refused(*overrides):
         (["recurrent_units=0"], "recurrent_state 'stored' needs an LSTM"),
         (["network=mlp"], "trainer.network 'mlp' does not fit environment.suite 'atari'"),
         (["burn_inn=3"], "trainer.burn_inn is not a known key"),
-        (["algorithm=r2d3"], "does not match any of the expected tags: 'dqn', 'r2d2', 'impala'"),
+        (["algorithm=r2d3"], "must be one of 'dqn', 'r2d2', 'impala'"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_named(overrides, message):

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import VersionConstraint
 from capsule.experiment.spec import Spec
+from capsule.host.explanation import MAX_FINDINGS
 from capsule.host.spec_file import load_spec, parse_spec, schema_document
-from capsule.host.yaml_document import MAX_FINDINGS
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_text()
@@ -71,14 +71,14 @@ def test_the_full_spec_is_the_protocol_of_the_papers():
             "root: 1",
             "root: -1",
             "7:3",
-            "seeds.root: Input should be greater than or equal to 0, not -1",
+            "seeds.root: must be greater than or equal to 0, not -1",
             "Change seeds.root.",
         ),
         (
             "replay_start: 2_000",
             "replay_start: '2000'",
             "18:3",
-            "trainer.replay_start: Input should be a valid integer, not '2000'",
+            "trainer.replay_start: must be a valid integer, not '2000'",
             "Change trainer.replay_start.",
         ),
         ("  game: breakout\n", "", "9:1", "environment.game is missing", "Add environment.game."),

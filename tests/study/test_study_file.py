@@ -57,10 +57,7 @@ def test_an_unknown_field_is_said_to_be_the_groups_and_is_suggested(tmp_path):
 
 def test_a_wrong_value_is_said_to_be_the_groups(tmp_path):
     error = refused(tmp_path, with_group("{settings: [{seeds.root: 1}, {seeds.root: x}]}"))
-    assert (
-        "set by groups.other of tiny.yaml: seeds.root: Input should be a valid integer"
-        in error.message
-    )
+    assert "set by groups.other of tiny.yaml: seeds.root: must be a valid integer" in error.message
 
 
 def test_a_wrong_field_of_all_members_is_said_to_be_the_studys(tmp_path):
@@ -71,7 +68,7 @@ def test_a_wrong_field_of_all_members_is_said_to_be_the_studys(tmp_path):
 def test_a_wrong_field_of_a_section_is_said_to_be_the_groups(tmp_path):
     section = "{suite: gymnasium, id: 7}"  # 'id' has a line of its own in the base, too
     error = refused(tmp_path, with_group(f"{{set: {{environment: {section}}}}}"))
-    assert "set by groups.other of tiny.yaml: environment.id: Input should be a valid string" in (
+    assert "set by groups.other of tiny.yaml: environment.id: must be a valid string" in (
         error.message
     )
 

@@ -1,0 +1,245 @@
+"""What is wrong with the fields of a YAML document, in words, and what to write instead.
+
+Pydantic says which rule a value breaks; its words are for those who wrote the rule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+    from capsule.experiment.fields import Model
+    from capsule.host.yaml_document import YamlDocument
+
+MAX_FINDINGS = 20
+FieldPath = tuple[str | int, ...]
+
+# Names that other libraries have for fields of the spec.
+_OTHER_NAMES = {
+    "alpha": "learning_rate",
+    "batch": "batch_size",
+    "buffer_size": "replay_capacity",
+    "clip_grad": "max_gradient_norm",
+    "device": "accelerator.kind",
+    "ent_coef": "entropy_cost",
+    "env": "environment",
+    "env_id": "environment.id",
+    "eps": "adam_epsilon",
+    "gamma": "discount",
+    "gpu": "accelerator.kind",
+    "hidden_size": "hidden_units",
+    "learning_starts": "replay_start",
+    "lr": "learning_rate",
+    "max_grad_norm": "max_gradient_norm",
+    "n_envs": "actors",
+    "n_steps": "n_step",
+    "num_envs": "actors",
+    "seed": "seeds.root",
+    "steps": "total_steps",
+    "target_update_interval": "target_interval",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "vf_coef": "baseline_cost",
+}
+# What the patterns of fields that users write ask for.
+_PATTERNS = {
+    "name": "Use at most 64 lower-case letters, digits, '.', '_' and '-', and begin and end with a "
+    "letter or digit",
+    "game": "Write the game's name as ALE has it, in lower case: ms_pacman",
+    "further_games": "Write the games' names as ALE has them, in lower case: ms_pacman",
+    "debian": "Write names of Debian packages: libgl1",
+    "modules": "Write names of Python modules: package.module",
+    "packages": "Write requirements of Python packages: numpy==2.4.6",
+    "cuda": "Write a version or a range of versions: 13.0, >=12.8",
+    "cudnn": "Write a version or a range of versions: 9.20, >=9.10",
+    "driver": "Write a version or a range of versions: >=580.65",
+}
+_OTHER_ALGORITHMS = (
+    "Use one of these. A program of any other algorithm runs as your own program: put its command "
+    "line into trainer.command (docs/own-program.md)."
+)
+_FIELD = re.compile(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+")
+
+
+class _Wrong(NamedTuple):
+    """One thing that is wrong.
+
+    Attributes:
+        path: Where.
+        message: What, to be read after the name of the field.
+        fix: What to do.
+    """
+
+    path: FieldPath
+    message: str
+    fix: str
+
+
+def explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
+    """Turn what pydantic found into one message and one fix.
+
+    Args:
+        error: What it found.
+        document: The document, which knows where its values stand.
+        model: What the document should be.
+    """
+    lines, fixes = [], []
+    for finding in error.errors()[:MAX_FINDINGS]:
+        wrong = _wrong(finding, document, model)
+        # The empty path of the whole document always has a mark.
+        where = next(
+            document.marks[place] for place in _upwards(wrong.path) if place in document.marks
+        )
+        field = dotted(wrong.path) or f"the {document.kind}"
+        lines.append(f"{document.name}:{where}: {field}{wrong.message}")
+        fixes.append(wrong.fix)
+    return "\n".join(lines), " ".join(dict.fromkeys(fixes))
+
+
+def dotted(path: FieldPath) -> str:
+    """Return a path as messages show it."""
+    return ".".join(str(part) for part in path)
+
+
+def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> _Wrong:
+    """Return what is wrong according to one finding of pydantic's."""
+    kind, context = finding["type"], finding.get("ctx", {})
+    loc = finding["loc"]
+    if kind in ("union_tag_not_found", "union_tag_invalid"):  # which of several models it is
+        loc = (*loc, context["discriminator"].strip("'"))
+    missing = kind in ("union_tag_not_found", "missing")
+    path = _path_in_document(loc, document.tree, missing=missing)
+    field = dotted(path)
+    if kind == "extra_forbidden":
+        fix = _suggest(path, finding["input"], model, document.kind)
+        return _Wrong(path, " is not a known key", fix)
+    if missing:
+        return _Wrong(path, " is missing", f"Add {field}.")
+    if kind == "union_tag_invalid":
+        fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
+        message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
+        return _Wrong(path, message, fix)
+    if kind == "value_error" and isinstance(finding["input"], dict):
+        return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
+    given = finding["input"]
+    shown = "" if isinstance(given, dict) else f", not {given!r}"
+    message = finding["msg"].removeprefix("Value error, ")
+    for said, meant in (
+        ("Input should be a valid array", "must be a list"),
+        ("Input should be an object", "must be a section"),
+        ("Input should be", "must be"),
+    ):
+        message = message.replace(said, meant)
+    if kind == "string_pattern_mismatch":
+        message = "has characters or a form that are not allowed"
+    return _Wrong(path, f": {message}{shown}", _instead(path, kind, given))
+
+
+def _instead(path: FieldPath, kind: str, given: Any) -> str:
+    """Return what to write instead of a value."""
+    field = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+        return f"Write {int(given):_}, since YAML reads {given:g} as a floating-point number."
+    if kind in ("list_type", "tuple_type") and isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError:  # an unclosed quotation mark
+            words = [given]
+        return f"Write {dotted(path)}: [{', '.join(words)}]"
+    if kind == "string_pattern_mismatch" and field in _PATTERNS:
+        return f"{_PATTERNS[field]}."
+    return f"Change {dotted(path) or 'it'}."
+
+
+def _between_fields(
+    path: FieldPath, message: str, document: YamlDocument, model: type[Model]
+) -> _Wrong:
+    """Return what is wrong between several fields: the first one that is named and given leads."""
+    known = _known_fields(model)
+    prefix = f"{dotted(path)}." if path else ""
+    texts = [each for text in _FIELD.findall(message) for each in (f"{prefix}{text}", text)]
+    named = [field for field in dict.fromkeys(texts) if field in known]
+    given = [field for field in named if tuple(field.split(".")) in document.marks]
+    if not named:
+        return _Wrong(path, f": {message}", f"Change {dotted(path) or f'the {document.kind}'}.")
+    first = tuple((given or named)[0].split("."))
+    fix = f"Change {' or '.join(named)}."
+    if message.startswith(dotted(first)):
+        return _Wrong(first, message.removeprefix(dotted(first)), fix)
+    return _Wrong(first, f": {message}", fix)
+
+
+def _upwards(path: FieldPath) -> Iterator[FieldPath]:
+    """Yield a path, and those of the sections that it is in."""
+    for length in range(len(path), -1, -1):
+        yield path[:length]
+
+
+def _path_in_document(loc: Sequence[str | int], tree: Any, *, missing: bool) -> FieldPath:
+    """Drop the union tags that pydantic puts into a location; keep a key that is missing."""
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        known = (isinstance(tree, dict) and part in tree) or (
+            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        )
+        if known:
+            tree = tree[part]
+            path.append(part)
+        elif last and missing:
+            path.append(part)
+    return tuple(path)
+
+
+def _suggest(path: FieldPath, given: Any, model: type[Model], kind: str) -> str:
+    """Name the known field that an unknown one stands for, or most resembles."""
+    fields = _known_fields(model)
+    field = dotted(path)
+    section, _, leaf = field.rpartition(".")
+    siblings = [name for name in fields if name.rpartition(".")[0] == section]
+    other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)
+    named = [name for name in (f"{section}.{other}", other) if name in fields]
+    close = (
+        named
+        or difflib.get_close_matches(field, siblings, n=1, cutoff=0.6)
+        or [name for name in fields if name.rpartition(".")[2] == other]
+        or difflib.get_close_matches(field, _outside(path, fields), n=1, cutoff=0.75)
+    )
+    if close:
+        return f"Did you mean {close[0]}?"
+    names = ", ".join(name.rpartition(".")[2] for name in siblings)
+    return f"Known keys of {section or f'the {kind}'}: {names}."
+
+
+def _outside(path: FieldPath, fields: Sequence[str]) -> list[str]:
+    """Return the fields but for the sections that a path is in."""
+    sections = {dotted(place) for place in _upwards(path)}
+    return [field for field in fields if field not in sections]
+
+
+@functools.cache
+def _known_fields(model: type[Model]) -> list[str]:
+    return sorted(set(_field_names(model.model_json_schema(by_alias=True))))
+
+
+def _field_names(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield every dotted field of a model."""
+
+    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
+            yield from walk(option, prefix)
+        for name, child in node.get("properties", {}).items():
+            yield prefix + name
+            yield from walk(child, f"{prefix}{name}.")
+
+    yield from walk(schema, "")
