@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from capsule.bundle.keys import load_public
+from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import ContainerEngineName, component, connect, engine_errors
 from capsule.engine.gpu import gpu_request
 from capsule.experiment.spec import SourcesSpec
@@ -70,6 +71,7 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     engines = list(check_engines())
     yield from engines
     containers = any(check.status == "ok" for check in engines)
+    yield check_bubblewrap(containers=containers)
     yield check_interpreter(containers=containers)
     yield check_processor()
     yield check_gpus()
@@ -102,6 +104,17 @@ def check_engines() -> Iterator[Check]:
             yield Check(check.name, "ok", "does not answer, and is not needed beside the other")
         else:
             yield check
+
+
+def check_bubblewrap(*, containers: bool) -> Check:
+    """Check that runs can have an image where there is no container engine."""
+    try:
+        facts = BubblewrapEngine().describe()
+    except CapsuleError as error:
+        if containers:
+            return Check("bwrap", "ok", f"not needed beside a container engine ({error.message})")
+        return Check("bwrap", "warning", error.message, error.fix)
+    return Check("bwrap", "ok", f"{facts['version']}, seccomp: {facts['seccomp']}")
 
 
 def check_interpreter(*, containers: bool) -> Check:

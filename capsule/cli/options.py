@@ -70,10 +70,11 @@ SetOption = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    Literal["auto", "docker", "podman", "process"],
+    Literal["auto", "docker", "podman", "bwrap", "process"],
     option(
         "--engine NAME",
-        "Engine that executes the run: auto, docker, podman or process (no container).",
+        "Engine that executes the run: auto, docker, podman, bwrap (no daemon) or process (no "
+        "container).",
         EXECUTION,
     ),
 ]

@@ -53,9 +53,9 @@ def command(
     """Free disk space: show what can be deleted and how much that is, ask, and delete it.
 
     Without options, that is everything that Capsule makes again when it is needed, without any
-    download: layers and environments in the cache, Capsule's images that no container has, and
-    temporary folders of killed processes. With --older-than or --keep-size, images stay, as engines
-    do not tell when they were last used.
+    download: layers, environments and unpacked images in the cache, Capsule's images that no
+    container has, and temporary folders of killed processes. With --older-than or --keep-size,
+    images of engines stay, as engines do not tell when they were last used.
 
     Examples:
         # Show what can be deleted.

@@ -23,7 +23,7 @@ from capsule.diagnosis.entropy import (
 )
 from capsule.diagnosis.findings import Finding, finding
 from capsule.diagnosis.settings import UNKNOWN, given_up, tailored, unexplained
-from capsule.engine.interface import RUN_DIRECTORY, Engine, Exit, Progress, Task
+from capsule.engine.interface import RUN_DIRECTORY, Engine, EngineName, Exit, Progress, Task
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
 from capsule.experiment.canonical import open_regular
@@ -88,7 +88,7 @@ class Instrumented:
     draws: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
-    def name(self) -> Literal["docker", "podman", "process"]:
+    def name(self) -> EngineName:
         """The engine's name."""
         return self.engine.name
 

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from capsule.engine.interface import (
     Engine,
+    EngineName,
     Exit,
     Progress,
     RemoteCluster,
@@ -69,10 +70,16 @@ class OnCluster:
                 f"--cluster docker:{cluster.count} requires Docker, not the engine {engine.name}",
                 fix="Use --engine docker, or the address of a cluster.",
             )
+        if engine.name == "bwrap":
+            raise CapsuleError(
+                "CAP-E016",
+                "--cluster requires a network, which the engine bwrap gives to no run",
+                fix="Use --engine docker, podman or process.",
+            )
         self._engine, self._cluster = engine, cluster
 
     @property
-    def name(self) -> Literal["docker", "podman", "process"]:
+    def name(self) -> EngineName:
         """See :class:`Engine`."""
         return self._engine.name
 

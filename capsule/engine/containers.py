@@ -247,7 +247,7 @@ class ContainerEngine:
             "mounts": [Mount(MOUNT, str(run_directory), type="bind")],
             "ulimits": [
                 Ulimit(name=name, soft=limit, hard=limit)
-                for name, limit in _ulimits(limits).items()
+                for name, limit in resource_limits(limits).items()
             ],
             # The engine keeps the log on its own disk, where no limit of the run directory would
             # notice it.
@@ -368,7 +368,7 @@ class _RunningContainer:
                 raise
 
 
-def _ulimits(limits: LimitsSpec) -> dict[str, int]:
+def resource_limits(limits: LimitsSpec) -> dict[str, int]:
     """Return the resource limits of a task's processes."""
     # Holes cost a file nothing but make it as long as it says, for whoever reads it afterwards.
     longest = max(limits.disk_mb, limits.memory_mb, limits.temporary_mb) << 20

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from capsule.engine.interface import Progress
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.cache import Cache, file_state
+from capsule.image.cache import Cache, folder_state
 from capsule.image.code import is_program, training_code, training_code_digest
 
 
@@ -34,12 +33,12 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
         # The interpreter is a link to this machine's own, which may have gone since.
         python = environment / "bin" / f"python{lock.spec.image.python}"
         recorded = record.read_text() if record.exists() else None
-        if not python.exists() or recorded != _state(environment):
+        if not python.exists() or recorded != folder_state(environment):
             progress("installing the locked packages for the plain-process engine")
             shutil.rmtree(environment, ignore_errors=True)
             _make_environment(lock, cache, environment)
             # After the environment, which does not count without its record.
-            write_atomic(record, _state(environment).encode())
+            write_atomic(record, folder_state(environment).encode())
     return environment
 
 
@@ -48,20 +47,6 @@ def environment_key(lock: Lock) -> str:
     wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
     code = lock.image.code.sha256
     return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
-
-
-def _state(environment: Path) -> str:
-    """Return a digest of every path below an environment and of when it was last changed."""
-    return sha256_hex(canonical_json(list(_states(environment))))
-
-
-def _states(folder: Path) -> Iterator[list[str | int]]:
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            path = Path(place, name)
-            # A time of change is more than a number of canonical JSON may be.
-            yield [str(path.relative_to(folder)), *map(str, file_state(path))]
 
 
 def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:

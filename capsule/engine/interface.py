@@ -16,6 +16,7 @@ from capsule.image.cache import Cache
 RUN_DIRECTORY = "{run_directory}"
 NATIVE = "{native}"  # the folder of the native parts
 
+EngineName = Literal["docker", "podman", "bwrap", "process"]
 Progress = Callable[[str], None]
 
 
@@ -96,7 +97,7 @@ class Engine(Protocol):
     """An engine, which executes runs."""
 
     @property
-    def name(self) -> Literal["docker", "podman", "process"]:
+    def name(self) -> EngineName:
         """The engine's name, as bundles say it."""
 
     def describe(self) -> dict[str, str]:

@@ -112,7 +112,7 @@ class ProcessEngine:
             if task.processors is not None:
                 bound = ("taskset", "--cpu-list", task.processors, *start.command)
                 start = replace(start, command=bound)
-            running = stack.enter_context(_started(start, task))
+            running = stack.enter_context(started(start, task))
             return supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
             )
@@ -127,12 +127,14 @@ class Start:
         environment: All variables.
         folder: Working folder of the command.
         enclosed: Whether its first descendant is the first process of a namespace.
+        descriptors: Those of this process that the command gets.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: str
     enclosed: bool
+    descriptors: tuple[int, ...] = ()
 
 
 def namespaces_refused() -> str | None:
@@ -179,8 +181,12 @@ def _native(environment: Path) -> Path:
     return next(environment.glob("lib/*/site-packages/capsule/native/lib"))
 
 
-class _RunningProcess:
-    """A started process and its descendants (:class:`capsule.engine.supervise.Running`)."""
+class RunningProcess:
+    """A started process and its descendants (:class:`capsule.engine.supervise.Running`).
+
+    Attributes:
+        first: The process that gets SIGTERM, if it is not the started one.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes], limit_bytes: int, *, enclosed: bool
@@ -188,8 +194,10 @@ class _RunningProcess:
         self._process = process
         self._limit_bytes = limit_bytes
         self._enclosed = enclosed
+        self.first: int | None = None
 
     def wait(self, seconds: float) -> int | None:
+        """See :class:`capsule.engine.supervise.Running`."""
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -198,7 +206,12 @@ class _RunningProcess:
         return status if status >= 0 else 128 - status
 
     def terminate(self) -> None:
-        self._process.terminate()
+        """See :class:`capsule.engine.supervise.Running`."""
+        if self.first is None:
+            self._process.terminate()
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self.first, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the descendants: an enclosure ends when the kernel has ended all that is in it."""
@@ -212,10 +225,12 @@ class _RunningProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def exceeds_memory(self) -> bool:
+        """See :class:`capsule.engine.supervise.Running`."""
         process = self._process.pid
         return memory_of({process} | descendants(process)) > self._limit_bytes
 
     def was_out_of_memory(self) -> bool:
+        """See :class:`capsule.engine.supervise.Running`."""
         return False  # the kernel does not say
 
 
@@ -258,7 +273,7 @@ def memory_of(processes: Iterable[int]) -> int:
 
 
 @contextmanager
-def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
+def started(start: Start, task: Task) -> Iterator[RunningProcess]:
     """Start a task; afterwards nothing of it is left and its output is kept."""
     try:
         process = subprocess.Popen(
@@ -271,6 +286,7 @@ def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
             # Ctrl-C on the terminal reaches Capsule alone, which then ends the task in its own way.
             start_new_session=True,
             umask=0o022,
+            pass_fds=start.descriptors,
         )
     except OSError as error:
         raise CapsuleError(
@@ -279,7 +295,7 @@ def _started(start: Start, task: Task) -> Iterator[_RunningProcess]:
             fix="Install util-linux (setpriv).",
         ) from error
     memory = task.limits.memory_mb << 20
-    running = _RunningProcess(process, memory, enclosed=start.enclosed)
+    running = RunningProcess(process, memory, enclosed=start.enclosed)
     log = threading.Thread(
         target=_keep_output, args=(process, task.run_directory / contract.LOG), daemon=True
     )

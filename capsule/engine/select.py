@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
@@ -11,7 +12,7 @@ from capsule.engine.process import ProcessEngine
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 
-EngineChoice = Literal["auto", "docker", "podman", "process"]
+EngineChoice = Literal["auto", "docker", "podman", "bwrap", "process"]
 
 
 def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progress) -> Engine:
@@ -37,6 +38,8 @@ def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progre
 def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engine:
     if choice == "process":
         return ProcessEngine()
+    if choice == "bwrap":
+        return BubblewrapEngine()
     if choice != "auto":
         return ContainerEngine(connect(choice))
     reasons = []
@@ -62,6 +65,6 @@ def _no_container(reasons: list[str]) -> CapsuleError:
         "CAP-E001",
         "nothing was executed, because a bundle's code runs in a container and "
         + " and ".join(reasons),
-        fix="Start Docker or Podman. '--engine process' would execute the bundle's code without a "
-        "container, with all permissions of your account.",
+        fix="Start Docker or Podman, or use '--engine bwrap'. '--engine process' would execute the "
+        "bundle's code without a container, with all permissions of your account.",
     )

@@ -3,7 +3,8 @@
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
 trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what
 those programs keep for themselves), ``environments`` and ``projects`` (of the plain-process
-engine). :mod:`capsule.image.cache_items` lists what is in it.
+engine), ``roots`` (unpacked images, of bubblewrap). :mod:`capsule.image.cache_items` lists what is
+in it.
 
 Deleting any of it is always safe. Derived files are used as they are, so other users must not write
 there.
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned, temporary_folder
@@ -233,6 +234,20 @@ def file_state(path: Path) -> list[int]:
     """
     facts = path.lstat()
     return [facts.st_ino, facts.st_size, facts.st_mode, facts.st_ctime_ns]
+
+
+def folder_state(folder: Path) -> str:
+    """Return a digest of every path below a folder and of when it was last changed."""
+    return sha256_hex(canonical_json(list(_states(folder))))
+
+
+def _states(folder: Path) -> Iterator[list[str | int]]:
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = Path(place, name)
+            # A time of change is more than a number of canonical JSON may be.
+            yield [str(path.relative_to(folder)), *map(str, file_state(path))]
 
 
 def default_root() -> Path:

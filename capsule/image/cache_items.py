@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 
 from capsule.image.cache import Cache
 
-Derived = Literal["layers", "environments", "unpacked source trees"]
+Derived = Literal["layers", "environments", "unpacked images", "unpacked source trees"]
 Downloaded = Literal["packages", "package indexes", "source trees"]
 CacheKind = Derived | Downloaded
 DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
@@ -58,9 +58,10 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
     for record in _entries(root / "derived"):
         if record.name.endswith(".layer.json"):
             yield "layers", [record, record.with_suffix(".tar")]
-    for record in _entries(root / "environments"):
-        if record.suffix == ".state":
-            yield "environments", [record, record.with_suffix("")]
+    for record in _recorded(root / "environments"):
+        yield "environments", [record, record.with_suffix("")]
+    for record in _recorded(root / "roots"):
+        yield "unpacked images", [record, record.with_suffix("")]
     for folder in _entries(root / "projects"):
         yield "unpacked source trees", [folder]
     for path in _objects(root):
@@ -108,6 +109,11 @@ def _objects(root: Path) -> Iterator[Path]:
     """Yield the files of a content-addressed store, see :meth:`Cache.path`."""
     for folder in _entries(root / "objects"):
         yield from _entries(folder)
+
+
+def _recorded(folder: Path) -> list[Path]:
+    """Return the records of folders that do not count without one."""
+    return [path for path in _entries(folder) if path.suffix == ".state"]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -1,10 +1,8 @@
 """A tiny image (static busybox), a lock to go with it, and tasks to run in it."""
 
 import hashlib
-import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from capsule.engine.interface import Task
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
 from capsule.experiment.spec import LimitsSpec, Spec
+from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
@@ -139,20 +138,13 @@ def _lock(wheels=(), accelerator=CPU, code=None):
 
 
 def _layer(path, files, links, folders):
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for name in folders:
-            member = tarfile.TarInfo(name)
-            # Some runtimes give a tmpfs the mode of the folder that it covers.
-            member.type, member.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            archive.addfile(member)
-        for name, target in links.items():
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            archive.addfile(member)
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o755
-            archive.addfile(member, io.BytesIO(data))
+    entries = [file_entry(name, "a test", data, 0o755) for name, data in files.items()]
+    # Some runtimes give a tmpfs the mode of the folder that it covers.
+    modes = {name: 0o1777 if name == "tmp" else 0o755 for name in folders}
+    entries += [TarEntry(name, "a test", "directory", mode) for name, mode in modes.items()]
+    entries += [TarEntry(name, "a test", "symlink", 0o777, target=to) for name, to in links.items()]
+    with path.open("wb") as stream:
+        write_tar(entries, stream.write)
     data = path.read_bytes()
     return Layer(path.stem, f"sha256:{hashlib.sha256(data).hexdigest()}", path, len(data))
 

@@ -1,0 +1,259 @@
+"""bubblewrap: the locked image without a daemon and without root, where Docker is not allowed.
+
+The image's layers are unpacked into a folder of the cache, which is the root of a run, read-only.
+The run sees the same files, variables, paths and process numbers as in a container, so its claims
+are the same. What confines it less is printed before it starts and stands in the bundle's
+observations: see :meth:`BubblewrapEngine.describe`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from capsule.engine.containers import resource_limits
+from capsule.engine.gpu import no_gpu
+from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.process import RunningProcess, Start, started
+from capsule.engine.seccomp_filter import compiled_profile
+from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.experiment import contract
+from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
+from capsule.image.archives.wheel import SITE
+from capsule.image.assembly.assemble import TASK_USER, Image
+from capsule.image.assembly.unpack import unpacked_root
+from capsule.image.cache import Cache
+
+_NAMESPACES = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
+_CONFINED = (
+    *(f"--unshare-{name}" for name in _NAMESPACES),
+    *("--uid", str(TASK_USER), "--gid", str(TASK_USER), "--cap-drop", "ALL"),
+    # The launcher is the first process of its namespace, as in a container.
+    *("--as-pid-1", "--die-with-parent"),
+)
+_FIX = (
+    "Install bubblewrap (apt-get install bubblewrap), and let users make user namespaces "
+    "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns); or use another --engine."
+)
+_LIMITS = {
+    "core": resource.RLIMIT_CORE,
+    "fsize": resource.RLIMIT_FSIZE,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+}
+
+
+class BubblewrapEngine:
+    """Runs tasks in namespaces that bubblewrap makes, in the unpacked image."""
+
+    def __init__(self) -> None:
+        """Find bubblewrap, and read back how it confines a program here.
+
+        Raises:
+            CapsuleError: CAP-E001, there is none, or the kernel gives it no namespaces.
+        """
+        found = shutil.which("bwrap")
+        if found is None:
+            raise CapsuleError("CAP-E001", "bwrap is not on the PATH", fix=_FIX)
+        self._program = found
+        self._filter = compiled_profile()
+        self._facts = self._probe()
+        self._image: Image | None = None
+        self._root = Path()
+
+    @property
+    def name(self) -> Literal["bwrap"]:
+        """The engine's name."""
+        return "bwrap"
+
+    def describe(self) -> dict[str, str]:
+        """Return bubblewrap's version, and what it confines less than a container engine.
+
+        ``seccomp`` is ``profile`` or ``none``, as a program read it back. ``memory`` is
+        ``watched``: once a second, by Capsule. ``processes`` is ``limited`` by the kernel, or
+        ``unlimited`` for root. ``temporary`` is ``executable``: programs can be executed from
+        ``/tmp`` and ``/dev/shm``.
+        """
+        return {"name": self.name, **self._facts}
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """Unpack the image, once per set of layers.
+
+        Raises:
+            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
+                (:func:`unpacked_root`).
+        """
+        if image is None:
+            raise ValueError("bubblewrap needs an image")
+        if lock.spec.accelerator.kind == "cuda":
+            raise no_gpu("Capsule's engine bwrap gives no GPU to a run")
+        self._root = unpacked_root(image, cache, progress)
+        self._image = image
+        progress(f"engine bwrap: what a container engine would confine more: {self._losses()}")
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task in the unpacked image, with no network and no capabilities.
+
+        Raises:
+            CapsuleError: CAP-E005 bubblewrap does not start it, CAP-E007 to CAP-E009
+                (``supervise``), CAP-E016 it is to use a cluster, for which it has no network.
+        """
+        if self._image is None:
+            raise RuntimeError("prepare() was not called")
+        with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
+            running = stack.enter_context(self._started(task, self._image))
+            ended = supervise(
+                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+            )
+        return replace(ended, image=self._image.config_digest)
+
+    @contextmanager
+    def _started(self, task: Task, image: Image) -> Iterator[RunningProcess]:
+        """Start a task, which waits in its namespaces until its limits are set from outside.
+
+        There, the limit of processes counts the task's own. Set before, it would count all that
+        the user has on this machine.
+        """
+        with ExitStack() as stack:
+            tell, told = _pipe(stack)
+            wait, release = _pipe(stack)
+            descriptors = {"--info-fd": told, "--block-fd": wait, **self._filter_option(stack)}
+            start = self._start(task, image, descriptors)
+            running = stack.enter_context(started(start, task))
+            os.close(told)
+            first = _first_process(tell)
+            if first is None:
+                running.wait(1)
+                raise CapsuleError(
+                    "CAP-E005",
+                    f"bwrap cannot start the task: see {task.run_directory / contract.LOG}",
+                    fix=_FIX,
+                )
+            _limit(first, {**resource_limits(task.limits), "nproc": task.limits.processes})
+            running.first = first
+            os.write(release, b"1")
+            yield running
+
+    def _start(self, task: Task, image: Image, descriptors: dict[str, int]) -> Start:
+        size = str(task.limits.temporary_mb << 20)
+        memory = ("--perms", "1777", "--size", size, "--tmpfs")
+        system = "/sys/devices/system"  # where C libraries look for processors
+        folders = (
+            *("--ro-bind", str(self._root), "/", "--proc", "/proc", "--dev", "/dev"),
+            *(*memory, "/dev/shm", *memory, "/tmp"),  # noqa: S108 - private
+            *("--tmpfs", "/sys", "--ro-bind", system, system, "--remount-ro", "/sys"),
+            *("--remount-ro", "/dev", "--bind", str(task.run_directory.resolve()), "/out"),
+            *("--chdir", "/tmp"),  # noqa: S108 - private
+        )
+        hostname = task.hostname or "capsule"
+        variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
+        variables |= {"HOSTNAME": hostname, **task.environment}
+        words = [word for pair in variables.items() for word in ("--setenv", *pair)]
+        options = [word for name, fd in descriptors.items() for word in (name, str(fd))]
+        bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
+        command = task.command(
+            run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib"
+        )
+        return Start(
+            (
+                *(*bound, self._program, *_CONFINED, "--hostname", hostname, *folders),
+                *(*options, "--clearenv", *words, "--", *command),
+            ),
+            {"PATH": os.environ.get("PATH", os.defpath)},
+            "/",
+            enclosed=True,
+            descriptors=tuple(descriptors.values()),
+        )
+
+    def _filter_option(self, stack: ExitStack) -> dict[str, int]:
+        """Return the option for the seccomp profile, with a descriptor from which it is read."""
+        if self._filter is None:
+            return {}
+        descriptor = os.memfd_create("seccomp")
+        stack.callback(os.close, descriptor)
+        os.write(descriptor, self._filter)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return {"--seccomp": descriptor}
+
+    def _probe(self) -> dict[str, str]:
+        """Have a program report how it is confined, and return the facts of the engine."""
+        with ExitStack() as stack:
+            options = self._filter_option(stack)
+            words = [word for name, fd in options.items() for word in (name, str(fd))]
+            shown = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev")
+            done = subprocess.run(
+                [self._program, *_CONFINED, *shown, *words, "--", "cat", "/proc/self/status"],
+                capture_output=True,
+                text=True,
+                check=False,
+                pass_fds=tuple(options.values()),
+            )
+        if done.returncode != 0:
+            said = " ".join(done.stderr.split())
+            raise CapsuleError("CAP-E001", f"bwrap makes no namespaces here: {said}", fix=_FIX)
+        status = dict(line.split(":\t", 1) for line in done.stdout.splitlines())
+        if int(status["CapEff"], 16) or int(status["CapBnd"], 16) or status["NoNewPrivs"] != "1":
+            raise CapsuleError(
+                "CAP-E001", "a program under bwrap has capabilities, or may get them", fix=_FIX
+            )
+        version = subprocess.run(
+            [self._program, "--version"], capture_output=True, text=True, check=True
+        )
+        return {
+            "version": version.stdout.split()[-1],
+            "seccomp": "profile" if status["Seccomp"] == "2" else "none",
+            "memory": "watched",
+            "processes": "limited" if os.getuid() else "unlimited",
+            "temporary": "executable",
+        }
+
+    def _losses(self) -> str:
+        losses = ["memory is watched once a second", "programs can be executed from /tmp"]
+        if self._facts["seccomp"] == "none":
+            losses.append("system calls are not filtered, because libseccomp.so.2 is missing")
+        if self._facts["processes"] == "unlimited":
+            losses.append("the number of processes is not limited, and the user is root outside")
+        return "; ".join(losses)
+
+
+def _pipe(stack: ExitStack) -> tuple[int, int]:
+    """Return the ends of a pipe, which are closed at the end unless they were before."""
+    ends = os.pipe()
+    for end in ends:
+        stack.callback(_close, end)
+    return ends
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):
+        os.close(descriptor)
+
+
+def _first_process(descriptor: int) -> int | None:
+    """Return the number of the task's first process outside; None if bubblewrap ended before."""
+    with open(descriptor, closefd=False) as stream:
+        text = stream.read()
+    return int(json.loads(text)["child-pid"]) if text else None
+
+
+def _limit(process: int, limits: dict[str, int]) -> None:
+    """Set the resource limits of a process, and read them back."""
+    for name, limit in limits.items():
+        number = _LIMITS[name]
+        _, hard = resource.prlimit(process, number)
+        wanted = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.prlimit(process, number, (wanted, wanted))
+        if resource.prlimit(process, number) != (wanted, wanted):
+            raise CapsuleError(
+                "CAP-E005", f"the limit {name} of the task cannot be set to {wanted}", fix=_FIX
+            )

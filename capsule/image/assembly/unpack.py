@@ -1,0 +1,117 @@
+"""An image as a folder, for engines that have no store of images.
+
+The folder is what the layers give when they are laid over one another, and nothing else but the
+places where an engine mounts something, and ``/etc/hosts``, which container engines bring as well.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.host.errors import CapsuleError
+from capsule.image.archives.layer_reader import read_layer
+from capsule.image.archives.layers import EPOCH, TarEntry, refused
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.making import Layer, Progress
+from capsule.image.cache import Cache, folder_state
+
+_MOUNT_POINTS = ("dev", "out", "proc", "sys", "tmp")
+_HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+
+
+def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
+    """Return a folder with the files of an image, made once per set of layers.
+
+    It is compared with what was unpacked each time, by the inode, size, mode and time of change of
+    every file, and made again if anything of it differs. It is written elsewhere and renamed, under
+    a lock, so an interrupted or concurrent unpacking leaves nothing that is half there.
+
+    Raises:
+        CapsuleError: CAP-E004 a layer is not what its digest says, CAP-I107 it has a whiteout or a
+            path that leads through a link, CAP-I110 it is not in canonical form.
+    """
+    key = sha256_hex(canonical_json([layer.diff_id for layer in image.layers]))
+    root = cache.folder("roots") / key
+    record = root.with_name(f"{key}.state")
+    with cache.lock(f"root-{key}"):
+        if not (root.exists() and record.exists() and record.read_text() == folder_state(root)):
+            size = sum(layer.size for layer in image.layers)
+            progress(f"unpacking the image ({size >> 20} MiB)")
+            shutil.rmtree(root, ignore_errors=True)
+            with cache.scratch() as scratch:
+                unpack(image, scratch / "root")
+                (scratch / "root").rename(root)
+            # After the folder, which does not count without its record.
+            write_atomic(record, folder_state(root).encode())
+    return root
+
+
+def unpack(image: Image, root: Path) -> None:
+    """Unpack the layers of an image into a new folder. The arguments are :func:`unpacked_root`'s.
+
+    Raises:
+        CapsuleError: As :func:`unpacked_root`.
+    """
+    root.mkdir(mode=0o755)
+    folders = {"."}
+    for layer in image.layers:
+        _check(layer)
+        with layer.path.open("rb") as stream:
+            for entry in read_layer(stream, f"layer {layer.name}"):
+                _write(entry, root, folders)
+    for name in _MOUNT_POINTS:
+        _make_folder(PurePosixPath(name), root, folders, name)
+    hosts = root / "etc" / "hosts"
+    _make_folder(PurePosixPath("etc"), root, folders, "etc")
+    if not os.path.lexists(hosts):
+        hosts.write_text(_HOSTS)
+    for name in folders:
+        os.utime(root / name, (EPOCH, EPOCH))
+
+
+def _check(layer: Layer) -> None:
+    if (found := f"sha256:{sha256_file(layer.path)}") != layer.diff_id:
+        raise CapsuleError(
+            "CAP-E004",
+            f"layer {layer.name} in {layer.path} has digest {found}, not {layer.diff_id}",
+            fix=f"Delete {layer.path} and build again.",
+        )
+
+
+def _write(entry: TarEntry, root: Path, folders: set[str]) -> None:
+    """Write one path. No link is followed, since each folder above it was made here."""
+    path = PurePosixPath(entry.path)
+    if path.name.startswith(".wh."):
+        # To engines it means that a lower layer's file is gone. Capsule writes no such layer.
+        raise refused("CAP-I107", f"{entry.owner} has the whiteout {entry.path!r}")
+    target = root / path
+    if entry.kind == "directory":
+        _make_folder(path, root, folders, entry.owner)
+        target.chmod(entry.mode)
+        return
+    _make_folder(path.parent, root, folders, entry.owner)
+    if str(path) in folders:
+        raise refused("CAP-I107", f"{entry.owner} has a file where {entry.path!r} is a folder")
+    target.unlink(missing_ok=True)
+    if entry.kind == "symlink":
+        target.symlink_to(entry.target)
+    else:
+        with target.open("xb") as stream:
+            stream.writelines(entry.content())
+        target.chmod(entry.mode)
+    os.utime(target, (EPOCH, EPOCH), follow_symlinks=False)
+
+
+def _make_folder(path: PurePosixPath, root: Path, folders: set[str], owner: str) -> None:
+    """Make a folder and those above it, unless this process already has."""
+    if str(path) in folders:
+        return
+    _make_folder(path.parent, root, folders, owner)
+    try:
+        (root / path).mkdir(mode=0o755)
+    except FileExistsError as error:
+        raise refused("CAP-I107", f"{owner} has {path} below a link or a file") from error
+    folders.add(str(path))

@@ -1,0 +1,183 @@
+# ruff: noqa: S108 -- paths inside the sandbox
+"""bubblewrap: the unpacked image, and how a run is confined in it."""
+
+import dataclasses
+import multiprocessing
+import os
+import pwd
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from capsule.engine.bubblewrap import BubblewrapEngine
+from capsule.engine.cluster import OnCluster
+from capsule.engine.interface import RemoteCluster
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.image.cache import Cache
+
+pytestmark = pytest.mark.engine
+
+CUDA = {"kind": "cuda", "gpu_architecture": "9.0"}
+
+
+@pytest.fixture
+def image(make_image):
+    return make_image()
+
+
+@pytest.fixture
+def run(image, make_lock, make_task, cache, run_directory):
+    """Return a function that runs a script under bubblewrap: its end, and its output."""
+    engine = BubblewrapEngine()
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+
+    def run_script(script, *, on_poll=lambda: None, **settings):
+        ended = engine.run(make_task(script, **settings), on_poll=on_poll, poll_seconds=0.05)
+        return ended, (run_directory / "output.log").read_text()
+
+    return run_script
+
+
+def test_a_task_has_the_image_no_privileges_and_no_network(run, image, run_directory):
+    ended, output = run(
+        "cat /text; echo; id -u; hostname; echo $$; ls /sys/class /proc/1/root 2>&1 | head -1;"
+        "busybox grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status;"
+        "busybox grep -c : /proc/net/dev; echo result >/out/made; exit 7"
+    )
+    assert (ended.status, ended.reason, ended.image) == (7, "exited", image.config_digest)
+    lines = output.splitlines()
+    assert lines[:4] == ["one", "61183", "capsule", "1"]
+    assert [line.split("\t")[1] for line in lines if "\t" in line] == [
+        "0000000000000000",
+        "0000000000000000",
+        "1",
+        "2",
+    ]
+    assert lines[-1] == "1"
+    assert (run_directory / "made").read_text() == "result\n"
+
+
+def test_only_the_run_directory_and_memory_can_be_written(run, cache):
+    _, output = run(
+        "for place in / /bin /etc /dev /proc /proc/sys /sys /out /tmp /dev/shm; do"
+        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
+        " busybox grep -E ' /(tmp|dev/shm) ' /proc/mounts"
+    )
+    lines = output.splitlines()
+    written = [line for line in lines if line.startswith("/")]
+    assert written == ["/out", "/tmp", "/dev/shm"]
+    mounts = [line for line in lines if line.startswith("tmpfs")]
+    assert len(mounts) == 2
+    for mount in mounts:
+        for option in ("nosuid", "nodev", "size=16384k"):
+            assert option in mount
+
+
+def test_the_environment_is_the_images_and_the_tasks(run, monkeypatch):
+    monkeypatch.setenv("LEAK", "from the caller")
+    _, output = run("busybox env", environment={"PYTHONHASHSEED": "0"})
+    found = dict(line.split("=", 1) for line in output.splitlines())
+    for added_by_the_shell in ("PWD", "SHLVL"):
+        found.pop(added_by_the_shell, None)
+    assert found == {
+        "HOME": "/tmp",
+        "HOSTNAME": "capsule",
+        "PATH": "/bin",
+        "PYTHONHASHSEED": "0",
+    }
+
+
+def test_the_profile_forbids_what_containers_may_not(run):
+    _, output = run(
+        "exec 2>&1; busybox unshare -r true; busybox chroot / true; mount -t tmpfs x /tmp"
+    )
+    assert output.count("Operation not permitted") >= 2
+
+
+def test_limits_of_time_memory_and_files(run):
+    ended, _ = run("trap 'exit 3' TERM; while :; do busybox sleep 0.1; done", minutes=0.02)
+    assert (ended.status, ended.reason) == (3, "timed-out")
+    large = "x=$(busybox head -c 100m /dev/zero | busybox tr '\\0' a); busybox sleep 60; echo"
+    ended, _ = run(large, memory_mb=64)
+    assert (ended.status, ended.reason) == (137, "out-of-memory")
+    _, output = run("ulimit -c; ulimit -n")
+    assert output.split() == ["0", "4096"]
+
+
+def test_a_program_that_does_not_exist(make_lock, image, make_task, cache):
+    engine = BubblewrapEngine()
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+    task = dataclasses.replace(make_task(""), arguments=("/nowhere",))
+    ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    assert ended.status != 0
+
+
+def test_what_a_container_confines_more_is_said(make_lock, image, cache):
+    engine, said = BubblewrapEngine(), []
+    engine.prepare(make_lock(), image, cache, progress=said.append)
+    facts = engine.describe()
+    assert (facts["name"], facts["seccomp"], facts["memory"]) == ("bwrap", "profile", "watched")
+    assert facts["processes"] == ("limited" if os.getuid() else "unlimited")
+    assert "memory is watched" in said[-1]
+    assert ("number of processes" in said[-1]) == (os.getuid() == 0)
+
+
+def test_without_bubblewrap_or_namespaces(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CapsuleError, match="not on the PATH") as refused:
+        BubblewrapEngine()
+    assert (refused.value.code, refused.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
+    program = tmp_path / "bwrap"
+    program.write_text(
+        "#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    with pytest.raises(CapsuleError, match="No permissions to create"):
+        BubblewrapEngine()
+
+
+def test_a_cluster_is_refused():
+    with pytest.raises(CapsuleError) as refused:
+        OnCluster(BubblewrapEngine(), RemoteCluster("head:6379", None))
+    assert refused.value.code == "CAP-E016"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the other tests ran as an ordinary user already")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_ordinary_user_has_its_processes_limited(image, make_lock, make_task):
+    folder = Path(tempfile.mkdtemp(prefix="capsule-user-", dir="/var/tmp"))
+    try:
+        layers = [
+            dataclasses.replace(la, path=Path(shutil.copy(la.path, folder))) for la in image.layers
+        ]
+        (folder / "run").mkdir()
+        script = "for i in $(busybox seq 64); do busybox sleep 9 & done; echo all"
+        task = dataclasses.replace(make_task(script, processes=16), run_directory=folder / "run")
+        owned = dataclasses.replace(image, layers=tuple(layers))
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+        child = multiprocessing.get_context("fork").Process(
+            target=_as_nobody, args=(owned, make_lock(), task, Cache(folder / "cache"))
+        )
+        child.start()
+        child.join()
+        output = (folder / "run" / "output.log").read_text()
+        assert child.exitcode == 0, output
+        assert "fork" in output
+        assert "all" not in output
+    finally:
+        shutil.rmtree(folder)
+
+
+def _as_nobody(image, lock, task, cache):
+    user = pwd.getpwnam("nobody")
+    os.setgroups([])
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+    engine = BubblewrapEngine()
+    assert engine.describe()["processes"] == "limited"
+    engine.prepare(lock, image, cache, progress=lambda _: None)
+    ended = engine.run(task, on_poll=lambda: None, poll_seconds=0.05)
+    assert ended.status != 0
