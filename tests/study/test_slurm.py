@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from tests.study.studies import BASE, make_lock
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
+ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = (f"exploration.{run}" for run in (1, 2, 3))
 
 
@@ -130,6 +133,31 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
 
 
 @pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.network
+@pytest.mark.slow
+def test_the_commands_for_clusters_without_docker(cluster, workplace, monkeypatch):
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    page = (ROOT / "docs" / "hpc.md").read_text()
+    (workplace / "seeds.sbatch").write_text(re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1])
+    (workplace / "experiment.yaml").write_text((workplace / "cart.yaml").read_text())
+    _, *commands, verify = re.findall(r"^    (.+)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=workplace, capture_output=True, text=True
+        )
+        logs = [path.read_text() for path in workplace.glob("seed-*.log")]
+        assert done.returncode == 0, (command, done.stderr, logs)
+    seeds = sorted(workplace.glob("runs/seed-*/*/*.capsule.tar"))
+    members = sorted(workplace.glob("studies/**/*.capsule.tar"))
+    assert (len(seeds), len(members)) == (2, 3)
+    verify = verify.replace("BUNDLE", shlex.quote(str(seeds[0])))
+    subprocess.run(["bash", "-c", verify], cwd=workplace, check=True, capture_output=True)
+
+
 def test_what_slurm_rejects_is_said_in_its_words(cluster, study, options, monkeypatch):
     monkeypatch.setenv("SBATCH_PARTITION", "nonesuch")
     with pytest.raises(CapsuleError, match="invalid partition specified: nonesuch") as caught:
