@@ -72,7 +72,10 @@ def resume(workplace, directory):
 
 # 100 trace records, a resume state at step 200 and one at the end: moments before the first state,
 # between states, around one, and (the seed is fixed, the machine's speed is not) anywhere else.
-MOMENTS = [50, random.Random(20191103).randrange(1, 100)]  # noqa: S311
+MOMENTS = [
+    pytest.param(50, marks=pytest.mark.soak),
+    random.Random(20191103).randrange(1, 100),  # noqa: S311
+]
 
 
 @pytest.mark.parametrize("records", MOMENTS)

@@ -67,7 +67,7 @@ def test_a_program_that_looks_around_depends_on_what_it_sees(workplace, tmp_path
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_trainer_is_shielded_and_its_threads_change_no_bit(workplace, tmp_path):
     packages = {"image": {"packages": ImageSpec().packages}}
     spec = merged(CARTPOLE, {"environment": {"id": "CartPole-v1", "modules": []}, **packages})

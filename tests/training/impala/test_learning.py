@@ -37,7 +37,11 @@ CARTPOLE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "schedule", [{"mode": "lockstep", "policy_lag": 1}, {"mode": "recorded", "policy_lag": 4}]
+    "schedule",
+    [
+        pytest.param({"mode": "lockstep", "policy_lag": 1}, marks=pytest.mark.soak),
+        {"mode": "recorded", "policy_lag": 4},
+    ],
 )
 def test_it_learns_cartpole(deterministic, tmp_path, schedule):
     """Seed 0: the last 100 of 48,000 steps' episodes average above 100; random play scores 22."""
