@@ -2,6 +2,8 @@
 
 Same compiler, same sources, same flags: same bytes, whoever builds. Hatch calls
 :class:`NativeParts` for a wheel or an editable install; ``python hatch_build.py`` builds in place.
+With ``CAPSULE_WHEEL=pure``, the wheel has no native parts and fits every platform. An installer
+prefers the other one where it fits.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Build every part before the files of the wheel are collected. An sdist has sources."""
-        if self.target_name == "sdist":
+        if self.target_name == "sdist" or os.environ.get("CAPSULE_WHEEL") == "pure":
             return
         build_all(PARTS)
         build_data["pure_python"] = False

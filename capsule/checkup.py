@@ -23,6 +23,7 @@ from capsule.engine.gpu import gpu_request
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
+from capsule.host.platform import require_execution
 from capsule.image.cache import Cache
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
@@ -68,6 +69,11 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
         keys: Private keys, beside those in the current folder.
     """
     yield Check("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+    platform = check_platform()
+    yield platform
+    if platform.status != "ok":  # what the other checks look for exists on Linux only
+        yield from (check_key(path) for path in private_keys(keys))
+        return
     engines = list(check_engines())
     yield from engines
     containers = any(check.status == "ok" for check in engines)
@@ -82,6 +88,15 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     yield check_mirror()
     yield from check_programs()
     yield from (check_key(path) for path in private_keys(keys))
+
+
+def check_platform() -> Check:
+    """Check that runs can be executed here at all."""
+    try:
+        require_execution()
+    except CapsuleError as error:
+        return Check("platform", "problem", error.message, error.fix)
+    return Check("platform", "ok", "Linux on x86_64")
 
 
 def check_engines() -> Iterator[Check]:

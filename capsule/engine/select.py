@@ -11,6 +11,7 @@ from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
+from capsule.host.platform import require_execution
 
 EngineChoice = Literal["auto", "docker", "podman", "bwrap", "process"]
 
@@ -26,8 +27,10 @@ def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progre
 
     Raises:
         CapsuleError: CAP-E001 the chosen engine, or for an untrusted run any container engine,
-            does not answer; CAP-E002 another engine than the chosen one does.
+            does not answer; CAP-E002 another engine than the chosen one does; CAP-E019 this
+            platform executes nothing.
     """
+    require_execution()
     engine = _opened(choice, strange=strange, progress=progress)
     if isinstance(engine, ContainerEngine):
         engine.remove_abandoned(progress=progress)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
+from capsule.host.platform import require_execution
 from capsule.native import Part, native_part
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -27,8 +28,9 @@ def training_code(package: Path = _PACKAGE) -> dict[str, bytes]:
     lies beside the package instead, where interpreters look for it.
 
     Raises:
-        CapsuleError: CAP-N001, a native part is missing.
+        CapsuleError: CAP-E019, this platform has no native parts; CAP-N001, one is missing.
     """
+    require_execution()
     files = [package / "__init__.py", package / "native" / "__init__.py"]
     for room in _ROOMS:
         files += (package / room).rglob("*")

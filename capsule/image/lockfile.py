@@ -21,6 +21,7 @@ from capsule.experiment.lock import (
 )
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
+from capsule.host.platform import require_execution
 from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
@@ -152,8 +153,9 @@ def resolve(
 
     Raises:
         CapsuleError: CAP-L101 to CAP-L109 Python packages, CAP-L121 to CAP-L125 Debian packages,
-            CAP-I… the base layer cannot be made of them.
+            CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images.
     """
+    require_execution()
     recipe, sources = load_recipe(spec.accelerator.kind), spec.image.sources
     pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)

@@ -16,6 +16,7 @@ from capsule.entropy.ledger import Ledger
 from capsule.execution import Reporter
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
+from capsule.host.platform import require_execution
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.machine.compare import check_requirements, compare, expected_grade
@@ -139,6 +140,7 @@ def _verify(
             return Judgement("intact", INTACT + (", but it claims nothing" if nothing else ""))
 
         # Environment: what this machine lets the verifier expect of a re-execution.
+        require_execution()
         check_unconfined(request.engine, image=claims.image is not None)
         check_embedded(request.engine, request.image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
