@@ -40,6 +40,11 @@ _CONFINED = (
     # The launcher is the first process of its namespace, as in a container.
     *("--as-pid-1", "--die-with-parent"),
 )
+# What container engines show read-only, or not at all. bubblewrap itself leaves the files below
+# /proc/sys and /proc/irq to root, whom the kernel lets write there without any capability.
+_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_MASKED_FOLDERS = ("acpi", "asound", "scsi")
+_MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _FIX = (
     "Install bubblewrap (apt-get install bubblewrap), and let users make user namespaces "
     "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces, and on Ubuntu "
@@ -150,6 +155,7 @@ class BubblewrapEngine:
         system = "/sys/devices/system"  # where C libraries look for processors
         folders = (
             *("--ro-bind", str(self._root), "/", "--proc", "/proc", "--dev", "/dev"),
+            *_guarded_proc(),
             *(*memory, "/dev/shm", *memory, "/tmp"),  # noqa: S108 - private
             *("--tmpfs", "/sys", "--ro-bind", system, system, "--remount-ro", "/sys"),
             *("--remount-ro", "/dev", "--bind", str(task.run_directory.resolve()), "/out"),
@@ -224,6 +230,18 @@ class BubblewrapEngine:
         if self._facts["processes"] == "unlimited":
             losses.append("the number of processes is not limited, and the user is root outside")
         return "; ".join(losses)
+
+
+def _guarded_proc() -> Iterator[str]:
+    """Yield the options that protect what of the machine a task's own ``/proc`` shows."""
+    for name in _READ_ONLY:
+        yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
+    for name in _MASKED_FOLDERS:
+        if Path("/proc", name).is_dir():
+            yield from ("--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}")
+    for name in _MASKED_FILES:
+        if Path("/proc", name).exists():
+            yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
 
 
 def _pipe(stack: ExitStack) -> tuple[int, int]:

@@ -75,6 +75,17 @@ def test_only_the_run_directory_and_memory_can_be_written(run, cache):
             assert option in mount
 
 
+def test_the_machines_settings_can_neither_be_written_nor_its_memory_read(run):
+    # Root outside could write there without any capability, if the mount did not forbid it.
+    _, output = run(
+        "for setting in sys/kernel/core_pattern sys/vm/swappiness; do"
+        " (cat /proc/$setting >/proc/$setting) 2>/dev/null && echo $setting; done;"
+        " (echo >/proc/sysrq-trigger) 2>/dev/null && echo sysrq;"
+        " busybox head -c 1 /proc/kcore 2>/dev/null"
+    )
+    assert not output
+
+
 def test_the_environment_is_the_images_and_the_tasks(run, monkeypatch):
     monkeypatch.setenv("LEAK", "from the caller")
     _, output = run("busybox env", environment={"PYTHONHASHSEED": "0"})
