@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Release the version that capsule/__init__.py states.
 #
-#   bash scripts/release.sh build OUT            build wheel and sdist in two folders, and the wheel from
-#                                                the sdist in a third, and compare
+#   bash scripts/release.sh build OUT            build both wheels, the one with native parts and the one
+#                                                for every platform, and the sdist in two folders, and
+#                                                the wheels from the sdist in a third, and compare
 #   bash scripts/release.sh prepare KEY.pub      list this version in images/releases.json and the
 #                                                key in KEYS; commit both
 #   bash scripts/release.sh release OUT KEY      check everything, test, build, sign with KEY, and tag
@@ -31,8 +32,9 @@ build_in() {
   mkdir -p "$folder" "$target"
   tar -x -C "$folder" --strip-components 1
   # One umask and one time zone; the files' own times are replaced by the epoch.
-  (cd "$folder" && umask 022 && TZ=UTC LC_ALL=C.UTF-8 SOURCE_DATE_EPOCH=$epoch \
-    "$tool" -m hatchling build -d "$target" "$@") >/dev/null
+  (cd "$folder" && umask 022 && export TZ=UTC LC_ALL=C.UTF-8 SOURCE_DATE_EPOCH=$epoch &&
+    "$tool" -m hatchling build -d "$target" "$@" &&
+    CAPSULE_WHEEL=pure "$tool" -m hatchling build -d "$target" -t wheel) >/dev/null
 }
 
 # build OUT: builds in folders of different names and depths, which must be equal
@@ -48,9 +50,11 @@ build() {
   (cd "$scratch/first" && sha256sum -- *) > "$scratch/SHA256SUMS"
   (cd "$scratch/second" && sha256sum --strict --quiet -c "$scratch/SHA256SUMS") ||
     fail "two builds of one commit differ"
-  cmp "$scratch"/first/*.whl "$scratch"/third/*.whl || fail "the sdist gives another wheel"
+  (cd "$scratch/third" && sha256sum -- *.whl) > "$scratch/WHEELS"
+  (cd "$scratch/first" && sha256sum --strict --quiet -c "$scratch/WHEELS") ||
+    fail "the sdist gives another wheel"
   cp "$scratch"/first/* "$scratch/SHA256SUMS" "$out"
-  echo "built twice, and the wheel from the sdist, with equal bytes:"
+  echo "built twice, and the wheels from the sdist, with equal bytes:"
   cat "$out/SHA256SUMS"
 }
 
@@ -77,7 +81,7 @@ sign() {
   local out=$1 key=$2
   build "$out"
   # The listed training code has the native parts of this folder; those of the wheel must be equal.
-  "$python" -m zipfile -e "$out/capsule_rl-$version"-*.whl "$scratch/wheel"
+  "$python" -m zipfile -e "$out/capsule_rl-$version"-*_x86_64.whl "$scratch/wheel"
   diff -r capsule/native/lib "$scratch/wheel/capsule/native/lib" ||
     fail "the wheel has other native parts"
   # What signs is what KEYS says: the signature is checked with it at once.
