@@ -46,7 +46,7 @@ MAX_PARTS = 2
 
 
 def show_report(report: Report, console: Console) -> None:
-    """Print a verification report: facts first, the verdict last."""
+    """Print a verification report: facts first, then the verdict and what to do about it."""
     room = MAX_LINES - TAIL
     if report.environment:
         room -= _show_environment(report, console)
@@ -55,12 +55,12 @@ def show_report(report: Report, console: Console) -> None:
         rest = len(lines) - room + 1
         lines[room - 1 :] = [("", f"… and {rest} more lines in the report")]
     show_lines(lines, console)
-    if report.error is not None:
-        code, fix = report.error["code"], report.error["fix"]
-        console.print(f"{code}: {printable(fix)}", markup=False, highlight=False)
     console.print()
     console.print(report.verdict, style=_STYLES[report.verdict], end="", markup=False)
-    console.print(f"  {printable(report.summary)}", markup=False, highlight=False)
+    cause = "" if report.error is None else f"{report.error['code']}: "
+    console.print(f"  {cause}{printable(report.summary)}", markup=False, highlight=False)
+    if report.error is not None:
+        console.print(f"fix: {printable(report.error['fix'])}", markup=False, highlight=False)
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from capsule.engine import bubblewrap
 from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.cluster import OnCluster
 from capsule.engine.interface import RemoteCluster
+from capsule.engine.seccomp_filter import compiled_profile
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.image.cache import Cache
 
@@ -183,6 +185,8 @@ def test_an_ordinary_user_has_its_processes_limited(image, make_lock, make_task)
 
 
 def _as_nobody(image, lock, task, cache):
+    profile = compiled_profile()  # the checkout may be in a folder that only root may enter
+    bubblewrap.compiled_profile = lambda: profile
     user = pwd.getpwnam("nobody")
     os.setgroups([])
     os.setgid(user.pw_gid)

@@ -221,7 +221,8 @@ REWRITTEN = {
     (30, "zip", "CAP-B103"): lambda _: zipped(),
     (30, "zip-behind-the-archive", "CAP-B109"): lambda d: d + zipped(),
     (30, "zip-before-the-archive", "CAP-B103"): lambda d: zipped() + d,
-    (30, "noise", "CAP-B107"): lambda _: b"\xff" * 4096,
+    # Noise that does not begin as a bundle does is no bundle (CAP-B114).
+    (30, "noise", "CAP-B107"): lambda _: b"signatures/run.sigstore.json".ljust(4096, b"\xff"),
 }
 
 
