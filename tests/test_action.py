@@ -121,6 +121,7 @@ def test_wrong_inputs_fail_the_job_without_a_verdict(bundle, arguments, runner):
     assert not runner.outputs["claim-id"]
 
 
+@pytest.mark.soak
 @pytest.mark.network
 @pytest.mark.slow
 def test_the_first_step_installs_what_the_second_needs(runner):

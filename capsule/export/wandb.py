@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
@@ -55,6 +56,9 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
 
 
 def _package() -> ModuleType:
+    # Even offline, W&B reports to its servers how it is used and which errors it had, unless these
+    # are set before its import.
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
     try:
         import wandb
     except ImportError as error:

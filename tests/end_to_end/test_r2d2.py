@@ -5,7 +5,7 @@ import pytest
 from tests.end_to_end.conftest import capsule
 from tests.end_to_end.test_run import SECONDS, containers, docker, resume, start, traced, wait_for
 
-pytestmark = [pytest.mark.engine, pytest.mark.network]
+pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.soak]
 
 SPEC = """\
 schema: capsule/spec/v1

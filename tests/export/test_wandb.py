@@ -2,6 +2,7 @@
 
 import json
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -81,3 +82,33 @@ def test_a_machine_without_wandb_is_told_what_to_install(tmp_path, monkeypatch):
         export_wandb(RUNS, tmp_path / "out")
     assert raised.value.code == "CAP-P205"
     assert not (tmp_path / "out").exists()
+
+
+LISTENING = """
+import socket, sys, time
+from pathlib import Path
+
+asked = []
+
+def hook(event, arguments):
+    if event == "socket.getaddrinfo":
+        asked.append(arguments[0])
+    elif event == "socket.connect" and arguments[0].family != socket.AF_UNIX:
+        asked.append(arguments[1])
+
+sys.addaudithook(hook)
+from capsule.bundle.trust import TrustPolicy
+from capsule.export.runs import read_runs
+from capsule.export.wandb import export_wandb
+
+export_wandb(read_runs(Path(sys.argv[1]), TrustPolicy.of([])), Path(sys.argv[2]))
+time.sleep(1)  # for threads that W&B may have started
+print(asked)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_asked_for_on_the_network(tmp_path):
+    command = [sys.executable, "-c", LISTENING, TRAINING, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

@@ -75,6 +75,7 @@ def test_every_flipped_byte_is_refused_or_meant(name):
         check(name, bytes(data))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_fuzzer_that_looks_at_coverage(tmp_path):
     program = str(Path(__file__).with_name("run.py"))

@@ -17,7 +17,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from capsule.verification.content.events import _checksum
+from capsule.verification.content.events import record_checksum
 from capsule.verification.content.formats import compare_content
 from capsule.verification.content.parts import Context
 from capsule.verification.content.times import Span, Times, stated_span
@@ -180,7 +180,7 @@ def events(*fields):
     """Return an event file of one event with the given fields, encoded."""
     event = b"".join(fields)
     head = struct.pack("<Q", len(event))
-    return head + _checksum(head) + event + _checksum(event)
+    return head + record_checksum(head) + event + record_checksum(event)
 
 
 def test_only_a_double_is_the_time_of_an_event():

@@ -132,6 +132,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     assert len(set(claims_of(study).values())) == 3
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.network

@@ -87,6 +87,7 @@ def test_a_run_killed_again_and_again_resumes_to_the_same_bytes(cartpole_run, tm
     assert claimed(directory) == claimed(cartpole_run)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_killed_run_with_adam_resumes_to_the_same_bytes(tmp_path):
     trainer = {"optimizer": "adam", "updates": 2, "concurrent": False}

@@ -349,6 +349,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(whole_run, tmp_path, moment):
     assert claimed(directory) == claimed(whole_run)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_killed_atari_run_resumes_to_the_same_bytes(tmp_path):
     whole = new_run(tmp_path / "whole", make_spec(BREAKOUT))
