@@ -23,11 +23,11 @@ bash scripts/setup.sh "${setup[@]}"
 
 # Tools that are not ours verify our bundles and count our system calls; a static busybox is the
 # tests' smallest image. A browser shows the report. A Slurm cluster of this machine runs a study.
-# A registry of this machine keeps images, and skopeo reads them.
+# A registry of this machine keeps images, and skopeo reads them. Shells complete our commands.
 programs=(npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zstd
   busybox:busybox-static strace:strace chromium:chromium chromedriver:chromium-driver
   pdftotext:poppler-utils munged:munge slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client
-  docker-registry:docker-registry skopeo:skopeo)
+  docker-registry:docker-registry skopeo:skopeo zsh:zsh fish:fish)
 if [ "$engines" = yes ]; then programs+=(podman:podman bwrap:bubblewrap); fi
 packages=()
 for program in "${programs[@]}"; do
