@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from capsule.experiment.evaluation import StartSet
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
-from capsule.host.explanation import dotted
-from capsule.host.yaml_document import MAX_BYTES, YamlDocument
+from capsule.host.validation import validate
+from capsule.host.yaml_document import MAX_BYTES, YamlDocument, dotted
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> Spec:
@@ -46,7 +46,7 @@ def spec_of(document: YamlDocument, folder: Path) -> Spec:
         CapsuleError: CAP-S003, CAP-S010 of :func:`load_spec`.
     """
     _pin_start_set(document.tree, folder)
-    return _with_absolute_links(document.validate(Spec), folder)
+    return _with_absolute_links(validate(document, Spec), folder)
 
 
 def schema_document() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def schema_document() -> dict[str, Any]:
 def _parsed(document: YamlDocument, overrides: Sequence[str], folder: Path | None) -> Spec:
     for override in overrides:
         _apply_override(document, override)
-    return document.validate(Spec) if folder is None else spec_of(document, folder)
+    return validate(document, Spec) if folder is None else spec_of(document, folder)
 
 
 def _apply_override(document: YamlDocument, override: str) -> None:

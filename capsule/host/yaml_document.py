@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import math
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
-from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
-from capsule.host.explanation import FieldPath, dotted, explain
 
 MAX_BYTES = 1 << 20
 MAX_BRACKETS = 4096  # the scanner's time grows with the square of those that are open
 MAX_INTEGER_BITS = 53
 _SHOWN_CHARACTERS = 60
-_M = TypeVar("_M", bound=Model)
+FieldPath = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"  # of YAML's own types (YAML 1.2.2, section 10)
 _EXAMPLES = {
@@ -110,18 +105,6 @@ class YamlDocument:
         place = tuple(keys)
         self.marks = {path: at for path, at in self.marks.items() if path[: len(place)] != place}
         self.marks[place] = where
-
-    def validate(self, model: type[_M]) -> _M:
-        """Return the document as a model.
-
-        Raises:
-            CapsuleError: CAP-S003, fields are wrong; the message lists them all.
-        """
-        try:
-            return model.model_validate_json(json.dumps(self.tree))
-        except ValidationError as error:
-            message, fix = explain(error, self, model)
-            raise CapsuleError("CAP-S003", message, fix=fix) from error
 
 
 class _Reader:
@@ -231,3 +214,8 @@ def _integer(text: str) -> int:
 
 def _position(node: Any) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def dotted(path: FieldPath) -> str:
+    """Return a path as messages show it."""
+    return ".".join(str(part) for part in path)

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.host.errors import CapsuleError
-from capsule.host.explanation import FieldPath, dotted
-from capsule.host.yaml_document import YamlDocument
+from capsule.host.yaml_document import FieldPath, YamlDocument, dotted
 from capsule.study.directory import StudyDirectory
 from capsule.study.jobs import reservation
 from capsule.study.running import STOP_SECONDS, RunOptions

@@ -11,6 +11,7 @@ from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import spec_of
+from capsule.host.validation import validate
 from capsule.host.yaml_document import YamlDocument
 from capsule.image.lockfile import lock_path
 from capsule.study.members import PlannedMember, plan_members
@@ -43,7 +44,7 @@ class StudyFile(NamedTuple):
             CapsuleError: CAP-S001 a file cannot be read, CAP-S002 it is not YAML, CAP-S003 a field
                 of the study is wrong, such as 'base' if it names no file.
         """
-        study = YamlDocument.load(path, "study").validate(StudySpec)
+        study = validate(YamlDocument.load(path, "study"), StudySpec)
         base = path.parent / study.base
         if not base.is_file():
             raise CapsuleError(

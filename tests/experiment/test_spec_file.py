@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.fields import VersionConstraint
 from capsule.experiment.spec import Spec
-from capsule.host.explanation import MAX_FINDINGS
 from capsule.host.spec_file import load_spec, parse_spec, schema_document
+from capsule.host.validation import MAX_FINDINGS
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL = (SPECS / "dqn-breakout-small.yaml").read_text()

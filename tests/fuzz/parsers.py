@@ -40,6 +40,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.host.spec_file import parse_spec
+from capsule.host.validation import validate
 from capsule.host.yaml_document import YamlDocument
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import file_entry, padded, tar_header, write_tar
@@ -186,9 +187,9 @@ def _spec(data: bytes) -> None:
 
 
 def _study(data: bytes) -> None:
-    study = YamlDocument(data, "study.yaml", "study").validate(StudySpec)
+    study = validate(YamlDocument(data, "study.yaml", "study"), StudySpec)
     written = study.document()
-    _same(YamlDocument(written, "study.yaml", "study").validate(StudySpec), study)
+    _same(validate(YamlDocument(written, "study.yaml", "study"), StudySpec), study)
 
 
 def _study_bundle(data: bytes) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from capsule.experiment.fields import Model
 from capsule.host.errors import CapsuleError
+from capsule.host.validation import validate
 from capsule.host.yaml_document import MAX_BYTES, YamlDocument
 
 
@@ -23,7 +24,7 @@ def document(text="first:\n  size: 1\n", kind="study"):
 
 def refused(found, code="CAP-S003"):
     with pytest.raises(CapsuleError) as caught:
-        found.validate(Outer)
+        validate(found, Outer)
     assert caught.value.code == code
     return caught.value.message
 
@@ -32,14 +33,14 @@ def test_a_copy_is_independent():
     first = document()
     second = first.copy()
     second.set("first.size", "x", "the test")
-    assert first.validate(Outer).first.size == 1
+    assert validate(first, Outer).first.size == 1
     assert "x.yaml:the test: first.size" in refused(second)
 
 
 def test_sections_that_do_not_exist_are_made():
     found = document()
     found.set("second.size", 2, "the test")
-    assert found.validate(Outer) == Outer(first=Inner(size=1), second=Inner(size=2))
+    assert validate(found, Outer) == Outer(first=Inner(size=1), second=Inner(size=2))
 
 
 def test_a_section_replaces_what_it_had_and_where_that_was():
@@ -47,7 +48,7 @@ def test_a_section_replaces_what_it_had_and_where_that_was():
     found.set("first", {"size": "x"}, "the test")
     assert refused(found).startswith("x.yaml:the test: first.size: ")
     found.set("first.size", 3, "the test")
-    assert found.validate(Outer).first == Inner(size=3)
+    assert validate(found, Outer).first == Inner(size=3)
 
 
 def test_a_section_that_was_set_is_not_changed_by_its_fields():
@@ -55,7 +56,7 @@ def test_a_section_that_was_set_is_not_changed_by_its_fields():
     found.set("second", section, "the test")
     found.set("second.size", 2, "the test")
     assert section == {"size": 1}
-    assert found.validate(Outer).second.size == 2
+    assert validate(found, Outer).second.size == 2
 
 
 def test_a_value_deep_in_a_list_has_the_place_of_what_was_set():
@@ -70,7 +71,7 @@ def test_a_key_that_is_missing_has_the_place_of_its_section():
         third: Inner
 
     with pytest.raises(CapsuleError, match=r"x\.yaml:1:1: third is missing"):
-        document().validate(Whole)
+        validate(document(), Whole)
 
 
 @pytest.mark.parametrize("field", ["", ".", "first.", ".size", "first..size"])

@@ -1,4 +1,4 @@
-"""What is wrong with the fields of a YAML document, in words, and what to write instead.
+"""Checking a YAML document against a model: what is wrong, in words, and what to write instead.
 
 Pydantic says which rule a value breaks; its words are for those who wrote the rule.
 """
@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from capsule.experiment.fields import Model
+from capsule.host.errors import CapsuleError
+from capsule.host.yaml_document import FieldPath, YamlDocument, dotted
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-    from capsule.experiment.fields import Model
-    from capsule.host.yaml_document import YamlDocument
-
 MAX_FINDINGS = 20
-FieldPath = tuple[str | int, ...]
+_M = TypeVar("_M", bound=Model)
 
 # Names that other libraries have for fields of the spec.
 _OTHER_NAMES = {
@@ -83,14 +86,21 @@ class _Wrong(NamedTuple):
     fix: str
 
 
-def explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
-    """Turn what pydantic found into one message and one fix.
+def validate(document: YamlDocument, model: type[_M]) -> _M:
+    """Return a document as a model.
 
-    Args:
-        error: What it found.
-        document: The document, which knows where its values stand.
-        model: What the document should be.
+    Raises:
+        CapsuleError: CAP-S003, fields are wrong; the message lists them all.
     """
+    try:
+        return model.model_validate_json(json.dumps(document.tree))
+    except ValidationError as error:
+        message, fix = _explain(error, document, model)
+        raise CapsuleError("CAP-S003", message, fix=fix) from error
+
+
+def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
+    """Turn what pydantic found into one message and one fix."""
     lines, fixes = [], []
     for finding in error.errors()[:MAX_FINDINGS]:
         wrong = _wrong(finding, document, model)
@@ -102,11 +112,6 @@ def explain(error: ValidationError, document: YamlDocument, model: type[Model]) 
         lines.append(f"{document.name}:{where}: {field}{wrong.message}")
         fixes.append(wrong.fix)
     return "\n".join(lines), " ".join(dict.fromkeys(fixes))
-
-
-def dotted(path: FieldPath) -> str:
-    """Return a path as messages show it."""
-    return ".".join(str(part) for part in path)
 
 
 def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) -> _Wrong:
