@@ -8,13 +8,14 @@ observations: see :meth:`BubblewrapEngine.describe`.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -132,10 +133,14 @@ class BubblewrapEngine:
         with ExitStack() as stack:
             tell, told = _pipe(stack)
             wait, release = _pipe(stack)
-            descriptors = {"--info-fd": told, "--block-fd": wait, **self._filter_option(stack)}
+            descriptors = {
+                "--info-fd": told.fileno(),
+                "--block-fd": wait.fileno(),
+                **self._filter_option(stack),
+            }
             start = self._start(task, image, descriptors)
             running = stack.enter_context(started(start, task))
-            os.close(told)
+            told.close()
             first = _first_process(tell)
             if first is None:
                 running.wait(1)
@@ -146,7 +151,7 @@ class BubblewrapEngine:
                 )
             _limit(first, {**resource_limits(task.limits), "nproc": task.limits.processes})
             running.first = first
-            os.write(release, b"1")
+            release.write(b"1")
             yield running
 
     def _start(self, task: Task, image: Image, descriptors: dict[str, int]) -> Start:
@@ -244,23 +249,15 @@ def _guarded_proc() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
 
 
-def _pipe(stack: ExitStack) -> tuple[int, int]:
-    """Return the ends of a pipe, which are closed at the end unless they were before."""
-    ends = os.pipe()
-    for end in ends:
-        stack.callback(_close, end)
-    return ends
+def _pipe(stack: ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    """Return the ends of a pipe, for reading and for writing, which the stack closes."""
+    reading, writing = os.pipe()
+    return stack.enter_context(io.FileIO(reading)), stack.enter_context(io.FileIO(writing, "w"))
 
 
-def _close(descriptor: int) -> None:
-    with suppress(OSError):
-        os.close(descriptor)
-
-
-def _first_process(descriptor: int) -> int | None:
+def _first_process(tell: io.FileIO) -> int | None:
     """Return the number of the task's first process outside; None if bubblewrap ended before."""
-    with open(descriptor, closefd=False) as stream:
-        text = stream.read()
+    text = tell.readall()
     return int(json.loads(text)["child-pid"]) if text else None
 
 
