@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import signal
@@ -20,6 +19,7 @@ from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.locks import is_locked, lock
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
 LOG_BYTES = 64 << 20
@@ -28,7 +28,6 @@ RESERVE_BYTES = 256 << 20  # of the run directory's disk, which no task may take
 MINUTE = 60.0  # of limits.minutes, in seconds
 
 _KILL_SECONDS = 30.0
-_HOLD_SECONDS, _HOLD_POLL_SECONDS = 0.5, 0.02
 _LIMIT_SECONDS = 1.0  # limits are checked by walking folders, so less often than polls
 
 
@@ -92,15 +91,12 @@ def exclusive(run_directory: Path) -> Iterator[None]:
     # The folder itself is locked, because the task could remove a lock file in it.
     descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline = time.monotonic() + _HOLD_SECONDS
-        while not _locked(descriptor, fcntl.LOCK_EX):  # is_held has the lock for a moment, too
-            if time.monotonic() >= deadline:
-                raise CapsuleError(
-                    "CAP-E008",
-                    f"another Capsule process is running in {run_directory}",
-                    fix="Wait for it or interrupt it, then run the command again.",
-                )
-            time.sleep(_HOLD_POLL_SECONDS)
+        if not lock(descriptor, run_directory):
+            raise CapsuleError(
+                "CAP-E008",
+                f"another Capsule process is running in {run_directory}",
+                fix="Wait for it or interrupt it, then run the command again.",
+            )
         yield
     finally:
         os.close(descriptor)
@@ -108,20 +104,7 @@ def exclusive(run_directory: Path) -> Iterator[None]:
 
 def is_held(run_directory: Path) -> bool:
     """Tell whether a process executes a task in a run directory."""
-    descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return not _locked(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int, kind: int) -> bool:
-    """Lock a folder, unless another process has."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return is_locked(run_directory)
 
 
 def supervise(

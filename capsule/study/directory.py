@@ -15,10 +15,7 @@ can run members, and a study that was stopped at any moment goes on with what is
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +28,7 @@ from capsule.experiment.canonical import write_atomic
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
+from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock
 from capsule.image.lockfile import read_lock, write_lock
 from capsule.report.runs import LOCK as MEMBER_LOCK
 from capsule.report.runs import MEMBERS, WORK, last_event
@@ -41,7 +39,6 @@ OUTCOME = "outcome.json"
 CONSOLE = "console.log"
 MAX_SHOWN = 10  # members that a message lists
 HOLD = "hold"
-HOLD_SECONDS, HOLD_POLL_SECONDS = 0.5, 0.02
 MAX_OUTCOME_BYTES = 1 << 20
 
 State = Literal["waiting", "running", "stopped", "failed", "done"]
@@ -210,7 +207,7 @@ class StudyDirectory:
         return [name for name in self._members if not groups or planned[name].group in groups]
 
     @contextmanager
-    def held(self, name: str, patience: float = HOLD_SECONDS) -> Iterator[tuple[Path, int]]:
+    def held(self, name: str, patience: float = PATIENCE_SECONDS) -> Iterator[tuple[Path, int]]:
         """Prepare the folder of a member for a run, and hold it.
 
         Args:
@@ -238,7 +235,7 @@ class StudyDirectory:
             yield folder, descriptor
 
     @contextmanager
-    def _hold(self, name: str, patience: float = HOLD_SECONDS) -> Iterator[int | None]:
+    def _hold(self, name: str, patience: float = PATIENCE_SECONDS) -> Iterator[int | None]:
         """Hold the folder of a member; yield None if another process does, and goes on to."""
         folder = self.folder(name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +243,7 @@ class StudyDirectory:
         # A file, and open for writing: NFS then tells other machines, too (flock(2)).
         descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            yield descriptor if _taken(descriptor, folder, patience) else None
+            yield descriptor if lock(descriptor, folder, patience) else None
         finally:
             os.close(descriptor)
 
@@ -282,7 +279,7 @@ class StudyDirectory:
             if event is None
             else (event.step, event.total_steps, event.steps_per_second)
         )
-        if _is_held(folder):
+        if is_locked(folder / HOLD):
             return MemberState(name, "running", None, *progress)
         outcome = self.outcome(name)
         if outcome is None:
@@ -320,48 +317,3 @@ class StudyDirectory:
         if outcome is None or outcome.bundle is None:
             return None
         return self.folder(name) / outcome.bundle
-
-
-def _taken(descriptor: int, folder: Path, patience: float) -> bool:
-    """Take the lock on a member; tell whether no other process has it.
-
-    A process that looks whether the lock is taken has it for a moment, too, hence the attempts.
-    """
-    deadline = time.monotonic() + patience
-    while not _locked(descriptor, fcntl.LOCK_EX, folder):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(HOLD_POLL_SECONDS)
-    return True
-
-
-def _is_held(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / HOLD, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _locked(descriptor, fcntl.LOCK_SH, folder)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int, kind: int, folder: Path) -> bool:
-    """Lock a file of a member's folder, unless another process has.
-
-    Raises:
-        CapsuleError: CAP-Y020, the file system has no locks.
-    """
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-        raise CapsuleError(
-            "CAP-Y020",
-            f"{folder} cannot be locked: {error.strerror}",
-            fix="Choose a folder on a file system with locks (Lustre: mount option flock).",
-        ) from error
-    return True

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
 from capsule.host.errors import ExitCode
-from capsule.study.directory import CONSOLE, HOLD_SECONDS, OUTCOME, Outcome, StudyDirectory
+from capsule.host.locks import PATIENCE_SECONDS
+from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0  # for a run to write its state down after it was interrupted
@@ -97,7 +98,7 @@ class Runs:
         study: StudyDirectory,
         name: str,
         options: RunOptions,
-        patience: float = HOLD_SECONDS,
+        patience: float = PATIENCE_SECONDS,
     ) -> Outcome | None:
         """Run a member, and write down how it ended.
 
