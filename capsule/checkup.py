@@ -18,13 +18,20 @@ from typing import Literal, NamedTuple
 
 from capsule.bundle.keys import load_public
 from capsule.engine.bubblewrap import BubblewrapEngine
-from capsule.engine.connection import ContainerEngineName, component, connect, engine_errors
+from capsule.engine.connection import (
+    CONTAINER_ENGINES,
+    answering_engines,
+    component,
+    connect,
+    engine_errors,
+)
 from capsule.engine.gpu import gpu_request
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import existing_folder, free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.platform import require_execution
-from capsule.image.cache import Cache
+from capsule.image.cache import Cache, refuse_shared
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
@@ -101,9 +108,8 @@ def check_platform() -> Check:
 
 def check_engines() -> Iterator[Check]:
     """Check which container engines answer. One is enough."""
-    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
     found: dict[str, Check] = {}
-    for name in names:
+    for name in CONTAINER_ENGINES:
         try:
             client = connect(name)
         except CapsuleError as error:
@@ -165,12 +171,7 @@ def check_gpus() -> Check:
     found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
     found += f"; driver {driver.version}"
     failures = []
-    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
-    for name in names:
-        try:
-            client = connect(name)
-        except CapsuleError:  # reported by check_engines
-            continue
+    for name, client in answering_engines():
         try:
             with closing(client), engine_errors(name):
                 gpu_request(client.version(), client.info())
@@ -187,13 +188,13 @@ def check_disks() -> Iterator[Check]:
     places = {"cache": Cache().root, "temporary files": Path(tempfile.gettempdir()), "runs": Path()}
     seen: dict[int, list[str]] = {}
     for name, path in places.items():
-        place = _existing(path)
+        place = existing_folder(path)
         seen.setdefault(place.stat().st_dev, []).append(f"{name} ({place})")
     for device, names in seen.items():
         place = next(
-            each for each in map(_existing, places.values()) if each.stat().st_dev == device
+            each for each in map(existing_folder, places.values()) if each.stat().st_dev == device
         )
-        free = shutil.disk_usage(place).free
+        free = free_bytes(place)
         status: Status = (
             "ok" if free >= _LITTLE_DISK else "warning" if free >= _NO_DISK else "problem"
         )
@@ -205,15 +206,15 @@ def check_cache() -> Check:
     """Check that the cache can be written, and that no other user can."""
     root = Cache().root
     if not root.exists():
-        place = _existing(root)
+        place = existing_folder(root)
         if os.access(place, os.W_OK):
             return Check("cache", "ok", f"{root} will be made")
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be made in {place}", fix)
-    mode, owner = stat.S_IMODE(root.stat().st_mode), root.stat().st_uid
-    if owner not in (os.geteuid(), 0) or mode & (stat.S_IWGRP | stat.S_IWOTH):
-        found = f"{root} belongs to uid {owner} and has mode {mode:04o}: others can write there"
-        return Check("cache", "problem", found, f"Delete it, or: chmod go-w {root}")
+    try:
+        refuse_shared(root)
+    except CapsuleError as error:
+        return Check("cache", "problem", error.message, error.fix)
     if not os.access(root, os.W_OK):
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be written", fix)
@@ -339,11 +340,3 @@ def _is_private_key(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         return stream.readline(64).strip() in _PRIVATE
-
-
-def _existing(path: Path) -> Path:
-    """Return the folder in which a path is or would be made."""
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    return place

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capsule.engine.connection import connect
+from capsule.engine.connection import answering_engines
 from capsule.engine.images import EngineImage, EngineImages
-from capsule.host.errors import CapsuleError
 from capsule.host.owner import abandoned, remove_abandoned
 from capsule.image.cache_items import CacheItem, disk_bytes
 
@@ -94,11 +93,8 @@ class Pruning:
 
 def removable_images() -> Iterator[tuple[EngineImages, list[EngineImage]]]:
     """Yield the engines that answer, each with the images that it could do without."""
-    for name in ("docker", "podman"):
-        try:
-            found = EngineImages(connect(name))
-        except CapsuleError:  # there is no such engine here
-            continue
+    for _, client in answering_engines():
+        found = EngineImages(client)
         yield found, found.removable()
 
 

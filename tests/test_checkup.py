@@ -62,6 +62,7 @@ def test_one_container_engine_is_enough(machine, monkeypatch):
 
     assert by_name()["docker"].status == by_name()["podman"].status == "warning"
     monkeypatch.setattr(checkup, "connect", connect)
+    monkeypatch.setattr("capsule.engine.connection.connect", connect)
     checks = by_name()
     assert checks["docker"] == Check("docker", "ok", "28.0, rootless")
     assert checks["podman"].status == "ok"
@@ -101,7 +102,7 @@ def test_a_gpu_that_no_engine_gives_to_runs(machine, monkeypatch):
     check = by_name()["GPU"]
     assert check.status == "warning"
     assert check.found == "NVIDIA H200 (9.0); driver 580.65; no engine gives it to runs"
-    monkeypatch.setattr(checkup, "connect", lambda _name: FakeClient())
+    monkeypatch.setattr("capsule.engine.connection.connect", lambda _name: FakeClient())
     monkeypatch.setattr(checkup, "gpu_request", refuse)
     assert "it cannot be reached" in by_name()["GPU"].found
     monkeypatch.setattr(checkup, "gpu_request", lambda *_: None)
@@ -127,7 +128,8 @@ def test_a_cache_that_others_can_write_to(machine):
     (machine / "cache").chmod(0o777)
     check = by_name()["cache"]
     assert check.status == "problem"
-    assert f"chmod go-w {machine / 'cache'}" in check.fix
+    assert f"{machine / 'cache'} is writable by others (mode 0777)" in check.found
+    assert "Delete it" in check.fix
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def open_bundle(
             checked: everything fits the digest chain that starts at the envelope, whose signature
             is *not* checked.
         limits: Largest sizes and counts accepted.
-        kind: What the bundle has to be of: one run, or a study; either if it is None.
+        kind: Whether the bundle must be of a run or of a study; None allows both.
 
     Raises:
         CapsuleError: CAP-B146 the bundle is of the other kind; with exit status 3 if it is not

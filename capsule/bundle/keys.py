@@ -360,7 +360,8 @@ def _read(path: Path, *, private: bool) -> bytes:
             fix="Give the path of a readable key file, or make a key: capsule keygen FILE",
         ) from error
     if private and (b"PUBLIC KEY-----" in data or data.startswith(_OPENSSH_PUBLIC)):
-        fix = f"Give the private key; its file is probably {path.with_suffix('')}."
+        likely = f"; its file is probably {path.with_suffix('')}" if path.suffix == ".pub" else ""
+        fix = f"Give the private key{likely}."
         raise CapsuleError("CAP-B132", f"{path} is a public key, which cannot sign", fix=fix)
     if private and mode & 0o077:
         message = f"others may read the private key {path} (mode {mode:04o})"

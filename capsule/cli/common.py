@@ -85,9 +85,9 @@ def locked(
     """
     from capsule.experiment.spec import SourcesSpec
     from capsule.host.spec_file import load_spec
-    from capsule.image.lockfile import lock_path, obtain_lock, read_lock
+    from capsule.image.lockfile import lock_path, names_lock, obtain_lock, read_lock
 
-    if path.name.endswith(".lock.json"):
+    if names_lock(path):
         if overrides or refresh or refresh_base:
             raise CapsuleError(
                 "CAP-L003",

@@ -17,6 +17,7 @@ import typer
 
 from capsule.cli.passphrase import unlock
 from capsule.experiment.canonical import write_atomic
+from capsule.host.folders import user_folder
 
 if TYPE_CHECKING:
     from capsule.bundle.keys import PrivateKey
@@ -26,16 +27,12 @@ ALLOWED_SIGNERS = "CAPSULE_ALLOWED_SIGNERS"
 
 
 def configuration_folder() -> Path:
-    """Return the folder of the user's own key and trust file. It may not exist."""
-    if own := os.environ.get("CAPSULE_CONFIG"):
-        return Path(own).absolute()
-    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    # The XDG base directory specification has relative values ignored.
-    return (base if base.is_absolute() else Path.home() / ".config") / "capsule"
+    """Return the folder of the user's own key and trust file, which need not exist."""
+    return user_folder("CAPSULE_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
 def own_key() -> Path:
-    """Return the private key that signs if none is named. It may not exist."""
+    """Return the private key that signs if none is named; it need not exist."""
     return Path(os.environ.get(KEY) or configuration_folder() / "key")
 
 
@@ -82,7 +79,8 @@ def _make(path: Path) -> None:
         raise CapsuleError(
             "CAP-B135",
             f"cannot make a signing key in {path.parent}: {error.strerror}",
-            fix=f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder of your own.",
+            fix=f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder that you may "
+            "write to.",
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # two first commands must not make two keys
@@ -115,7 +113,7 @@ def trusted_files(
     Args:
         keys: Public keys that it names.
         allowed_signers: Trust files that it names.
-        others: Whether it says by other means whom to trust, as ``--keyless`` does.
+        others: Whether it names trusted signers in another way, such as by ``--keyless``.
     """
     if keys or allowed_signers or others:
         return Trusted(keys or (), allowed_signers or ())

@@ -64,10 +64,11 @@ def command(
     from capsule.engine.select import open_engine
     from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
+    from capsule.image.lockfile import names_lock
     from capsule.report.diagnosis import show_diagnosis, show_trial
     from capsule.report.progress import open_reporter
 
-    if apply and (overrides or spec.name.endswith(".lock.json")):
+    if apply and (overrides or names_lock(spec)):
         raise CapsuleError(
             "CAP-D003",
             "--apply requires a spec file, and cannot be combined with --set",

@@ -112,7 +112,7 @@ def main() -> None:
         from typer.completion import get_completion_inspect_parameters
 
         get_completion_inspect_parameters()
-    # It is an option of every command, too; a command itself has no say in it.
+    # The option is accepted after the name of a command, too, and is moved before it here.
     if "--debug" in sys.argv[1:]:
         sys.argv = [sys.argv[0], "--debug", *(each for each in sys.argv[1:] if each != "--debug")]
     with lossy_standard_output():

@@ -40,8 +40,8 @@ def command(
     from rich.console import Console
 
     from capsule.image.cache import Cache
+    from capsule.planning import make_plan
     from capsule.report.inspection import show_rows
-    from capsule.report.plan import make_plan
     from capsule.report.progress import open_reporter
 
     with open_reporter(quiet=quiet) as reporter:

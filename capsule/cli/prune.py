@@ -130,7 +130,7 @@ def _agreed() -> bool:
     """Ask on the terminal.
 
     Raises:
-        CapsuleError: CAP-I310, there is none.
+        CapsuleError: CAP-I310, the command was not started from a terminal.
     """
     from capsule.host.errors import CapsuleError
 

@@ -13,8 +13,6 @@ from capsule.cli.options import JsonOption
 if TYPE_CHECKING:
     from capsule.report.inspection import Inspected
 
-STUDY_LOCK = "study.lock.json"
-
 
 @guarded
 def command(
@@ -60,9 +58,10 @@ def _inspect(path: Path) -> Inspected:
     """
     from capsule.bundle.bundle import open_bundle
     from capsule.host.errors import CapsuleError
-    from capsule.image.lockfile import read_lock
+    from capsule.host.run_directory import STUDY_LOCK, is_run_directory
+    from capsule.image.lockfile import names_lock, read_lock
     from capsule.report.inspection import inspect_directory, inspect_lock, inspect_run
-    from capsule.report.runs import is_run_directory, read_run
+    from capsule.report.runs import read_run
     from capsule.study.inspection import inspect_study, inspect_study_lock
     from capsule.study.lock import read_study_lock
 
@@ -81,7 +80,7 @@ def _inspect(path: Path) -> Inspected:
         )
     if path.name.endswith(STUDY_LOCK):
         return inspect_study_lock(read_study_lock(path))
-    if path.name.endswith(".lock.json") or path.name == "lock.json":
+    if names_lock(path):
         return inspect_lock(read_lock(path))
     with open_bundle(path, (), kind=None) as opened:
         return inspect_study(opened) if opened.manifest.kind == "study" else inspect_run(opened)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.host.errors import CapsuleError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 ContainerEngineName = Literal["docker", "podman"]
+CONTAINER_ENGINES: tuple[ContainerEngineName, ...] = get_args(ContainerEngineName)
 
 _CONNECT_SECONDS = 10
 _REQUEST_SECONDS = 600  # loading gigabytes onto a slow disk is one request
@@ -57,6 +58,16 @@ def connect(name: ContainerEngineName) -> DockerClient:
     raise CapsuleError(
         "CAP-E001", f"no {name} engine answers ({'; '.join(refusals)})", fix=_FIX[name]
     )
+
+
+def answering_engines() -> Iterator[tuple[ContainerEngineName, DockerClient]]:
+    """Yield the container engines that answer, each with a client, which the caller closes."""
+    for name in CONTAINER_ENGINES:
+        try:
+            client = connect(name)
+        except CapsuleError:  # there is no such engine here
+            continue
+        yield name, client
 
 
 def addresses(name: ContainerEngineName, environment: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from capsule.engine.bubblewrap import BubblewrapEngine
-from capsule.engine.connection import connect
+from capsule.engine.connection import CONTAINER_ENGINES, connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
 from capsule.engine.process import ProcessEngine
@@ -46,7 +46,7 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
     if choice != "auto":
         return ContainerEngine(connect(choice))
     reasons = []
-    for name in ("docker", "podman"):
+    for name in CONTAINER_ENGINES:
         try:
             engine = ContainerEngine(connect(name))
         except CapsuleError as error:

@@ -19,6 +19,7 @@ from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import occupied_bytes
 from capsule.host.locks import is_locked, lock
 
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL: a checkpoint of the largest replay fits in
@@ -194,9 +195,7 @@ def disk_usage(folder: Path) -> int:
             CAP-E040, the folder is too deep or has too many entries to be watched.
     """
     try:
-        # Blocks, not lengths, since holes take no space. Linux counts them in units of 512 bytes on
-        # every file system.
-        return sum(entry.facts.st_blocks * 512 for entry in entries_beneath(folder))
+        return sum(occupied_bytes(entry.facts) for entry in entries_beneath(folder))
     except PermissionError as error:
         raise CapsuleError(
             "CAP-E007",

@@ -107,19 +107,9 @@ class _RecorderTail:
         yield from JsonLines(lambda: io.BytesIO(whole))
 
 
-def check_target(target: str | None) -> None:
-    """Check that ``--metrics`` has a known form, before anything runs.
-
-    Raises:
-        CapsuleError: CAP-P206.
-    """
-    if target is not None:
-        _parse(target)
-
-
 @contextmanager
-def follow(target: str | None, run: str, work: Path, reporter: Reporter) -> Iterator[Reporter]:
-    """Yield a reporter that also writes metrics, if ``target`` says where.
+def follow(target: str, run: str, work: Path, reporter: Reporter) -> Iterator[Reporter]:
+    """Yield a reporter that also writes metrics.
 
     Args:
         target: ``tensorboard:FOLDER`` or ``csv:FILE``. A file of CSV is appended to.
@@ -130,10 +120,7 @@ def follow(target: str | None, run: str, work: Path, reporter: Reporter) -> Iter
     Raises:
         CapsuleError: CAP-P206, the target has another form or cannot be written.
     """
-    if target is None:
-        yield reporter
-        return
-    opener, place = _parse(target)
+    opener, place = parse_target(target)
     with ExitStack() as stack:
         try:
             sink = opener(place, run, stack)
@@ -175,7 +162,12 @@ class _Table:
 _OPENERS: dict[str, _Opener] = {"tensorboard": _open_events, "csv": _open_table}
 
 
-def _parse(target: str) -> tuple[_Opener, Path]:
+def parse_target(target: str) -> tuple[_Opener, Path]:
+    """Return what opens the file that ``--metrics`` names, and the place that it names.
+
+    Raises:
+        CapsuleError: CAP-P206, the target has another form.
+    """
     form, _, place = target.partition(":")
     if form not in _OPENERS or not place:
         raise CapsuleError(

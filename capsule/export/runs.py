@@ -26,8 +26,9 @@ from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.run_directory import LOCK, WORK, run_directories
 from capsule.image.lockfile import read_lock
-from capsule.report.runs import LOCK, WORK, RunState, read_run, run_directories
+from capsule.report.runs import RunState, read_run
 from capsule.report.subject import (
     EVALUATIONS,
     METRICS,

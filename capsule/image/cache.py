@@ -27,6 +27,7 @@ from pathlib import Path
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import user_folder
 from capsule.host.owner import remove_abandoned, temporary_folder
 
 USE = "use"  # an empty file, on which every process that uses the cache has a shared lock
@@ -167,7 +168,7 @@ class Cache:
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
             path.mkdir(mode=_MODE, exist_ok=True)
-            _refuse_shared(path)
+            refuse_shared(path)
         self._use()
         return self.root / name
 
@@ -252,15 +253,15 @@ def _states(folder: Path) -> Iterator[list[str | int]]:
 
 def default_root() -> Path:
     """Return ``$CAPSULE_CACHE``, else ``$XDG_CACHE_HOME/capsule``, else ``~/.cache/capsule``."""
-    if own := os.environ.get("CAPSULE_CACHE"):
-        return Path(own).absolute()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification has relative values ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "capsule"
+    return user_folder("CAPSULE_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
-def _refuse_shared(path: Path) -> None:
-    """Reject a folder whose layers or environments another user could have written."""
+def refuse_shared(path: Path) -> None:
+    """Reject a folder whose layers or environments another user could have written.
+
+    Raises:
+        CapsuleError: CAP-I308, it belongs to another user, or others may write to it.
+    """
     facts = path.stat()
     whose = f"belongs to uid {facts.st_uid}" if facts.st_uid not in (os.geteuid(), 0) else None
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
 Derived = Literal["layers", "environments", "unpacked images", "unpacked source trees"]
@@ -122,12 +123,12 @@ def _entries(folder: Path) -> list[Path]:
 
 def disk_bytes(path: Path) -> int:
     """Return the disk space that a file or a folder takes; links are not followed."""
-    blocks = path.lstat().st_blocks
+    total = occupied_bytes(path.lstat())
     for place, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(FileNotFoundError):  # it was deleted since it was listed
-                blocks += Path(place, name).lstat().st_blocks
-    return blocks * 512  # the unit of st_blocks, whatever the file system's is
+                total += occupied_bytes(Path(place, name).lstat())
+    return total
 
 
 def _item(kind: CacheKind, paths: Sequence[Path]) -> CacheItem:

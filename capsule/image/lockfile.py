@@ -22,6 +22,7 @@ from capsule.experiment.lock import (
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
+from capsule.host.run_directory import LOCK
 from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
@@ -31,6 +32,7 @@ from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
 from capsule.image.resolution.resolve import resolve_wheels
 
+_SUFFIX = ".lock.json"
 MAX_LOCK_BYTES = 4 << 20
 MAX_SHOWN = 20  # untracked files that are listed by name
 
@@ -51,7 +53,12 @@ class Pins(NamedTuple):
 
 def lock_path(spec_path: Path) -> Path:
     """Return where the lock of a spec file is kept: ``x.yaml`` -> ``x.lock.json``."""
-    return spec_path.with_name(spec_path.stem + ".lock.json")
+    return spec_path.with_name(spec_path.stem + _SUFFIX)
+
+
+def names_lock(path: Path) -> bool:
+    """Tell the name of a lock file from that of a spec; a run directory has ``lock.json``."""
+    return path.name.endswith(_SUFFIX) or path.name == LOCK
 
 
 def read_lock(path: Path) -> Lock:
@@ -236,7 +243,7 @@ def capture(
     """
     if spec.code is None:
         return None
-    stem = path.name.removesuffix(".lock.json")
+    stem = path.name.removesuffix(_SUFFIX)
     specs = (path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))
     own = [path, *leave_out, *specs]
     project = capture_project(spec.code, path.parent, cache, leave_out=own)

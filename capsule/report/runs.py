@@ -22,6 +22,8 @@ from capsule.experiment.beneath import UnboundedError, entries_beneath
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.folders import occupied_bytes
+from capsule.host.run_directory import BUNDLES, LOCK, WORK, run_directories
 from capsule.image.lockfile import read_lock
 from capsule.report.subject import evaluation_points
 from capsule.report.text import bytes_text, printable
@@ -29,12 +31,7 @@ from capsule.report.text import bytes_text, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-LOCK = "lock.json"
-WORK = "work"
-BUNDLES = "*.capsule.tar"
-MEMBERS = "members"  # of the folder of a study, whose members have run directories
 MAX_TAIL_BYTES = 1 << 16
-BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's is
 CLAIM_DIGITS = 8  # of the claim id, in the name of a bundle
 
 RunState = Literal["not started", "running", "interrupted", "failed", "finished", "damaged"]
@@ -114,21 +111,6 @@ def find_runs(folder: Path) -> list[FoundRun]:
     return sorted(found, key=lambda run: (run.started, run.path), reverse=True)
 
 
-def run_directories(folder: Path) -> Iterator[Path]:
-    """Yield a folder if it is a run directory, or those in it and in the studies in it."""
-    if is_run_directory(folder):
-        yield folder
-        return
-    for place in (folder, folder / MEMBERS, *folder.glob(f"*/{MEMBERS}")):
-        if place.is_dir():
-            yield from (path for path in place.iterdir() if is_run_directory(path))
-
-
-def is_run_directory(path: Path) -> bool:
-    """Tell whether ``capsule run`` made a folder."""
-    return (path / LOCK).is_file()
-
-
 def read_run(path: Path) -> FoundRun:
     """Read how the run of a directory stands."""
     started = datetime.fromtimestamp((path / LOCK).stat().st_mtime, tz=UTC)
@@ -156,7 +138,7 @@ def _read_run(path: Path, started: datetime) -> FoundRun:
         path=path,
         state=state,
         started=started,
-        bytes=sum(entry.facts.st_blocks for entry in entries_beneath(path)) * BLOCK_BYTES,
+        bytes=sum(occupied_bytes(entry.facts) for entry in entries_beneath(path)),
         lock=read_lock(path / LOCK),
         step=None if event is None else event.step,
         total_steps=None if event is None else event.total_steps,

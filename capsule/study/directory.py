@@ -29,12 +29,11 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
 from capsule.host.errors import CapsuleError
 from capsule.host.locks import PATIENCE_SECONDS, is_locked, lock
+from capsule.host.run_directory import LOCK, MEMBERS, STUDY_LOCK, WORK
 from capsule.image.lockfile import read_lock, write_lock
-from capsule.report.runs import LOCK as MEMBER_LOCK
-from capsule.report.runs import MEMBERS, WORK, last_event
+from capsule.report.runs import last_event
 from capsule.study.lock import LockedMember, StudyLock, read_study_lock
 
-LOCK = "study.lock.json"
 OUTCOME = "outcome.json"
 CONSOLE = "console.log"
 MAX_SHOWN = 10  # members that a message lists
@@ -107,13 +106,13 @@ class StudyDirectory:
         Raises:
             CapsuleError: CAP-Y005 it is not one of a study, CAP-Y003 its lock is damaged.
         """
-        if not (path / LOCK).is_file():
+        if not (path / STUDY_LOCK).is_file():
             raise CapsuleError(
                 "CAP-Y005",
-                f"{path} is not the folder of a study: it has no {LOCK}",
+                f"{path} is not the folder of a study: it has no {STUDY_LOCK}",
                 fix="Name the folder that 'capsule study run' made.",
             )
-        return cls(path, read_study_lock(path / LOCK))
+        return cls(path, read_study_lock(path / STUDY_LOCK))
 
     @classmethod
     def create(cls, path: Path, lock: StudyLock, *, resume: bool) -> StudyDirectory:
@@ -133,7 +132,7 @@ class StudyDirectory:
             raise CapsuleError(
                 "CAP-Y005", f"{path} is not a folder", fix="Choose another --output."
             )
-        if (path / LOCK).exists() and not resume:
+        if (path / STUDY_LOCK).exists() and not resume:
             raise CapsuleError(
                 "CAP-Y006",
                 f"{path} already has runs of a study",
@@ -142,7 +141,7 @@ class StudyDirectory:
         for member in lock.members:
             study._check_lock(member)
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / LOCK, lock.document() + b"\n")
+        write_atomic(path / STUDY_LOCK, lock.document() + b"\n")
         return study
 
     def folder(self, name: str) -> Path:
@@ -170,7 +169,7 @@ class StudyDirectory:
         return self._members[name]
 
     def _check_lock(self, member: LockedMember) -> None:
-        path = self.folder(member.name) / MEMBER_LOCK
+        path = self.folder(member.name) / LOCK
         if path.exists() and read_lock(path).digest() != member.lock:
             raise CapsuleError(
                 "CAP-Y007",
@@ -230,8 +229,8 @@ class StudyDirectory:
                     fix="Wait for it; 'capsule study status' shows when it has ended.",
                 )
             self._check_lock(self.member(name))  # another study may have come first
-            if not (folder / MEMBER_LOCK).exists():
-                write_lock(folder / MEMBER_LOCK, self.lock.lock_of(self.member(name)))
+            if not (folder / LOCK).exists():
+                write_lock(folder / LOCK, self.lock.lock_of(self.member(name)))
             yield folder, descriptor
 
     @contextmanager

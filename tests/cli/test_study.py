@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from capsule.bundle.keys import ENCRYPTED
 from capsule.cli.main import app
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.run_directory import MEMBERS, STUDY_LOCK
 from capsule.image import lockfile
-from capsule.study.directory import LOCK, MEMBERS
 from tests.study.conftest import end_as_planned
 from tests.study.small_studies import BASE, STUDY, Resolutions, write
 
@@ -226,7 +226,7 @@ def test_status_of_another_folder_is_refused_in_json_too(place):
     done = study("status", ".", "--json")
     assert done.exit_code == ExitCode.USAGE
     assert json.loads(done.stdout)["code"] == "CAP-Y005"
-    (place / "studies" / "tiny" / LOCK).write_text("{}")
+    (place / "studies" / "tiny" / STUDY_LOCK).write_text("{}")
     done = study("status", "studies/tiny")
     assert "CAP-Y003" in done.stderr
 

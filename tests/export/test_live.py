@@ -11,7 +11,7 @@ import pytest
 
 from capsule.execution import _EventTail
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
-from capsule.export.live import RECORDED, FollowingReporter, check_target, follow
+from capsule.export.live import RECORDED, FollowingReporter, follow, parse_target
 from capsule.host.errors import CapsuleError
 from capsule.report.progress import SilentReporter
 from capsule.training.own_program import recorder
@@ -143,12 +143,6 @@ def test_no_link_of_a_program_is_followed(tmp_path):
     assert len(told.events) == 2
 
 
-def test_nothing_is_followed_unless_asked_for():
-    told = Told()
-    with follow(None, "mine", Path("work"), told) as reporter:
-        assert reporter is told
-
-
 def test_a_full_disk_ends_the_metrics_and_not_the_run():
     class Full:
         def write(self, *_):
@@ -165,7 +159,7 @@ def test_a_full_disk_ends_the_metrics_and_not_the_run():
 @pytest.mark.parametrize("target", ["metrics.csv", "csv:", "mlflow:folder", ""])
 def test_another_target_is_refused(target):
     with pytest.raises(CapsuleError) as raised:
-        check_target(target)
+        parse_target(target)
     assert raised.value.code == "CAP-P206"
 
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from capsule.bundle.bundle import open_bundle
 from capsule.cli import main
+from capsule.host.run_directory import LOCK
 from capsule.image.lockfile import write_lock
-from capsule.report.runs import LOCK
 from tests.report import runs
 
 CORPUS = Path(__file__).parents[1] / "corpus"

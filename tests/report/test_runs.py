@@ -9,8 +9,9 @@ from rich.console import Console
 from capsule.engine.supervise import exclusive, is_held
 from capsule.experiment import contract
 from capsule.host.errors import CapsuleError
+from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import write_lock
-from capsule.report.runs import LOCK, WORK, find_runs, read_run, runs_table
+from capsule.report.runs import find_runs, read_run, runs_table
 from tests.report import runs
 
 START = datetime(2027, 1, 31, 12, 0, tzinfo=UTC)

@@ -15,11 +15,10 @@ from pydantic import ValidationError
 
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.run_directory import LOCK, STUDY_LOCK
 from capsule.image.lockfile import read_lock
 from capsule.study.directory import (
     HOLD,
-    LOCK,
-    MEMBER_LOCK,
     OUTCOME,
     WORK,
     Outcome,
@@ -64,7 +63,7 @@ def event(step, speed=64.0):
 
 def test_a_folder_is_made_with_the_lock_and_opened_again(directory):
     assert StudyDirectory.open(directory.path).lock == directory.lock
-    assert [path.name for path in directory.path.iterdir()] == [LOCK]
+    assert [path.name for path in directory.path.iterdir()] == [STUDY_LOCK]
 
 
 def test_an_existing_folder_needs_resume(directory):
@@ -83,9 +82,9 @@ def test_a_folder_may_exist_that_has_no_study(tmp_path, directory):
 
 
 def test_what_is_not_the_folder_of_a_study_is_refused(tmp_path, directory):
-    for path in (tmp_path, tmp_path / "absent", directory.path / LOCK):
+    for path in (tmp_path, tmp_path / "absent", directory.path / STUDY_LOCK):
         refused("CAP-Y005", StudyDirectory.open, path)
-    (directory.path / LOCK).write_bytes(directory.lock.document()[:-1])
+    (directory.path / STUDY_LOCK).write_bytes(directory.lock.document()[:-1])
     refused("CAP-Y003", StudyDirectory.open, directory.path)
 
 
@@ -131,7 +130,7 @@ def test_members_and_groups_are_those_of_the_study(directory):
 
 def test_a_held_folder_has_the_lock_of_the_member(directory):
     with directory.held("exploration.2") as (folder, _):
-        lock = read_lock(folder / MEMBER_LOCK)
+        lock = read_lock(folder / LOCK)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert isinstance(lock, Lock)
     assert lock.digest() == directory.member("exploration.2").lock

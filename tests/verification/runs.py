@@ -23,11 +23,11 @@ from capsule.engine.interface import Exit
 from capsule.experiment import contract
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
+from capsule.host.run_directory import LOCK, WORK
 from capsule.host.spec_file import parse_spec
 from capsule.image.cache import Cache
 from capsule.machine.fingerprint import take_fingerprint
 from capsule.report.progress import SilentReporter
-from capsule.verification.analysis.runs import LOCK, WORK
 from tests.hostile.genuine import rederive
 
 PACKAGE = Path(capsule.__file__).parent

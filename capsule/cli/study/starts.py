@@ -37,6 +37,7 @@ def command(
     from capsule.experiment.canonical import check_output, write_output
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.host.errors import CapsuleError
+    from capsule.host.run_directory import LOCK
     from capsule.image.cache import Cache
     from capsule.image.lockfile import write_lock
     from capsule.report.progress import open_reporter
@@ -52,7 +53,7 @@ def command(
         lock = lock_starts(file, earlier_lock(file), Cache(), reporter.note)
         folder = output / f"{file.study.name}.starts-{lock.digest()[:8]}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_lock(folder / "lock.json", lock)
+        write_lock(folder / LOCK, lock)
         reporter.note(f"running {folder}")
         with Runs() as runs:
             outcome = runs.run_folder(folder, RunOptions(key_file, passphrase_file, engine))

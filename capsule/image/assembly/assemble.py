@@ -150,16 +150,16 @@ def known_identity(lock: Lock, cache: Cache) -> str | None:
     if not all(cache.has(wheel.sha256) for wheel in lock.image.wheels):
         return None
     _, (*wheels, _) = plan_layers(lock, cache)
-    made = [find_layer(plan, cache) for plan in wheels]
+    made = [layer for plan in wheels if (layer := find_layer(plan, cache)) is not None]
+    if len(made) < len(wheels):
+        return None
     code = hashlib.sha256()
     write_tar(_code_entries(_own_code(lock)), code.update)
     layers = [("base", f"sha256:{lock.image.base}")]
-    layers += [(layer.name, layer.diff_id) for layer in made if layer is not None]
+    layers += [(layer.name, layer.diff_id) for layer in made]
     layers.append(("code", f"sha256:{code.hexdigest()}"))
     if lock.project is not None:
         layers.append(("project", f"sha256:{lock.project.sha256}"))
-    if None in made:
-        return None
     return f"sha256:{sha256_hex(image_config(lock, _matching_recipe(lock), layers))}"
 
 

@@ -18,11 +18,10 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trace import GENESIS, read_trace
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.run_directory import LOCK, WORK
 from capsule.image.lockfile import read_lock
 from capsule.machine.fingerprint import Fingerprint
 from capsule.verification.integrity.consistency import check_consistency
-
-LOCK, WORK = "lock.json", "work"  # in the folder that 'capsule run' makes
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from capsule.bundle.bundle import open_bundle
 from capsule.cli import main
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
+from capsule.host.run_directory import LOCK, WORK
 from capsule.image.cache import Cache
 from capsule.image.lockfile import lock_path, write_lock
 from capsule.image.resolution.resolve import ResolvedWheel
-from capsule.report.plan import make_plan, steps_text
-from capsule.report.runs import LOCK, WORK
+from capsule.planning import make_plan, steps_text
 from tests.report import runs
 from tests.report.test_inspection import CORPUS
 
@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     """An empty folder with the lock of a bundle, an empty cache, and no engine or index."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("capsule.report.plan._engines", lambda _image: iter(()))
+    monkeypatch.setattr("capsule.planning._engines", lambda _image: iter(()))
     with open_bundle(CORPUS / "dqn.capsule.tar", ()) as opened:
         lock = opened.read("spec/lock.json", Lock)
     write_lock(tmp_path / "dqn.lock.json", lock)
@@ -50,7 +50,7 @@ def answer(monkeypatch, **found):
             if wheel.name in found
         }
 
-    monkeypatch.setattr("capsule.report.plan.locate", locate)
+    monkeypatch.setattr("capsule.planning.locate", locate)
 
 
 def plan(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,13 +10,14 @@ from urllib.parse import unquote, urlsplit
 
 from capsule.bundle.claims import read_document
 from capsule.bundle.reproducing import what_ran
-from capsule.engine.connection import ContainerEngineName, connect, engine_errors
+from capsule.engine.connection import answering_engines, engine_errors
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedWheel, without_sources
 from capsule.experiment.spec import SourcesSpec, Spec, relaxations
 from capsule.experiment.trainers import CommandTrainer
-from capsule.host.errors import CapsuleError
+from capsule.host.folders import free_bytes
 from capsule.host.owner import temporary_folder
+from capsule.host.run_directory import WORK
 from capsule.host.spec_file import load_spec
 from capsule.image.assembly.assemble import known_identity, reference_of
 from capsule.image.assembly.base import shipped_layer
@@ -28,6 +28,7 @@ from capsule.image.lockfile import (
     find_pins,
     lock_path,
     locked_image,
+    names_lock,
     pins_fit,
     read_lock,
 )
@@ -35,7 +36,7 @@ from capsule.image.recipe import load_recipe
 from capsule.image.resolution.fetch import locate
 from capsule.image.resolution.resolve import ResolvedWheel
 from capsule.image.resolution.sources import machine_sources
-from capsule.report.runs import WORK, find_runs
+from capsule.report.runs import find_runs
 from capsule.report.text import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def make_plan(
     """
     with temporary_folder("capsule-plan-") as folder:
         scratch = Cache(folder / "cache")
-        pinned = _from_lock(path) if is_lock(path) else _pin(path, overrides, scratch, progress)
+        pinned = _from_lock(path) if names_lock(path) else _pin(path, overrides, scratch, progress)
         wheels = _locate(pinned, cache, scratch, progress)
     lock = pinned.lock
     image = None if lock is None else known_identity(lock, cache)
@@ -194,14 +195,9 @@ def make_plan(
         ),
         image=image,
         engines=dict(_engines(image)),
-        free=(_free(cache.root), _free(runs)),
+        free=(free_bytes(cache.root), free_bytes(runs)),
         measured=dict(_measured(runs, lock)),
     )
-
-
-def is_lock(path: Path) -> bool:
-    """Tell the name of a lock file from that of a spec."""
-    return path.name.endswith(".lock.json")
 
 
 class _Pinned(NamedTuple):
@@ -268,12 +264,7 @@ def _elsewhere(wheel: LockedWheel, found: ResolvedWheel | None) -> PlannedPackag
 
 def _engines(image: str | None) -> Iterator[tuple[str, bool]]:
     """Yield the container engines that answer, and whether each has the image."""
-    names: tuple[ContainerEngineName, ...] = ("docker", "podman")
-    for name in names:
-        try:
-            client = connect(name)
-        except CapsuleError:  # there is no such engine here
-            continue
+    for name, client in answering_engines():
         with closing(client), engine_errors(name):
             yield name, image is not None and _has(client, image)
 
@@ -306,14 +297,6 @@ def _seconds(path: Path, *, program: bool) -> float:
     if program:
         return read_document(path, contract.ProgramResult).seconds
     return read_document(path, contract.Result).seconds
-
-
-def _free(path: Path) -> int:
-    """Return the free bytes where a path is or would be made."""
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
 
 
 def steps_text(spec: Spec) -> str:

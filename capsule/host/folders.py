@@ -1,0 +1,42 @@
+"""Folders of the user, the disk space that files take, and what is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+_BLOCK_BYTES = 512  # the unit of st_blocks on Linux, whatever the file system's is
+
+
+def user_folder(variable: str, base_variable: str, base: str) -> Path:
+    """Return a folder of Capsule's for this user; it need not exist.
+
+    Args:
+        variable: Variable of the environment that names the folder itself, such as CAPSULE_CACHE.
+        base_variable: Variable that names the folder above it (XDG base directory specification).
+        base: The folder above it otherwise, relative to the home directory.
+    """
+    if own := os.environ.get(variable):
+        return Path(own).absolute()
+    above = Path(os.environ.get(base_variable, ""))
+    # The specification has relative values ignored.
+    return (above if above.is_absolute() else Path.home() / base) / "capsule"
+
+
+def occupied_bytes(facts: os.stat_result) -> int:
+    """Return the disk space that a file occupies, of which holes in it are no part."""
+    return facts.st_blocks * _BLOCK_BYTES
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the folder in which a path is or would be made."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free disk space where a path is or would be made."""
+    return shutil.disk_usage(existing_folder(path)).free

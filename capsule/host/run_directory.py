@@ -1,0 +1,27 @@
+"""The names in a run directory, as ``capsule run`` makes it, and in the folder of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCK = "lock.json"
+WORK = "work"  # what the training side writes (capsule.experiment.contract)
+BUNDLES = "*.capsule.tar"
+MEMBERS = "members"  # of the folder of a study, whose members have run directories
+STUDY_LOCK = "study.lock.json"  # of the folder of a study
+
+
+def is_run_directory(path: Path) -> bool:
+    """Tell whether ``capsule run`` made a folder."""
+    return (path / LOCK).is_file()
+
+
+def run_directories(folder: Path) -> Iterator[Path]:
+    """Yield a folder if it is a run directory, or those in it and in the studies in it."""
+    if is_run_directory(folder):
+        yield folder
+        return
+    for place in (folder, folder / MEMBERS, *folder.glob(f"*/{MEMBERS}")):
+        if place.is_dir():
+            yield from (path for path in place.iterdir() if is_run_directory(path))
