@@ -31,6 +31,7 @@ from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
 from capsule.image.resolution.resolve import resolve_wheels
+from capsule.image.resolution.tasks import check_tasks
 
 _SUFFIX = ".lock.json"
 MAX_LOCK_BYTES = 4 << 20
@@ -159,12 +160,13 @@ def resolve(
         progress: Told about each stage.
 
     Raises:
-        CapsuleError: CAP-L101 to CAP-L109 Python packages, CAP-L121 to CAP-L125 Debian packages,
+        CapsuleError: CAP-L101 to CAP-L110 Python packages, CAP-L121 to CAP-L125 Debian packages,
             CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images.
     """
     require_execution()
     recipe, sources = load_recipe(spec.accelerator.kind), spec.image.sources
     pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
+    check_tasks(spec, pins.wheels, cache, progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
     image = locked_image(recipe, pins, base)
     return Lock(spec=without_sources(spec), image=image, project=project)

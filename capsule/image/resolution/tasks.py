@@ -1,0 +1,115 @@
+"""Whether the pinned packages have the task that a spec names: found before an image is built."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from capsule.experiment.lock import LockedWheel
+from capsule.experiment.scores import ATARI_57
+from capsule.experiment.spec import ImageSpec, Spec
+from capsule.experiment.spec.environment import AtariEnvironment, GymnasiumEnvironment, tasks_of
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.image.archives.wheel import open_wheel
+from capsule.image.cache import Cache
+from capsule.image.resolution.fetch import fetch_wheels
+from capsule.image.resolution.sources import machine_sources
+
+_REGISTRATIONS = "gymnasium/envs/__init__.py"
+_VERSION = re.compile(r"-v\d+$")  # Gymnasium completes an id without one
+_MAX_SHOWN = 3
+
+
+def check_tasks(
+    spec: Spec, wheels: Sequence[LockedWheel], cache: Cache, progress: Callable[[str], None]
+) -> None:
+    """Check that ale-py has the games of a spec, and Gymnasium the id.
+
+    Every ale-py has the games of Atari-57; for others, its wheel is fetched. Ids that modules or
+    further packages could register are not checked here.
+
+    Args:
+        spec: The spec.
+        wheels: The pinned packages.
+        cache: Where fetched wheels go.
+        progress: Told about what is fetched.
+
+    Raises:
+        CapsuleError: CAP-L110 there is no such game or id, CAP-I302 the wheel cannot be fetched.
+    """
+    if isinstance(spec.trainer, CommandTrainer):
+        return
+    for task in tasks_of(spec.training().environment):
+        if isinstance(task, AtariEnvironment) and task.game not in ATARI_57:
+            field, name, package, read = "environment.game", task.game, "ale-py", _games
+        elif isinstance(task, GymnasiumEnvironment) and _is_gymnasiums(task, spec):
+            field, name, package, read = "environment.id", task.id, "gymnasium", _ids
+        else:
+            continue
+        wheel = next((each for each in wheels if each.name == package), None)
+        if wheel is not None:
+            _check(field, name, wheel, set(read(_opened(wheel, spec, cache, progress))))
+
+
+def _is_gymnasiums(task: GymnasiumEnvironment, spec: Spec) -> bool:
+    """Tell whether only Gymnasium itself can register an id."""
+    further = _names(spec.image) - _names(ImageSpec())
+    return not (task.modules or further or ":" in task.id or "/" in task.id)
+
+
+def _names(image: ImageSpec) -> set[str]:
+    return {canonicalize_name(Requirement(package).name) for package in image.packages}
+
+
+def _opened(
+    wheel: LockedWheel, spec: Spec, cache: Cache, progress: Callable[[str], None]
+) -> zipfile.ZipFile:
+    if not cache.has(wheel.sha256):
+        fetch_wheels([wheel], cache, machine_sources(spec.image.sources), progress)
+    return open_wheel(cache.package(wheel), wheel)
+
+
+def _games(wheel: zipfile.ZipFile) -> Iterator[str]:
+    """Yield the games whose ROMs ale-py brings."""
+    with wheel:
+        for path in map(PurePosixPath, wheel.namelist()):
+            if path.parent == PurePosixPath("ale_py/roms") and path.suffix == ".bin":
+                yield path.stem
+
+
+def _ids(wheel: zipfile.ZipFile) -> Iterator[str]:
+    """Yield the ids that Gymnasium registers, with and without their versions."""
+    with wheel:
+        tree = ast.parse(wheel.read(_REGISTRATIONS))
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "register":
+            for argument in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "id")):
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value
+                    yield _VERSION.sub("", argument.value)
+
+
+def _check(field: str, name: str, wheel: LockedWheel, known: Collection[str]) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, sorted(known), n=_MAX_SHOWN)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    other = (
+        "ROM names are listed in https://ale.farama.org/environments."
+        if wheel.name == "ale-py"
+        else "Ids that another package registers need it in image.packages, and its module in "
+        "environment.modules."
+    )
+    raise CapsuleError(
+        "CAP-L110",
+        f"{field} {name!r}: {wheel.name} {wheel.version} has no such environment",
+        fix=f"{hint}{other}",
+    )
