@@ -68,6 +68,7 @@ def command(
     from capsule.engine.select import open_engine
     from capsule.entropy.ledger import Ledger
     from capsule.experiment.contract import LEDGER
+    from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.machine.compare import check_requirements
     from capsule.machine.fingerprint import take_fingerprint
@@ -75,6 +76,7 @@ def command(
     from capsule.report.progress import open_reporter
 
     # Whatever is wrong with the command line is found before anything is made or executed.
+    require_execution()
     asked = _spec_of(resume, spec, overrides)
     _check_processes(learners, replicas, asked)
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)

@@ -66,7 +66,14 @@ def pack_study(
     destination: Path,
     ssh_sign: Callable[[bytes], bytes] | None = None,
 ) -> tuple[Path, StudyBundle]:
-    """Write the bundle of a study into a folder, as ``NAME-CLAIM.capsule-study.tar``.
+    """Write the bundle of a study.
+
+    Args:
+        results: What is signed.
+        key: The key that signs.
+        destination: A file, if its name ends with ``.tar``; or else a folder, in which the file is
+            called ``NAME-CLAIM.capsule-study.tar``.
+        ssh_sign: Makes a second signature.
 
     Raises:
         CapsuleError: CAP-Y017, members are missing; CAP-B…, it cannot be written.
@@ -85,12 +92,13 @@ def pack_study(
         tables=tables_of(results),
     )
     bundle = StudyBundle(claims, results)
-    file = f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
+    if destination.suffix != ".tar":
+        destination /= f"{name}-{bundle.claim_id[:8]}{SUFFIX}"
     guide = _GUIDE.format(
         name=name,
         members=len(results.members),
         groups=len(results.lock.study.groups),
-        file=file,
+        file=destination.name,
         claim_id=bundle.claim_id,
     )
     files = {
@@ -103,7 +111,7 @@ def pack_study(
         files[place] = Content(member.claims.document(), "run", _JSON)
         for content in member.outputs.values():
             files[OUTPUT.format(sha256=sha256_hex(content))] = Content(content, "output", _JSON)
-    path = pack(files, bundle.claim_id, key, destination / file, ssh_sign, kind="study")
+    path = pack(files, bundle.claim_id, key, destination, ssh_sign, kind="study")
     return path, bundle
 
 

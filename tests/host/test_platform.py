@@ -99,6 +99,7 @@ def test_what_needs_native_parts_says_where_it_works(mac, command):
     assert status == ExitCode.NO_ENGINE, said
     assert "CAP-E019: nothing was executed: this machine has Darwin on arm64" in said
     assert "--mode integrity" in said
+    assert "made a signing key" not in said
 
 
 def test_doctor_checks_the_platform_first(mac):

@@ -52,6 +52,14 @@ def test_equal_results_give_equal_bytes(packed, results, keys, tmp_path):
     assert again.read_bytes() == packed[0].read_bytes()
 
 
+def test_the_file_may_be_named(packed, results, keys, tmp_path):
+    wanted = tmp_path / "folder" / "mine.tar"
+    path, bundle = pack_study(results, keys[0], wanted)
+    assert path == wanted
+    with reading(path, keys) as (opened, _):
+        assert opened.claim_id == bundle.claim_id == packed[1].claim_id
+
+
 def test_it_is_small(packed):
     assert packed[0].stat().st_size < 200_000
 

@@ -23,7 +23,11 @@ def command(
     passphrase_file: options.PassphraseOption = None,
     output: Annotated[
         Path | None,
-        option("--output -o FOLDER", "Where the bundle is written; default: FOLDER.", OUTPUT),
+        option(
+            "--output -o PATH",
+            "File (NAME.tar) or folder in which the bundle is written; default: FOLDER.",
+            OUTPUT,
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
