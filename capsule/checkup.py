@@ -11,12 +11,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from capsule.bundle.keys import load_public
+from capsule.engine.apptainer import ApptainerEngine
 from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import (
     CONTAINER_ENGINES,
@@ -26,6 +27,7 @@ from capsule.engine.connection import (
     engine_errors,
 )
 from capsule.engine.gpu import gpu_request
+from capsule.engine.interface import Engine
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import existing_folder, free_bytes
@@ -84,7 +86,7 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     engines = list(check_engines())
     yield from engines
     containers = any(check.status == "ok" for check in engines)
-    yield check_bubblewrap(containers=containers)
+    yield from check_rootless(containers=containers)
     yield check_interpreter(containers=containers)
     yield check_processor()
     yield check_gpus()
@@ -127,15 +129,23 @@ def check_engines() -> Iterator[Check]:
             yield check
 
 
-def check_bubblewrap(*, containers: bool) -> Check:
-    """Check that runs can have an image where there is no container engine."""
-    try:
-        facts = BubblewrapEngine().describe()
-    except CapsuleError as error:
-        if containers:
-            return Check("bwrap", "ok", f"not needed beside a container engine ({error.message})")
-        return Check("bwrap", "warning", error.message, error.fix)
-    return Check("bwrap", "ok", f"{facts['version']}, seccomp: {facts['seccomp']}")
+def check_rootless(*, containers: bool) -> Iterator[Check]:
+    """Check the engines that need neither a daemon nor root. One is enough."""
+    engines: dict[str, Callable[[], Engine]] = {
+        "bwrap": BubblewrapEngine,
+        "apptainer": ApptainerEngine,
+    }
+    for name, opened in engines.items():
+        try:
+            facts = opened().describe()
+        except CapsuleError as error:
+            if containers:
+                found = f"not needed beside a container engine ({error.message})"
+                yield Check(name, "ok", found)
+            else:
+                yield Check(name, "warning", error.message, error.fix)
+        else:
+            yield Check(name, "ok", f"{facts['version']}, seccomp: {facts['seccomp']}")
 
 
 def check_interpreter(*, containers: bool) -> Check:

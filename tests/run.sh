@@ -28,7 +28,7 @@ programs=(npm:npm node:nodejs openssl:openssl ssh-keygen:openssh-client zstd:zst
   busybox:busybox-static strace:strace chromium:chromium chromedriver:chromium-driver
   pdftotext:poppler-utils munged:munge slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client
   docker-registry:docker-registry skopeo:skopeo zsh:zsh fish:fish)
-if [ "$engines" = yes ]; then programs+=(podman:podman bwrap:bubblewrap); fi
+if [ "$engines" = yes ]; then programs+=(podman:podman bwrap:bubblewrap mmdebstrap:mmdebstrap); fi
 packages=()
 for program in "${programs[@]}"; do
   command -v "${program%%:*}" >/dev/null || packages+=("${program#*:}")

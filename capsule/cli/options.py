@@ -70,11 +70,11 @@ SetOption = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    Literal["auto", "docker", "podman", "bwrap", "process"],
+    Literal["auto", "docker", "podman", "bwrap", "apptainer", "process"],
     option(
         "--engine NAME",
-        "Engine that executes the run: auto, docker, podman, bwrap (no daemon) or process (no "
-        "container).",
+        "Engine that executes the run: auto, docker, podman, bwrap or apptainer (no daemon), or "
+        "process (no container).",
         EXECUTION,
     ),
 ]

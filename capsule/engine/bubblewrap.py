@@ -41,9 +41,9 @@ _CONFINED = (
     # The launcher is the first process of its namespace, as in a container.
     *("--as-pid-1", "--die-with-parent"),
 )
-# What container engines show read-only, or not at all. bubblewrap itself leaves the files below
+# What container engines show of /proc read-only, or not at all. Other programs leave what is below
 # /proc/sys and /proc/irq to root, whom the kernel lets write there without any capability.
-_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+PROTECTED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _FIX = (
@@ -166,19 +166,14 @@ class BubblewrapEngine:
             *("--remount-ro", "/dev", "--bind", str(task.run_directory.resolve()), "/out"),
             *("--chdir", "/tmp"),  # noqa: S108 - private
         )
-        hostname = task.hostname or "capsule"
-        variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
-        variables |= {"HOSTNAME": hostname, **task.environment}
+        variables = program_variables(task, image)
         words = [word for pair in variables.items() for word in ("--setenv", *pair)]
         options = [word for name, fd in descriptors.items() for word in (name, str(fd))]
         bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
-        command = task.command(
-            run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib"
-        )
         return Start(
             (
-                *(*bound, self._program, *_CONFINED, "--hostname", hostname, *folders),
-                *(*options, "--clearenv", *words, "--", *command),
+                *(*bound, self._program, *_CONFINED, "--hostname", variables["HOSTNAME"], *folders),
+                *(*options, "--clearenv", *words, "--", *program_command(task)),
             ),
             {"PATH": os.environ.get("PATH", os.defpath)},
             "/",
@@ -237,9 +232,20 @@ class BubblewrapEngine:
         return "; ".join(losses)
 
 
+def program_variables(task: Task, image: Image) -> dict[str, str]:
+    """Return the variables of a task in an unpacked image: the image's and its own."""
+    variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
+    return {**variables, "HOSTNAME": task.hostname or "capsule", **task.environment}
+
+
+def program_command(task: Task) -> list[str]:
+    """Return the command of a task in an unpacked image."""
+    return task.command(run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib")
+
+
 def _guarded_proc() -> Iterator[str]:
     """Yield the options that protect what of the machine a task's own ``/proc`` shows."""
-    for name in _READ_ONLY:
+    for name in PROTECTED:
         yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
     for name in _MASKED_FOLDERS:
         if Path("/proc", name).is_dir():

@@ -70,10 +70,10 @@ class OnCluster:
                 f"--cluster docker:{cluster.count} requires Docker, not the engine {engine.name}",
                 fix="Use --engine docker, or the address of a cluster.",
             )
-        if engine.name == "bwrap":
+        if engine.name in ("bwrap", "apptainer"):
             raise CapsuleError(
                 "CAP-E016",
-                "--cluster requires a network, which the engine bwrap gives to no run",
+                f"--cluster requires a network, which the engine {engine.name} gives to no run",
                 fix="Use --engine docker, podman or process.",
             )
         self._engine, self._cluster = engine, cluster

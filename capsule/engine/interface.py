@@ -16,7 +16,7 @@ from capsule.image.cache import Cache
 RUN_DIRECTORY = "{run_directory}"
 NATIVE = "{native}"  # the folder of the native parts
 
-EngineName = Literal["docker", "podman", "bwrap", "process"]
+EngineName = Literal["docker", "podman", "bwrap", "apptainer", "process"]
 Progress = Callable[[str], None]
 
 

@@ -196,6 +196,11 @@ class RunningProcess:
         self._enclosed = enclosed
         self.first: int | None = None
 
+    @property
+    def number(self) -> int:
+        """The number of the started process."""
+        return self._process.pid
+
     def wait(self, seconds: float) -> int | None:
         """See :class:`capsule.engine.supervise.Running`."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from capsule.engine.apptainer import ApptainerEngine
 from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import CONTAINER_ENGINES, connect
 from capsule.engine.containers import ContainerEngine
@@ -13,7 +14,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
 
-EngineChoice = Literal["auto", "docker", "podman", "bwrap", "process"]
+EngineChoice = Literal["auto", "docker", "podman", "bwrap", "apptainer", "process"]
 
 
 def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progress) -> Engine:
@@ -43,6 +44,8 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
         return ProcessEngine()
     if choice == "bwrap":
         return BubblewrapEngine()
+    if choice == "apptainer":
+        return ApptainerEngine()
     if choice != "auto":
         return ContainerEngine(connect(choice))
     reasons = []

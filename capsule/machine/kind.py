@@ -18,7 +18,7 @@ class MachineKind(Model):
     instructions: tuple[str, ...] = Field(description="Instruction sets that numerics depend on.")
     gpu: str | None = Field(description="Name and compute capability of the GPU that trains.")
     system: str = Field(description="Distribution and version: 'debian 12', or 'unknown'.")
-    engine: str = Field(description="'docker', 'podman', 'bwrap' or 'process'.")
+    engine: str = Field(description="'docker', 'podman', 'bwrap', 'apptainer' or 'process'.")
 
     @property
     def key(self) -> tuple[str, tuple[str, ...], str | None]:

@@ -121,10 +121,25 @@ def refusal(report):
     return report.error["code"], report.error["message"]
 
 
+def outcomes(made):
+    """Return what became of each attempt in a run."""
+    with open_bundle(made.bundle, [load_public(made.public)]) as bundle:
+        return json.loads(bundle.files[run_bundle.WORKSPACE + "attempts.json"].read_bytes())
+
+
 def test_every_attempt_is_refused(attempted):
-    with open_bundle(attempted.bundle, [load_public(attempted.public)]) as bundle:
-        found = json.loads(bundle.files[run_bundle.WORKSPACE + "attempts.json"].read_bytes())
-    assert found == dict.fromkeys(ATTEMPTS, REFUSED)
+    assert outcomes(attempted) == dict.fromkeys(ATTEMPTS, REFUSED)
+
+
+def test_under_bubblewrap_nothing_succeeds_but_to_execute_what_is_in_memory(attempted, workplace):
+    assert attempted
+    made = run(workplace, "--engine", "bwrap", spec="hostile/hostile.yaml")
+    found = outcomes(made)
+    assert {name for name in ATTEMPTS if found[name] != REFUSED} == {
+        "execute: in /tmp",
+        "execute: in /dev/shm",
+        "execute: code mapped from /tmp",
+    }
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])

@@ -21,8 +21,6 @@ from capsule.image.cache import Cache
 
 pytestmark = pytest.mark.engine
 
-CUDA = {"kind": "cuda", "gpu_architecture": "9.0"}
-
 
 @pytest.fixture
 def image(make_image):

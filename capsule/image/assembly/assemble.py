@@ -194,10 +194,15 @@ def write_archive(image: Image, stream: BinaryIO, *, skip: Collection[str] = ())
 
 
 def save_archive(image: Image, path: Path) -> None:
-    """Write the image's archive to a file through a temporary one: it is complete, or absent."""
+    """Write the image's archive to a file through a temporary one: it is complete, or absent.
+
+    Unlike the archive in a bundle, it has entries for its folders, which Apptainer needs.
+    """
     temporary = path.with_name(f".{path.name}.part")
     try:
         with temporary.open("wb") as stream:
+            for folder in ("blobs", "blobs/sha256"):
+                stream.write(tar_header(TarEntry(folder, "capsule", "directory")))
             write_archive(image, stream)
         temporary.replace(path)
     finally:

@@ -1,0 +1,221 @@
+"""Apptainer: the locked image where a cluster has Apptainer, and neither Docker nor bubblewrap.
+
+The image's layers are unpacked into a folder of the cache, as for bubblewrap, which Apptainer runs
+as a sandbox. :mod:`capsule.engine.confine` adds inside what Apptainer itself does not confine. What
+is left is printed before a run starts and stands in the bundle's observations: see
+:meth:`ApptainerEngine.describe`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from capsule.engine import confine
+from capsule.engine.bubblewrap import PROTECTED, program_command, program_variables
+from capsule.engine.containers import resource_limits
+from capsule.engine.gpu import no_gpu
+from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.process import RunningProcess, Start, descendants, started
+from capsule.engine.seccomp_filter import compiled_profile
+from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.experiment import contract
+from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
+from capsule.host.owner import temporary_folder
+from capsule.image.assembly.assemble import TASK_USER, Image
+from capsule.image.assembly.unpack import unpacked_root
+from capsule.image.cache import Cache
+
+_PROGRAMS = ("apptainer", "singularity")  # SingularityCE has the same command line
+_CONFINED = (
+    *("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv", "--no-umask"),
+    *("--no-home", "--no-mount", "bind-paths,sys", "--net", "--network", "none"),
+)
+_PYTHON = "/usr/bin/python3"  # of the image
+_TEMPORARY = "/tmp"  # noqa: S108 - private
+_POLL_SECONDS = 0.02
+_FIX = (
+    "Install Apptainer 1.1 or newer, and let users make user namespaces (sysctl "
+    "kernel.unprivileged_userns_clone, user.max_user_namespaces); or use another --engine."
+)
+
+
+class ApptainerEngine:
+    """Runs tasks in containers that Apptainer makes of the unpacked image, without root."""
+
+    def __init__(self) -> None:
+        """Find Apptainer.
+
+        Raises:
+            CapsuleError: CAP-E001, there is none, it does not work, or the user is root.
+        """
+        found = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+        if found is None:
+            raise CapsuleError("CAP-E001", "apptainer is not on the PATH", fix=_FIX)
+        if os.getuid() == 0:
+            raise CapsuleError(
+                "CAP-E001",
+                "the engine apptainer is not for root, for whom it would confine too little",
+                fix="Run Capsule as an ordinary user, or use another --engine.",
+            )
+        self._program = found
+        self._version = _version(found)
+        self._filter = compiled_profile()
+        self._image: Image | None = None
+        self._root = Path()
+
+    @property
+    def name(self) -> Literal["apptainer"]:
+        """The engine's name."""
+        return "apptainer"
+
+    def describe(self) -> dict[str, str]:
+        """Return Apptainer's version, and what it confines less than a container engine.
+
+        ``seccomp`` is ``profile`` or ``none``. ``memory`` is ``watched``: once a second, by
+        Capsule. ``temporary`` is ``unlimited``: ``/tmp`` is a folder on disk, from which programs
+        can be executed. ``user`` is ``own``: programs see the number of the user who runs Capsule.
+        No program is started with capabilities, networks or unfiltered system calls instead.
+        """
+        return {
+            "name": self.name,
+            "version": self._version,
+            "seccomp": "none" if self._filter is None else "profile",
+            "memory": "watched",
+            "temporary": "unlimited",
+            "user": "own",
+        }
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """Unpack the image, once per set of layers.
+
+        Raises:
+            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
+                (:func:`unpacked_root`).
+        """
+        if image is None:
+            raise ValueError("Apptainer needs an image")
+        if lock.spec.accelerator.kind == "cuda":
+            raise no_gpu("Capsule's engine apptainer gives no GPU to a run")
+        self._root = unpacked_root(image, cache, progress)
+        self._image = image
+        losses = [
+            "memory is watched once a second",
+            f"{_TEMPORARY} is on disk and not limited, and programs can be executed from it",
+            "programs see your user id",
+        ]
+        if self._filter is None:
+            losses.append("system calls are not filtered, because libseccomp.so.2 is missing")
+        progress(
+            f"engine apptainer: what a container engine would confine more: {'; '.join(losses)}"
+        )
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task in the unpacked image, with no network and no capabilities.
+
+        Raises:
+            CapsuleError: CAP-E005 Apptainer does not start it, CAP-E007 to CAP-E009
+                (``supervise``), CAP-E016 it is to use a cluster, for which it has no network.
+        """
+        if self._image is None:
+            raise RuntimeError("prepare() was not called")
+        with (
+            interrupts() as interruptions,
+            exclusive(task.run_directory),
+            temporary_folder("capsule-apptainer-") as scratch,
+            self._started(task, self._image, scratch) as running,
+        ):
+            ended = supervise(
+                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+            )
+        return replace(ended, image=self._image.config_digest)
+
+    @contextmanager
+    def _started(self, task: Task, image: Image, scratch: Path) -> Iterator[RunningProcess]:
+        with started(self._start(task, image, scratch), task) as running:
+            while running.first is None and running.wait(_POLL_SECONDS) is None:
+                running.first = _first_process(descendants(running.number))
+            if running.first is None:
+                raise CapsuleError(
+                    "CAP-E005",
+                    f"Apptainer cannot start the task: see {task.run_directory / contract.LOG}",
+                    fix=_FIX,
+                )
+            yield running
+
+    def _accounts(self, scratch: Path) -> Iterator[str]:
+        """Yield binds of the image's accounts, in which its user has the number of this one.
+
+        Apptainer would add this user's name and home directory.
+        """
+        user, group = os.getuid(), os.getgid()
+        for name, before, after in (
+            ("passwd", f":{TASK_USER}:{TASK_USER}:", f":{user}:{group}:"),
+            ("group", f":{TASK_USER}:", f":{group}:"),
+        ):
+            accounts = (self._root / "etc" / name).read_text()
+            (scratch / name).write_text(accounts.replace(before, after))
+            yield f"{scratch / name}:/etc/{name}:ro"
+
+    def _start(self, task: Task, image: Image, scratch: Path) -> Start:
+        (scratch / "tmp").mkdir()
+        variables = program_variables(task, image)
+        binds = (
+            f"{task.run_directory.resolve()}:{contract.RUN_FOLDER}",
+            *self._accounts(scratch),
+            f"{scratch / 'tmp'}:{_TEMPORARY}",
+            *(f"{path}:{path}:ro" for path in _protected()),
+        )
+        asked = {
+            "command": program_command(task),
+            "variables": variables,
+            "limits": {**resource_limits(task.limits), "nproc": task.limits.processes},
+            "filter": base64.b64encode(self._filter or b"").decode(),
+        }
+        inside = (_PYTHON, "-I", "-S", "-c", Path(confine.__file__).read_text(), json.dumps(asked))
+        bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
+        return Start(
+            (
+                *(*bound, self._program, "--silent", "exec", *_CONFINED),
+                *("--hostname", variables["HOSTNAME"], "--pwd", _TEMPORARY),
+                *(word for bind in binds for word in ("--bind", bind)),
+                *(str(self._root), *inside),
+            ),
+            {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
+            "/",
+            enclosed=True,
+        )
+
+
+def _protected() -> Iterator[str]:
+    """Yield what is shown read-only: where C libraries look for processors, and parts of /proc."""
+    yield "/sys/devices/system"
+    yield from (path for name in PROTECTED if Path(path := f"/proc/{name}").exists())
+
+
+def _version(program: str) -> str:
+    """Return Apptainer's version, such as ``1.4.5``."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())
+        raise CapsuleError("CAP-E001", f"{program} does not work: {said}", fix=_FIX)
+    return done.stdout.split()[-1]
+
+
+def _first_process(processes: set[int]) -> int | None:
+    """Return the process that is the first of its namespace; None if there is none yet."""
+    for process in processes:
+        with suppress(OSError):  # processes end at any moment
+            for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith("NSpid:") and line.split()[2:] and line.split()[-1] == "1":
+                    return process
+    return None

@@ -1,0 +1,90 @@
+"""Confines the process that it is executed in, and then executes a program in its place.
+
+This is for engines that cannot be told all of it. The Python of an image executes this file there,
+by its text, so it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+_PR_SET_SECCOMP, _FILTER = 22, 2  # <linux/prctl.h>, <linux/seccomp.h>
+_INSTRUCTION_BYTES = 8  # of struct sock_filter
+_CANNOT = 125  # the status of programs that could not execute another
+
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog`` of <linux/filter.h>."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def confine_and_execute(arguments: str) -> None:
+    """Set limits, close descriptors, filter system calls, read all of that back, and execute.
+
+    Args:
+        arguments: A JSON object with ``command``, ``variables``, ``limits`` (names of Python's
+            ``RLIMIT_…`` in lower case, and values), ``filter`` (``struct sock_filter`` records in
+            Base64; the empty string for none).
+
+    Raises:
+        RuntimeError: The process is confined less than is asked for.
+        OSError: The kernel refuses the filter, or there is no such program.
+    """
+    asked = json.loads(arguments)
+    for name, limit in asked["limits"].items():
+        _limit(getattr(resource, f"RLIMIT_{name.upper()}"), limit)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    filtered = base64.b64decode(asked["filter"])
+    if filtered:
+        _filter(filtered)
+    _check(filtered=bool(filtered))
+    command = asked["command"]
+    os.execve(command[0], command, asked["variables"])  # noqa: S606
+
+
+def _limit(number: int, limit: int) -> None:
+    _, hard = resource.getrlimit(number)
+    value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(number, (value, value))
+
+
+def _filter(instructions: bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = _Program(len(instructions) // _INSTRUCTION_BYTES, instructions)
+    if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"the seccomp profile: {os.strerror(error)}")
+
+
+def _check(*, filtered: bool) -> None:
+    """Read back that there are no capabilities, none can be gained, and nothing can be reached."""
+    status = dict(
+        line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
+    )
+    networks = [
+        line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]
+    ]
+    for wrong, what in (
+        (int(status["CapEff"], 16) or int(status["CapBnd"], 16), "it has capabilities"),
+        (status["NoNewPrivs"] != "1", "it may gain privileges"),
+        (filtered and status["Seccomp"] != "2", "its system calls are not filtered"),
+        (networks != ["lo"], f"it has the networks {', '.join(networks)}"),
+        (os.getpid() != 1, "it is not the first process of its namespace"),
+    ):
+        if wrong:
+            raise RuntimeError(f"the program was not started, because {what}")
+
+
+if __name__ == "__main__":
+    try:
+        confine_and_execute(sys.argv[1])
+    except (OSError, RuntimeError) as error:
+        sys.stderr.write(f"capsule: {error}\n")
+        sys.exit(_CANNOT)

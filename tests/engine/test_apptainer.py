@@ -1,0 +1,117 @@
+"""The engine apptainer, as far as that takes no Apptainer; tests/end_to_end has the rest."""
+
+import json
+import os
+
+import pytest
+
+from capsule.engine import apptainer
+from capsule.engine.apptainer import ApptainerEngine
+from capsule.engine.cluster import OnCluster
+from capsule.engine.interface import RemoteCluster
+from capsule.experiment.errors import CapsuleError, ExitCode
+
+CUDA = {"kind": "cuda", "cuda": "13.0", "cudnn": "9.20", "driver": "580.65"}
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program called apptainer that only knows its version, and a user who is not root."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = folder / "apptainer"
+    path.write_text("#!/bin/sh\necho apptainer version 1.4.5\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr("os.getuid", lambda: 1001)
+    return path
+
+
+def refused():
+    with pytest.raises(CapsuleError) as raised:
+        ApptainerEngine()
+    assert (raised.value.code, raised.value.exit_code) == ("CAP-E001", ExitCode.NO_ENGINE)
+    return raised.value.message
+
+
+def test_without_apptainer_or_with_one_that_fails(program, monkeypatch):
+    program.write_text("#!/bin/sh\necho starter is missing >&2\nexit 255\n")
+    assert "starter is missing" in refused()
+    program.unlink()
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert refused() == "apptainer is not on the PATH"
+
+
+def test_singularity_will_do(program):
+    program.rename(program.with_name("singularity"))
+    assert ApptainerEngine().describe()["version"] == "1.4.5"
+
+
+def test_root_is_refused(program, monkeypatch):
+    assert program.exists()
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert "not for root" in refused()
+
+
+def test_what_a_container_confines_more_is_said(program, make_image, make_lock, cache, monkeypatch):
+    assert program.exists()
+    image, said = make_image(), []
+    engine = ApptainerEngine()
+    engine.prepare(make_lock(), image, cache, progress=said.append)
+    assert engine.describe() == {
+        "name": "apptainer",
+        "version": "1.4.5",
+        "seccomp": "profile",
+        "memory": "watched",
+        "temporary": "unlimited",
+        "user": "own",
+    }
+    assert "programs see your user id" in said[-1]
+    monkeypatch.setattr(apptainer, "compiled_profile", lambda: None)
+    engine = ApptainerEngine()
+    engine.prepare(make_lock(), image, cache, progress=said.append)
+    assert engine.describe()["seccomp"] == "none"
+    assert "not filtered" in said[-1]
+
+
+def test_gpus_and_clusters_are_refused(program, make_image, make_lock, cache):
+    assert program.exists()
+    engine = ApptainerEngine()
+    with pytest.raises(CapsuleError) as raised:
+        engine.prepare(make_lock(accelerator=CUDA), make_image(), cache, progress=lambda _: None)
+    assert raised.value.code == "CAP-E003"
+    with pytest.raises(CapsuleError) as raised:
+        OnCluster(engine, RemoteCluster("head:6379", None))
+    assert raised.value.code == "CAP-E016"
+
+
+def test_the_command_line_that_is_documented(
+    program, make_image, make_lock, make_task, cache, run_directory
+):
+    """As 'apptainer exec --help' of Apptainer 1.4.5 has it; it ends before it starts anything."""
+    program.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\n'
+        "for word; do printf '%s\\0' \"$word\"; done\nexit 255\n"
+    )
+    engine = ApptainerEngine()
+    image = make_image()
+    engine.prepare(make_lock(), image, cache, progress=lambda _: None)
+    root = engine._root
+    (root / "etc" / "passwd").write_text("capsule:x:61183:61183:capsule:/tmp:/bin/sh\n")
+    (root / "etc" / "group").write_text("capsule:x:61183:\n")
+    with pytest.raises(CapsuleError) as raised:
+        engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
+    assert raised.value.code == "CAP-E005"
+    words = (run_directory / "output.log").read_bytes().decode().split("\0")[:-1]
+    assert words[:2] == ["--silent", "exec"]
+    for option in ("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv"):
+        assert option in words
+    assert words[words.index("--network") + 1] == "none"
+    binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
+    assert f"{run_directory.resolve()}:/out" in binds
+    assert "/proc/sys:/proc/sys:ro" in binds
+    at = words.index(str(root))
+    assert words[at + 1 : at + 5] == ["/usr/bin/python3", "-I", "-S", "-c"]
+    asked = json.loads(words[at + 6])
+    assert asked["command"] == ["busybox", "sh", "-c", "exit 0"]
+    assert asked["limits"]["nproc"] == 32
