@@ -49,7 +49,6 @@ _LITTLE_DISK, _NO_DISK = 10 << 30, 2 << 30
 _PROGRAMS = {
     "git": "to record the commit of a program's source tree",
     "ssh-keygen": "for signatures with --ssh-key",
-    "apt-get": "to add Debian packages to an image",
 }
 _PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
 _HIDDEN = 0o077  # what others may not do with a private key

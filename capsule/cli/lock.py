@@ -28,9 +28,7 @@ def command(
     ] = False,
     refresh_base: Annotated[
         bool,
-        option(
-            "--refresh-base", "Resolve the base packages with this machine's apt configuration."
-        ),
+        option("--refresh-base", "Take the mirrors' current versions of the base packages."),
     ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

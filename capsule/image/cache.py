@@ -1,10 +1,10 @@
 """The cache: files by their SHA-256, and whatever can be derived from them again.
 
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
-trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``uv`` and ``apt`` (what
-those programs keep for themselves), ``environments`` and ``projects`` (of the plain-process
-engine), ``roots`` (unpacked images, of bubblewrap). :mod:`capsule.image.cache_items` lists what is
-in it.
+trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``debian`` (the archive's
+indexes), ``uv`` (what that program keeps for itself), ``environments`` and ``projects`` (of the
+plain-process engine), ``roots`` (unpacked images, of bubblewrap).
+:mod:`capsule.image.cache_items` lists what is in it.
 
 Deleting any of it is always safe. Derived files are used as they are, so other users must not write
 there.

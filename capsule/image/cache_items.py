@@ -67,7 +67,7 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
         yield "unpacked source trees", [folder]
     for path in _objects(root):
         yield "packages", [path]
-    for name in ("apt", "uv", "digests"):
+    for name in ("debian", "uv", "digests"):
         if (root / name).is_dir():
             yield "package indexes", [root / name]
     for path in _objects(root / "trees"):

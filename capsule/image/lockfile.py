@@ -112,8 +112,8 @@ def obtain_lock(
         cache: Where the resolver keeps what it downloads.
         write: Write the lock file when it is new or changed.
         refresh: Resolve again even if the pins fit.
-        refresh_base: Also take the base's Debian packages from the machine's apt instead of the
-            list that Capsule ships.
+        refresh_base: Also take the base's Debian packages from the mirrors as they are now, not
+            from the list that Capsule ships.
         progress: Told about each stage.
 
     Raises:
@@ -155,12 +155,12 @@ def resolve(
             whose digest Capsule does not ship.
         project: The captured source tree, if the spec has one.
         previous: A lock whose packages are kept if the spec still asks for the same.
-        refresh_base: Take the base's Debian packages from the machine's apt instead of the list
-            that Capsule ships.
+        refresh_base: Take the base's Debian packages from the mirrors as they are now instead of
+            the list that Capsule ships.
         progress: Told about each stage.
 
     Raises:
-        CapsuleError: CAP-L101 to CAP-L110 Python packages, CAP-L121 to CAP-L125 Debian packages,
+        CapsuleError: CAP-L101 to CAP-L110 Python packages, CAP-L122 to CAP-L125 Debian packages,
             CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images.
     """
     require_execution()

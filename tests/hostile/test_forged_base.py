@@ -82,10 +82,10 @@ def forged(tmp_path_factory):
 @pytest.fixture
 def without_mirrors(tmp_path):
     """Variables of a machine that has no copy of the packages and knows no mirror."""
-    (tmp_path / "apt.conf").write_text(
-        'Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "/dev/null";'
-    )
-    return {"APT_CONFIG": str(tmp_path / "apt.conf"), "CAPSULE_CACHE": str(tmp_path / "cache")}
+    return {
+        "CAPSULE_DEBIAN_MIRROR": (tmp_path / "none").as_uri(),
+        "CAPSULE_CACHE": str(tmp_path / "cache"),
+    }
 
 
 def test_the_honest_twin_is_reproduced_on_a_base_that_was_built_here(tmp_path):

@@ -57,7 +57,7 @@ def locked_base(
     Of Capsule's own list it is known; of any other the layer is made, once.
 
     Raises:
-        CapsuleError: CAP-I303, CAP-I304 a package is not available; CAP-I103 to CAP-I111 the layer
+        CapsuleError: CAP-I303 a package is not available; CAP-I103 to CAP-I111 the layer
             cannot be made (:func:`make_base`).
     """
     packages = tuple(packages)

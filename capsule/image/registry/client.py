@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ import requests
 from capsule import __version__
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
+from capsule.host.network import trusted_certificates
 from capsule.image.registry.credentials import find_login
 from capsule.image.registry.reference import Reference
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-# Files of certificates to trust, as other programs take them from the environment.
-CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 MAX_DOCUMENT_BYTES = 4 << 20  # the largest manifest that registries have to take
 _OCTETS = "application/octet-stream"
 _TIMEOUT_S = 60.0
@@ -56,7 +54,7 @@ class Repository:
         # A ~/.netrc would replace the authorisation below. What else the environment says counts.
         self._session.trust_env = False
         self._session.proxies = requests.utils.get_environ_proxies(reference.address)
-        self._session.verify = next(filter(None, map(os.environ.get, CERTIFICATES)), True)
+        self._session.verify = trusted_certificates() or True
         self._session.headers["User-Agent"] = f"capsule/{__version__}"
         self._authorisation: str | None = None
 

@@ -2,25 +2,25 @@
 
 Wheels come from a local folder that holds the very file, else through pip, which follows the
 machine's own configuration; uv tells where they are, since it knows PyTorch's own indexes and finds
-twenty wheels ten times as fast. Debian packages come from pool paths below each mirror in turn.
+twenty wheels ten times as fast. Debian packages come from pool paths below each mirror in turn;
+snapshots of the archive have those that mirrors dropped.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from capsule.experiment.lock import LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
-from capsule.image.resolution.debian import mirrors, run_apt
+from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, mirrors
 from capsule.image.resolution.resolve import (
     PLATFORM_TAGS,
     PYTHON,
@@ -28,9 +28,6 @@ from capsule.image.resolution.resolve import (
     compile_wheels,
 )
 from capsule.image.resolution.sources import MachineSources, machine_sources
-
-_APT_HELPER = Path("/usr/lib/apt/apt-helper")
-_TIMEOUT_S = 60.0
 
 Progress = Callable[[str], None]
 
@@ -47,9 +44,8 @@ def fetch(image: LockedImage, cache: Cache, sources: SourcesSpec, *, progress: P
         progress: Told about each stage and file.
 
     Raises:
-        CapsuleError: CAP-I302 a wheel cannot be had, CAP-I303 nor a Debian package, CAP-I304 no
-            mirror is known, CAP-I305 the lock contradicts itself, CAP-L101 pip's configuration is
-            broken.
+        CapsuleError: CAP-I302 a wheel is not available, CAP-I303 nor a Debian package, CAP-I305
+            the lock contradicts itself, CAP-L101 pip's configuration is broken.
     """
     if packages := [package for package in image.debian if not cache.has(package.sha256)]:
         fetch_debian(packages, cache, sources, progress)
@@ -122,29 +118,27 @@ def fetch_debian(
     """Fetch Debian packages, asking each mirror for all that are still missing.
 
     Raises:
-        CapsuleError: CAP-I303 no mirror has a package, CAP-I304 no mirror is known.
+        CapsuleError: CAP-I303 no mirror has a package.
     """
     left = list(packages)
-    addresses = mirrors(sources)
-    if not addresses:
-        raise CapsuleError(
-            "CAP-I304",
-            "no Debian mirror is known, because this machine's apt has none configured",
-            fix="Name one in image.sources.debian.",
-        )
     progress(f"fetching {len(left)} Debian packages")
     problems: list[str] = []
-    download = _download_by_apt if _APT_HELPER.exists() else _download
-    for address in addresses:
+    for address in mirrors(sources):
+        if is_snapshot(address):
+            named = ", ".join(f"{package.name} {package.version}" for package in left)
+            progress(f"asking the snapshot {address} for {named}")
         with cache.scratch() as folder:
-            problems += download(left, address, folder)
+            problems += _download(left, address, folder)
             left = [package for package in left if not _accept(package, folder, cache, problems)]
         if not left:
             return
     raise CapsuleError(
         "CAP-I303",
         f"no mirror provides the locked Debian package {_about(left, problems)}",
-        fix="Run 'capsule lock --refresh-base' to take the current versions.",
+        fix="Name a snapshot of Debian's archive of a day on which the lock was made, such as "
+        "https://snapshot.debian.org/archive/debian/20260901T000000Z, after the mirrors in "
+        "image.sources.debian or CAPSULE_DEBIAN_MIRROR; or run 'capsule lock --refresh-base' to "
+        "take the current versions.",
     )
 
 
@@ -232,38 +226,22 @@ def _wheel_error(wheels: Sequence[LockedWheel], messages: str) -> CapsuleError:
     )
 
 
-def _download_by_apt(
-    packages: Iterable[LockedDebianPackage], address: str, folder: Path
-) -> list[str]:
-    """Download with apt's own program, which knows the machine's proxies and certificates.
+def _download(packages: Iterable[LockedDebianPackage], address: str, folder: Path) -> list[str]:
+    """Download packages from one mirror, each to a file named by its SHA-256.
 
     Returns:
         What went wrong; the caller looks at what came.
     """
-    command = [str(_APT_HELPER), "-q", "-o", "APT::Sandbox::User=root", "download-file"]
-    for package in packages:
-        target = folder / package.sha256
-        command += [f"{address}/{quote(package.pool)}", str(target), f"SHA256:{package.sha256}"]
-    return [line for line in run_apt(command).stderr.splitlines() if line.startswith("E:")]
-
-
-def _download(packages: Iterable[LockedDebianPackage], address: str, folder: Path) -> list[str]:
-    """Do the same where there is no apt."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
     problems = []
-    for package in packages:
-        place, target = f"{address}/{quote(package.pool)}", folder / package.sha256
-        try:
-            with (
-                urlopen(place, timeout=_TIMEOUT_S) as answer,  # noqa: S310 - the user's own mirror
-                target.open("wb") as stream,
-            ):
-                shutil.copyfileobj(answer, stream)
-        except (HTTPException, OSError) as error:
-            target.unlink(missing_ok=True)
-            problems.append(f"{place}: {error}")
+    with Downloader() as downloader:
+        for package in packages:
+            target = folder / package.sha256
+            try:
+                with target.open("wb") as stream:
+                    downloader.download(address, package.pool, stream, package.size)
+            except DownloadError as error:
+                target.unlink()
+                problems.append(str(error))
     return problems
 
 

@@ -28,7 +28,7 @@ from capsule.verification.integrity.layers import (
 from capsule.verification.request import ImageChoice, VerifyRequest
 from capsule.verification.verdict import ImageSource
 
-NO_DEBIAN = ("CAP-I303", "CAP-I304")
+NO_DEBIAN = "CAP-I303"
 SIGNERS: dict[ImageSource | None, str] = {
     "embedded": "; the image was the signer's own and was not rebuilt from the lock",
     "registry": "; the image was taken from a registry and was not rebuilt from the lock",
@@ -159,13 +159,14 @@ def prepare_image(
                 reporter=reporter,
             )
         except CapsuleError as error:
-            if error.code not in NO_DEBIAN:
+            if error.code != NO_DEBIAN:
                 raise
             raise CapsuleError(
                 "CAP-V013",
                 f"the base layer cannot be built from the locked packages: {error.message}",
-                fix="Name a mirror that has the packages in apt's configuration; or pass --base "
-                "supplied to execute the base layer that the signer put into the bundle.",
+                fix="Name a mirror or a snapshot of Debian's archive that has the packages in "
+                "CAPSULE_DEBIAN_MIRROR; or pass --base supplied to execute the base layer that the "
+                "signer put into the bundle.",
             ) from error
 
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from capsule.image.registry.client import CERTIFICATES
+from capsule.host.network import CERTIFICATES
 from tests.image.conftest import Tiny
 from tests.own_registry import running_registry
 

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from capsule.host.errors import CapsuleError
-from capsule.image.registry.client import CERTIFICATES
+from capsule.host.network import CERTIFICATES
 from capsule.image.registry.images import push_image
 from capsule.image.registry.reference import Reference
 

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
-import shutil
 import subprocess
-import threading
 import zipfile
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -195,35 +191,6 @@ def test_a_missing_build_of_pytorchs_own_is_named(machine):
     assert "cannot be reached" in caught.value.message
 
 
-@pytest.fixture
-def mirror(tmp_path):
-    """A Debian mirror on this machine: its folder and its address."""
-    folder = tmp_path / "mirror"
-    folder.mkdir()
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_args):
-            pass
-
-    handler = functools.partial(Quiet, directory=folder)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(params=["apt", "plain"])
-def downloader(request, monkeypatch, tmp_path):
-    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    if request.param == "plain":
-        monkeypatch.setattr(fetching, "_APT_HELPER", tmp_path / "none")
-    elif not fetching._APT_HELPER.exists():
-        pytest.skip("needs apt")
-
-
 def publish_deb(folder: Path, pool: str, data: bytes, name: str = "tiny") -> LockedDebianPackage:
     file = folder / pool
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -244,9 +211,8 @@ def fetch_debs(cache: Cache, addresses: list[str], *packages: LockedDebianPackag
     fetch(lock_image(debian=packages), cache, sources, progress=lambda _: None)
 
 
-@pytest.mark.usefixtures("downloader")
 def test_debian_packages_come_from_whichever_mirror_has_them(mirror, tmp_path):
-    folder, address = mirror
+    folder, address = mirror.folder, mirror.address
     packages = [
         publish_deb(folder / "debian", "pool/main/t/tiny/tiny_1.0+b1~x_all.deb", b"one"),
         publish_deb(folder / "security", "pool/updates/main/o/other_2_all.deb", b"two", "other"),
@@ -256,9 +222,8 @@ def test_debian_packages_come_from_whichever_mirror_has_them(mirror, tmp_path):
     assert [cache.path(each.sha256).read_bytes() for each in packages] == [b"one", b"two"]
 
 
-@pytest.mark.usefixtures("downloader")
 def test_a_debian_package_that_is_gone_is_named_with_the_fix(mirror, tmp_path):
-    folder, address = mirror
+    folder, address = mirror.folder, mirror.address
     here = publish_deb(folder, "pool/main/h/here_1_all.deb", b"here", "here")
     gone = publish_deb(folder, "pool/main/g/gone_1_all.deb", b"gone", "gone")
     (folder / gone.pool).unlink()
@@ -274,9 +239,8 @@ def test_a_debian_package_that_is_gone_is_named_with_the_fix(mirror, tmp_path):
     assert cache.has(here.sha256)
 
 
-@pytest.mark.usefixtures("downloader")
 def test_a_forged_debian_package_is_refused(mirror, tmp_path):
-    folder, address = mirror
+    folder, address = mirror.folder, mirror.address
     package = publish_deb(folder, "pool/main/t/tiny_1_all.deb", b"locked")
     (folder / package.pool).write_bytes(b"forged")
     cache = Cache(tmp_path / "cache")
@@ -287,17 +251,32 @@ def test_a_forged_debian_package_is_refused(mirror, tmp_path):
     assert not cache.has(package.sha256)
 
 
-def test_without_any_mirror_the_fix_says_where_to_name_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    package = publish_deb(tmp_path, "pool/main/t/tiny_1_all.deb", b"locked")
-    with pytest.raises(CapsuleError) as caught:
-        fetch_debs(Cache(tmp_path / "cache"), [], package)
-    assert caught.value.code == "CAP-I304"
-    assert "image.sources.debian" in caught.value.fix
+def test_a_snapshot_has_what_mirrors_dropped_and_is_named(mirror, tmp_path):
+    dated = "archive/debian/20260901T000000Z"
+    here = publish_deb(mirror.folder / "debian", "pool/main/h/here_1_all.deb", b"here", "here")
+    gone = publish_deb(mirror.folder / dated, "pool/main/g/gone_1_all.deb", b"gone", "gone")
+    publish_deb(mirror.folder / dated, here.pool, b"here", "here")
+    sources = SourcesSpec(debian=(f"{mirror.address}/{dated}", f"{mirror.address}/debian"))
+    cache, messages = Cache(tmp_path / "cache"), []
+    fetch(lock_image(debian=[here, gone]), cache, sources, progress=messages.append)
+    assert cache.path(gone.sha256).read_bytes() == b"gone"
+    assert messages[-1].startswith(f"asking the snapshot {mirror.address}/{dated} for gone 1:1.0")
+    # Of the snapshot nothing was asked for but what the mirror does not have.
+    assert [path for path in mirror.asked if dated in path] == [f"/{dated}/{gone.pool}"]
+
+
+def test_a_snapshot_is_trusted_no_more_than_a_mirror(mirror, tmp_path):
+    dated = "archive/debian/20260901T000000Z"
+    package = publish_deb(mirror.folder / dated, "pool/main/t/tiny_1_all.deb", b"locked")
+    (mirror.folder / dated / package.pool).write_bytes(b"forged")
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(CapsuleError, match="has SHA-256") as caught:
+        fetch_debs(cache, [f"{mirror.address}/{dated}"], package)
+    assert caught.value.code == "CAP-I303"
+    assert not cache.has(package.sha256)
 
 
 @pytest.mark.network
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
 def test_the_shipped_base_can_be_fetched(tmp_path):
     cache = Cache(tmp_path)
     image = lock_image(debian=shipped_base())

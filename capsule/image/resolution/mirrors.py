@@ -1,0 +1,159 @@
+"""Mirrors of the Debian archive: which are asked, in which order, and how files come from them.
+
+They are those of the spec, else of ``CAPSULE_DEBIAN_MIRROR``, else of this machine's apt, else
+Debian's own. Where the machine has apt, its proxies and certificates are used. Whatever is
+downloaded is checked by the caller, by a signature or a SHA-256.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+from urllib.parse import quote, unquote, urlsplit
+
+import requests
+
+from capsule import __version__
+from capsule.experiment.spec import SourcesSpec
+from capsule.host.network import trusted_certificates
+
+DEFAULT_MIRRORS = ("https://deb.debian.org/debian", "https://deb.debian.org/debian-security")
+_SCHEMES = ("http", "https", "file")
+# Suites of Debian by their first word; other distributions use apt, too.
+_SUITES = re.compile(
+    r"(bookworm|trixie|forky|duke|sid|unstable|testing|stable|oldstable|oldoldstable)\b"
+)
+_SNAPSHOT = re.compile(r"/[0-9]{8}T[0-9]{6}Z(?=/|$)")
+_TIMEOUT_S = 60.0
+_CHUNK = 1 << 20
+
+
+class DownloadError(Exception):
+    """A file could not be downloaded. The message names its address."""
+
+
+def mirrors(sources: SourcesSpec) -> list[str]:
+    """Return the base addresses below which pool paths are looked up, in order, snapshots last.
+
+    Args:
+        sources: The spec's sources, which replace what the machine says.
+    """
+    addresses = sources.debian or _from_environment() or _from_apt() or DEFAULT_MIRRORS
+    unique = dict.fromkeys(address.rstrip("/") for address in addresses)
+    return sorted(unique, key=is_snapshot)
+
+
+def is_snapshot(address: str) -> bool:
+    """Tell whether an address is a dated snapshot, e.g. ``…/archive/debian/20260901T000000Z``."""
+    return _SNAPSHOT.search(address) is not None
+
+
+def suites(address: str, release: str) -> list[str]:
+    """Return the suites of a release that a mirror has.
+
+    Security updates have an archive of their own, ``debian-security``.
+    """
+    if "debian-security" in address.split("/"):
+        return [f"{release}-security"]
+    return [release, f"{release}-updates"]
+
+
+class Downloader:
+    """Downloads files from mirrors, over one connection each. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = f"capsule/{__version__}"
+        self._proxies, certificates = _apt_network()
+        self._session.verify = trusted_certificates() or certificates or True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._session.close()
+
+    def download(self, address: str, path: str, target: BinaryIO, limit: int) -> None:
+        """Write the file at ``path`` below a mirror's address to ``target``.
+
+        Args:
+            address: The mirror.
+            path: Relative path, not quoted.
+            target: Where the bytes go.
+            limit: Size in bytes beyond which the download is given up.
+
+        Raises:
+            DownloadError: It is not there, too large, or the mirror does not answer.
+        """
+        place = f"{address}/{quote(path)}"
+        if urlsplit(place).scheme not in _SCHEMES:
+            raise DownloadError(f"{place}: a mirror's address begins with http, https or file")
+        try:
+            size = 0
+            for chunk in self._chunks(place):
+                size += len(chunk)
+                if size > limit:
+                    raise DownloadError(f"{place}: larger than {limit:,} bytes")
+                target.write(chunk)
+        except (requests.RequestException, OSError) as error:
+            raise DownloadError(f"{place}: {error}") from error
+
+    def _chunks(self, place: str) -> Iterable[bytes]:
+        if urlsplit(place).scheme == "file":
+            yield Path(unquote(urlsplit(place).path)).read_bytes()
+            return
+        answer = self._session.get(place, stream=True, timeout=_TIMEOUT_S, proxies=self._proxies)
+        with answer:
+            answer.raise_for_status()
+            # Not the decoded content: some servers call an .xz file itself an encoding.
+            yield from answer.raw.stream(_CHUNK, decode_content=False)
+
+
+def _from_environment() -> tuple[str, ...]:
+    return tuple(os.environ.get("CAPSULE_DEBIAN_MIRROR", "").split())
+
+
+def _from_apt() -> list[str]:
+    """Return the addresses of Debian in this machine's apt configuration, if it has any."""
+    lines = _apt(
+        "apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(REPO_URI)",
+        "Created-By: Packages",
+    )  # fmt: skip
+    found = []
+    for origin, suite, address in (line.split("|", 2) for line in lines):
+        # The origin is unknown until the machine's first 'apt-get update'.
+        if origin == "Debian" or (origin == "" and _SUITES.match(suite)):
+            found.append(address)
+    return [address for address in found if urlsplit(address).scheme in _SCHEMES]
+
+
+def _apt_network() -> tuple[dict[str, str], str | None]:
+    """Return the proxies of this machine's apt, as requests takes them, and its certificates."""
+    proxies, certificates = {}, None
+    for line in _apt("apt-config", "dump"):
+        if match := re.fullmatch(r'Acquire::(https?)::Proxy(?:::([^ ]+))? "(.+)";', line):
+            scheme, host, proxy = match.groups()
+            proxies[f"{scheme}://{host}" if host else scheme] = "" if proxy == "DIRECT" else proxy
+        elif match := re.fullmatch(r'Acquire::https::CAInfo "(.+)";', line):
+            certificates = match[1]
+    return proxies, certificates
+
+
+def _apt(*command: str) -> list[str]:
+    """Return the lines that one of apt's programs prints; none where it does not exist."""
+    if shutil.which(command[0]) is None:
+        return []
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return done.stdout.splitlines()
