@@ -106,7 +106,8 @@ def signed_text(message: bytes) -> str:
     from pysequoia import verify
 
     try:
-        return (verify(message, store=lambda _: _keyring()).bytes or b"").decode()
+        signed: bytes = verify(message, store=lambda _: _keyring()).bytes or b""
+        return signed.decode()
     except (RuntimeError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]  # below it, the library has a trace of its own
         raise UntrustedError(f"it is not signed by Debian ({reason})") from error
