@@ -6,9 +6,9 @@ Nothing that stays is written, except by :func:`repair`.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ from capsule.image.cache import Cache, refuse_shared
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
-from capsule.image.resolution.resolve import PYTHON, compile_wheels
+from capsule.image.resolution.resolve import GLIBC, compile_wheels
 from capsule.image.resolution.sources import machine_sources
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
@@ -77,16 +77,16 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
         keys: Private keys, beside those in the current folder.
     """
     yield Check("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
-    platform = check_platform()
-    yield platform
-    if platform.status != "ok":  # what the other checks look for exists on Linux only
+    system = check_platform()
+    yield system
+    if system.status != "ok":  # what the other checks look for exists on Linux only
         yield from (check_key(path) for path in private_keys(keys))
         return
     engines = list(check_engines())
     yield from engines
     containers = any(check.status == "ok" for check in engines)
     yield from check_rootless(containers=containers)
-    yield check_interpreter(containers=containers)
+    yield check_c_library(containers=containers)
     yield check_processor()
     yield check_gpus()
     yield from check_disks()
@@ -147,18 +147,16 @@ def check_rootless(*, containers: bool) -> Iterator[Check]:
             yield Check(name, "ok", f"{facts['version']}, seccomp: {facts['seccomp']}")
 
 
-def check_interpreter(*, containers: bool) -> Check:
-    """Check that the plain-process engine has the Python of its environments."""
-    from uv import find_uv_bin
-
-    name = f"Python {PYTHON}"
-    command = [find_uv_bin(), "--no-config", "python", "find", "--no-python-downloads", PYTHON]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Check(name, "ok", f"{done.stdout.strip()}, for --engine process")
+def check_c_library(*, containers: bool) -> Check:
+    """Check that the locked interpreter and wheels run on this machine's C library."""
+    name, version = platform.libc_ver()
+    found = f"{name or 'unknown'} {version}".strip()
+    if name == "glibc" and tuple(map(int, version.split("."))) >= GLIBC:
+        return Check("C library", "ok", f"{found}, for --engine process")
+    needed = ".".join(map(str, GLIBC))
     status: Status = "warning" if containers else "problem"
-    fix = f"Install Python {PYTHON}, or use a container engine."
-    return Check(name, status, "not found; --engine process needs it", fix)
+    fix = "Use a container engine, or --engine bwrap."
+    return Check("C library", status, f"{found}; --engine process needs glibc {needed}", fix)
 
 
 def check_processor() -> Check:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
+from capsule.engine.interpreter import interpreter_packages
 from capsule.engine.supervise import RESERVE_BYTES, spoilt, unattended_seconds
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.evidence import Evidence
@@ -27,7 +28,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import entries_beneath
 from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.fields import Model, PositiveInt
-from capsule.experiment.lock import Lock
+from capsule.experiment.lock import Lock, LockedDebianPackage
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import (
     CpuAccelerator,
@@ -144,7 +145,7 @@ def prepare(
     """
     image = None
     if engine.name == "process":
-        _obtain(lock, cache, sources, project, reporter, debian=False)
+        _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock.image))
     else:
         image = build_image(
             lock, cache, sources=sources, supplied=supplied, project=project, reporter=reporter
@@ -171,7 +172,8 @@ def build_image(
     """
     supplied = supplied or {}
     # Debian packages are only needed for a base layer that is made here.
-    _obtain(lock, cache, sources, project, reporter, debian="base" not in supplied)
+    debian = () if "base" in supplied else lock.image.debian
+    _obtain(lock, cache, sources, project, reporter, debian)
     return assemble(lock, cache, supplied=supplied, progress=reporter.note)
 
 
@@ -181,16 +183,15 @@ def _obtain(
     sources: SourcesSpec,
     project: Path | None,
     reporter: Reporter,
-    *,
-    debian: bool,
+    debian: tuple[LockedDebianPackage, ...],
 ) -> None:
-    """Bring the packages and the source tree of a lock into the cache."""
+    """Bring the wheels, some Debian packages and the source tree of a lock into the cache."""
     if lock.project is not None and project is not None:
         check_project(lock.project, project)
         cache.trees.add(project, lock.project.sha256)
-    wanted = lock.image if debian else lock.image.model_copy(update={"debian": ()})
+    wanted = lock.image.model_copy(update={"debian": debian})
     fetch(wanted, cache, sources, progress=reporter.note)
-    check_packages(lock, cache, debian=bool(wanted.debian))
+    check_packages(lock, cache, debian=debian == lock.image.debian)
 
 
 def execute(

@@ -80,12 +80,13 @@ class FakeClient:
         pass
 
 
-def test_without_engine_and_interpreter_nothing_can_run(machine, monkeypatch):
-    monkeypatch.setattr(checkup, "PYTHON", "3.2")
-    assert by_name()["Python 3.2"].status == "problem"
+def test_with_neither_an_engine_nor_a_new_c_library_nothing_can_run(machine, monkeypatch):
+    assert by_name()["C library"].status == "ok"
+    monkeypatch.setattr(checkup, "GLIBC", (3, 0))
+    assert by_name()["C library"].status == "problem"
     assert doctor().exit_code == 4
     monkeypatch.setattr(checkup, "connect", lambda _name: FakeClient())
-    assert by_name()["Python 3.2"].status == "warning"
+    assert by_name()["C library"].status == "warning"
     assert doctor().exit_code == 0
 
 

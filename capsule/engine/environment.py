@@ -1,7 +1,8 @@
-"""The Python environment of the plain-process engine: the locked wheels and the locked code.
+"""The Python environment of the plain-process engine: the locked interpreter, wheels and code.
 
-It is made by uv, once per set of packages and code, and kept in the cache. Programs run in it with
-all that the caller may do, so it is compared with what was installed each time before it is used.
+It is made once per set of packages and code, with uv, which installs the wheels, and kept in the
+cache. Programs run in it with all that the caller may do, so it is compared with what was installed
+each time before it is used.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import subprocess
 from pathlib import Path
 
 from capsule.engine.interface import Progress
+from capsule.engine.interpreter import interpreter_packages, unpack_interpreter
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.image.archives.wheel import SITE
 from capsule.image.cache import Cache, folder_state
 from capsule.image.code import is_program, training_code, training_code_digest
+
+PACKAGES = SITE.removeprefix("usr/")  # where packages are in an environment
+_LAYOUT = 2  # number of the way in which environments are made, a part of their keys
 
 
 def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
@@ -24,16 +30,15 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
 
     Raises:
         CapsuleError: CAP-E013 a wheel is missing or damaged, CAP-E014 the training code is not the
-            locked one, CAP-E015 uv cannot make the environment.
+            locked one, CAP-E015 uv cannot make the environment; CAP-I103 to CAP-I108 a package of
+            the interpreter is missing, damaged or malformed.
     """
     key = environment_key(lock)
     environment = cache.folder("environments") / key
     record = environment.with_name(f"{key}.state")
     with cache.lock(f"environment-{key}"):
-        # The interpreter is a link to this machine's own, which may have gone since.
-        python = environment / "bin" / f"python{lock.spec.image.python}"
         recorded = record.read_text() if record.exists() else None
-        if not python.exists() or recorded != folder_state(environment):
+        if not environment.exists() or recorded != folder_state(environment):
             progress("installing the locked packages for the plain-process engine")
             shutil.rmtree(environment, ignore_errors=True)
             _make_environment(lock, cache, environment)
@@ -45,8 +50,9 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
 def environment_key(lock: Lock) -> str:
     """Return the digest of all that an environment is made of; hyper-parameters are not."""
     wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
+    interpreter = [package.sha256 for package in interpreter_packages(lock.image)]
     code = lock.image.code.sha256
-    return sha256_hex(canonical_json([lock.spec.image.python, wheels, code]))
+    return sha256_hex(canonical_json([_LAYOUT, interpreter, wheels, code]))
 
 
 def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
@@ -57,15 +63,14 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
             f"the training code has digest {digest}, the lock needs {lock.image.code.sha256}",
             fix=f"Use Capsule {lock.image.code.version} unchanged, or lock the spec again.",
         )
-    version = lock.spec.image.python
     with cache.scratch() as scratch:
         made = scratch / "environment"
-        _uv(scratch, "venv", "--python", version, "--no-python-downloads", str(made))
+        python = unpack_interpreter(lock.image, cache, made)
         wheels = _named_wheels(lock, cache, scratch / "wheels")
-        options = ("--python", str(made), "--no-deps", "--no-index", "--offline")
+        options = ("--python", str(python), "--no-deps", "--no-index", "--offline")
         _uv(scratch, "pip", "install", *options, *wheels)
         for name, content in code.items():
-            file = made / "lib" / f"python{version}" / "site-packages" / name
+            file = made / PACKAGES / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
             file.chmod(0o755 if is_program(name) else 0o644)
@@ -107,5 +112,5 @@ def _uv(scratch: Path, *arguments: str) -> None:
         raise CapsuleError(
             "CAP-E015",
             f"uv cannot make the environment: {' '.join(process.stderr.split())}",
-            fix="Install the Python version that the spec names, or use a container engine.",
+            fix="Use a machine with glibc 2.36 or newer, or a container engine.",
         )

@@ -1,7 +1,7 @@
 """The plain-process engine: for machines without a container engine.
 
-It runs the locked wheels and the locked training code with the locked variables, but on this
-machine's C library and Python build: the Debian packages of the lock are not used. That is a
+It runs the locked interpreter, wheels and training code with the locked variables, but on this
+machine's C library: of the Debian packages of the lock, it uses the interpreter's alone. That is a
 declared relaxation, ``engine=process``, of every claim made with it.
 
 Where the kernel allows it, a task has namespaces of its own: it sees its run directory, its
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import capsule
-from capsule.engine.environment import prepare_environment
+from capsule.engine.environment import PACKAGES, prepare_environment
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
@@ -38,6 +38,7 @@ from capsule.native import native_part
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
 _ENCLOSED_ENVIRONMENT = "/capsule"
+_NATIVE = f"{PACKAGES}/capsule/native/lib"  # in an environment
 _ENCLOSED_HOME = "/tmp"  # noqa: S108 - private
 
 
@@ -71,8 +72,9 @@ class ProcessEngine:
         Raises:
             CapsuleError: CAP-E003 no GPU driver, CAP-E013 a wheel is missing or damaged, CAP-E014
                 the training code is not the locked one, CAP-E015 uv cannot make the environment
-                (no Python of the locked version, or a wheel that does not fit this machine),
-                CAP-I112 the source tree is missing.
+                (the interpreter or a wheel does not fit this machine), CAP-I103 to CAP-I108 a
+                package of the interpreter is missing or damaged, CAP-I112 the source tree is
+                missing.
         """
         if lock.spec.accelerator.kind == "cuda" and not any(
             Path(path).exists() for path in _GPU_DRIVERS
@@ -154,8 +156,8 @@ def enclosed_start(task: Task, environment: Path, project: Path | None) -> Start
         shown[contract.PROJECT_FOLDER] = project
     options = [f"--writable={task.run_directory.resolve()}={contract.RUN_FOLDER}"]
     options += [f"--read-only={folder.resolve()}={path}" for path, folder in shown.items()]
-    native = Path(_ENCLOSED_ENVIRONMENT, _native(environment).relative_to(environment))
-    command = task.command(run_directory=contract.RUN_FOLDER, native=str(native))
+    native = f"{_ENCLOSED_ENVIRONMENT}/{_NATIVE}"
+    command = task.command(run_directory=contract.RUN_FOLDER, native=native)
     temporary = f"--temporary={task.limits.temporary_mb}"
     return Start(
         (str(native_part("capsule-enclose")), temporary, *options, "--", *command),
@@ -169,16 +171,12 @@ def plain_start(task: Task, environment: Path, project: Path | None, home: str) 
     """Start a task as a process like any other, which ends with Capsule."""
     guard = ("setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--", "prlimit", "--core=0:0")
     command = task.command(
-        run_directory=str(task.run_directory.resolve()), native=str(_native(environment))
+        run_directory=str(task.run_directory.resolve()), native=str(environment / _NATIVE)
     )
     variables = task_environment(task, str(environment), home) | {"TMPDIR": home}
     if project is not None:
         variables |= {contract.PROJECT_VARIABLE: str(project)}
     return Start((*guard, *command), variables, home, enclosed=False)
-
-
-def _native(environment: Path) -> Path:
-    return next(environment.glob("lib/*/site-packages/capsule/native/lib"))
 
 
 class RunningProcess:

@@ -126,10 +126,7 @@ def test_the_plain_process_engine_gives_the_same_bits_and_says_what_it_is(
     assert outside_claims.pop("image") is None
     assert inside.pop("relaxations") == []
     assert inside.pop("image") is not None
-    # The interpreter's patch level is this machine's own: that is what the relaxation is about.
-    versions = {claims["libraries"].pop("python").rpartition(".")[0] for claims in documents}
-    assert versions == {"3.11"}
-    assert outside_claims == inside
+    assert outside_claims == inside  # the interpreter's patch level, too
     refused = micro.verify(outside.bundle, "--mode", "prefix:240", cwd=tmp_path)
     assert (refused.status, refused.document["error"]["code"]) == (4, "CAP-V009")
     options = ("--mode", "prefix:240", "--engine", "process")

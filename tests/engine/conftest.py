@@ -10,14 +10,17 @@ import pytest
 from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Task
+from capsule.engine.interpreter import INTERPRETER
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
-from capsule.experiment.spec import LimitsSpec, Spec
+from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.resolution.debian import shipped_base
+from capsule.image.resolution.fetch import fetch_debian
 from capsule.native import native_part
 
 LIMITS = LimitsSpec(memory_mb=256, processes=32, disk_mb=64, minutes=5, temporary_mb=16)
@@ -34,6 +37,24 @@ def cache(tmp_path):
 @pytest.fixture
 def make_lock():
     return _lock
+
+
+@pytest.fixture(scope="session")
+def fetched_interpreter():
+    """The packages of the shipped base that hold its interpreter, in the usual cache."""
+    packages = [package for package in shipped_base() if package.name in INTERPRETER]
+    missing = [package for package in packages if not Cache().has(package.sha256)]
+    if missing:
+        fetch_debian(missing, Cache(), SourcesSpec(), lambda _: None)
+    return packages
+
+
+@pytest.fixture
+def interpreter(cache, fetched_interpreter):
+    """These packages, in the cache of the test."""
+    for package in fetched_interpreter:
+        cache.add(Cache().path(package.sha256), package.sha256)
+    return fetched_interpreter
 
 
 @pytest.fixture
@@ -108,7 +129,7 @@ def run(engine, make_image, make_lock, make_task, cache, run_directory):
     return run_script
 
 
-def _lock(wheels=(), accelerator=CPU, code=None):
+def _lock(wheels=(), accelerator=CPU, code=None, debian=()):
     spec = Spec.model_validate_json(
         json.dumps(
             {
@@ -126,7 +147,7 @@ def _lock(wheels=(), accelerator=CPU, code=None):
             assembler=1,
             recipe=spec.accelerator.kind,
             recipe_sha256="0" * 64,
-            debian=(),
+            debian=tuple(debian),
             base="0" * 64,
             wheels=tuple(
                 LockedWheel(name=name, version="1", filename=f"{name}-1-py3-none-any.whl", sha256=h)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from capsule.bundle.claims import image_relaxations
-from capsule.engine.environment import environment_key
+from capsule.engine.environment import PACKAGES, environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine
 from capsule.entropy.launch import launch_arguments
@@ -23,6 +23,8 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.variables import environment_variables
+
+pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
 LEAKY = (
     "LD_LIBRARY_PATH",
@@ -58,8 +60,8 @@ def wheel(tmp_path, cache):
 
 
 @pytest.fixture
-def lock(make_lock, wheel):
-    return make_lock(wheels=[wheel])
+def lock(make_lock, wheel, interpreter):
+    return make_lock(wheels=[wheel], debian=interpreter)
 
 
 @pytest.fixture(params=["enclosed", "plain"])
@@ -117,7 +119,7 @@ def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(
     assert (ended.status, ended.reason) == (7, "exited")
     lines = output.splitlines()
     assert lines[0] == ("42 /out" if enclosed else f"42 {run_directory}")
-    environments = "/capsule/lib" if enclosed else str(cache.root / "environments")
+    environments = "/capsule/local/lib" if enclosed else str(cache.root / "environments")
     assert lines[1].startswith(environments)
     assert lines[2] == "None None"
     assert (run_directory / "file").read_text() == "kept"
@@ -296,9 +298,7 @@ def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers
 
 def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     environment = cache.root / "environments" / environment_key(lock)
-    python = environment / "bin" / "python3.11"
-    python.unlink()
-    python.symlink_to("/nonexistent")
+    (environment / "bin" / "python3.11").unlink()
     notes = []
     ProcessEngine().prepare(lock, None, cache, progress=notes.append)
     assert installations(notes) == 1
@@ -311,7 +311,7 @@ def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
     notes = []
     ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
     environment = cache.root / "environments" / environment_key(lock)
-    site = environment / "lib" / "python3.11" / "site-packages"
+    site = environment / PACKAGES
     victim = next(path for path in sorted(site.rglob("*.py")) if path.stat().st_size > 0)
     honest, times = victim.read_bytes(), victim.stat()
     if deed == "plant":
@@ -353,15 +353,14 @@ def test_other_code_than_the_locked_is_refused(make_lock, cache):
     assert refusal.value.code == "CAP-E014"
 
 
-def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path):
+def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path, interpreter):
     path = tmp_path / "broken"
     path.write_bytes(b"not a zip archive")
     digest = sha256_file(path)
     cache.add(path, digest)
     with pytest.raises(CapsuleError) as refusal:
-        ProcessEngine().prepare(
-            make_lock(wheels=[("broken", digest)]), None, cache, progress=lambda _: None
-        )
+        lock = make_lock(wheels=[("broken", digest)], debian=interpreter)
+        ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
     assert refusal.value.code == "CAP-E015"
     assert "broken" in refusal.value.message
 

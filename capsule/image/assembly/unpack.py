@@ -61,7 +61,7 @@ def unpack(image: Image, root: Path) -> None:
         _check(layer)
         with layer.path.open("rb") as stream:
             for entry in read_layer(stream, f"layer {layer.name}"):
-                _write(entry, root, folders)
+                write_entry(entry, root, folders)
     for name in _MOUNT_POINTS:
         _make_folder(PurePosixPath(name), root, folders, name)
     hosts = root / "etc" / "hosts"
@@ -81,8 +81,17 @@ def _check(layer: Layer) -> None:
         )
 
 
-def _write(entry: TarEntry, root: Path, folders: set[str]) -> None:
-    """Write one path. No link is followed, since each folder above it was made here."""
+def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
+    """Write one path. No link is followed, since each folder above it was made here.
+
+    Args:
+        entry: The path and its content.
+        root: Folder that it is relative to.
+        folders: Those below it that were made so far, ``.`` among them; new ones are added.
+
+    Raises:
+        CapsuleError: CAP-I107, it leads through a link or is where a folder is.
+    """
     path = PurePosixPath(entry.path)
     if path.name.startswith(".wh."):
         # To engines it means that a lower layer's file is gone. Capsule writes no such layer.

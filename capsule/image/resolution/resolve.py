@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 PYTHON = "3.11"
-PLATFORM = "x86_64-manylinux_2_36"  # glibc of Debian 12
+GLIBC = (2, 36)  # of Debian 12
+PLATFORM = "x86_64-manylinux_2_36"
 PLATFORM_TAGS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(36, 16, -1)),
     "manylinux2014_x86_64",
