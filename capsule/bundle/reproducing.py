@@ -173,4 +173,6 @@ def what_ran(spec: Spec) -> str:
     spec = spec.training()
     environment = spec.environment
     steps, algorithm = spec.trainer.total_steps, spec.trainer.algorithm.upper()
-    return f"{steps:,} agent steps of {algorithm} on {environment.suite}/{task_name(environment)}"
+    task = f"{environment.suite}/{task_name(environment)}"
+    own = "" if spec.code is None else ", an environment of its source tree"
+    return f"{steps:,} agent steps of {algorithm} on {task}{own}"

@@ -67,8 +67,15 @@ def test_what_does_not_apply_is_refused_and_named(override, message):
 
 def test_a_trainer_of_capsules_own_needs_an_environment_and_no_code():
     assert "environment is missing" in refused(TRAINING.replace("environment:", "#"))
-    assert "code does not apply" in refused(TRAINING, "code={}")
+    assert "code is not used" in refused(TRAINING, "code={}")
     assert "trainer.algorithm is missing" in refused(TRAINING.replace("{algorithm: dqn}", "{}"))
+
+
+def test_code_may_have_the_environment_of_a_trainer():
+    own = TRAINING.replace("suite: atari, game: breakout", "suite: gymnasium, id: Mine-v0")
+    own = own.replace("algorithm: dqn", "algorithm: dqn, network: mlp")
+    assert "code is not used" in refused(own, "code={}")
+    assert parse(own, "code={}", "environment.modules=[mine]").code == CodeSpec()
 
 
 def test_a_training_spec_is_known_to_be_one():

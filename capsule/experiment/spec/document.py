@@ -12,7 +12,7 @@ from capsule.experiment.fields import Model, Name
 from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.spec.consistency import check_program, check_training
 from capsule.experiment.spec.determinism import DeterminismSpec
-from capsule.experiment.spec.environment import EnvironmentSpec
+from capsule.experiment.spec.environment import EnvironmentSpec, GymnasiumEnvironment
 from capsule.experiment.spec.image import CodeSpec, ImageSpec
 from capsule.experiment.spec.randomness import EntropySpec, SeedsSpec
 from capsule.experiment.spec.recording import LimitsSpec, RecordingSpec
@@ -37,7 +37,9 @@ class Spec(Model):
         EntropySpec(), description="The operating system's randomness, and the clock."
     )
     seeds: SeedsSpec = Field(SeedsSpec(), description="The seeds of the random streams.")
-    code: CodeSpec | None = Field(None, description="The source tree of trainer.command.")
+    code: CodeSpec | None = Field(
+        None, description="The source tree of trainer.command, or of environment.modules."
+    )
     environment: EnvironmentSpec | None = Field(
         None, description="The task; required unless the trainer is a command."
     )
@@ -61,8 +63,11 @@ class Spec(Model):
             check_program(self.environment, self.evaluation, self.recording, self.seeds)
         elif self.environment is None:
             raise ValueError("environment is missing: trainer.algorithm needs one")
-        elif self.code is not None:
-            raise ValueError("code does not apply to trainer.algorithm: only to trainer.command")
+        elif self.code is not None and not _has_own_modules(self.environment):
+            raise ValueError(
+                "code is not used: it holds trainer.command, or environment.modules of suite "
+                "'gymnasium'; leave it out, or name a module in environment.modules"
+            )
         else:
             check_training(self.environment, self.evaluation, self.recording, self.trainer)
         return self
@@ -86,6 +91,10 @@ class Spec(Model):
         if isinstance(self.trainer, CommandTrainer):
             raise TypeError("the spec runs a command")
         return TrainingSpec.model_construct(**dict(self))
+
+
+def _has_own_modules(environment: EnvironmentSpec) -> bool:
+    return isinstance(environment, GymnasiumEnvironment) and bool(environment.modules)
 
 
 class TrainingSpec(Spec):

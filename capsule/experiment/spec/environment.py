@@ -70,7 +70,11 @@ class GymnasiumEnvironment(Model):
         ),
     )
     modules: tuple[ModuleName, ...] = Field(
-        (), description="Modules to import first because they register ids, e.g. [popgym]."
+        (),
+        description=(
+            "Modules to import first because they register ids, e.g. [popgym]: of a package in "
+            "image.packages, or of the source tree 'code'."
+        ),
     )
     observation: str | None = Field(
         None, description="The entry of a Dict observation that the agent sees, e.g. 'image'."

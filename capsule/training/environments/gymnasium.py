@@ -1,6 +1,10 @@
-"""Gymnasium environments with discrete actions; a frame is a flat vector, or an image.
+"""Gymnasium environments with finitely many actions; a frame is a flat vector, or an image.
 
-Memory tasks are made of these: ids that other packages register (``modules``), single entries of a
+*Actions*. Where a space has several choices (``MultiDiscrete``, ``MultiBinary``), each combination
+of them is one action, numbered in C order.
+
+*Own and memory tasks* are made of these: ids that other packages or the source tree of the spec
+register (``modules``), single entries of a
 dictionary (``observation``) and numbers that the agent does not see (``hidden``). A text in a
 dictionary can be the agent's ``instruction``.
 
@@ -12,7 +16,11 @@ id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none fo
 from __future__ import annotations
 
 import importlib
+import math
+import os
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -20,15 +28,22 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
 
+MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
+
 _Space = spaces.Space[Any]
 _FIX = (
-    "name a registered environment with Discrete actions from 0, such as 'CartPole-v1', and in "
-    "environment.modules the module that registers it"
+    "name a registered environment, such as 'CartPole-v1', and in environment.modules the module "
+    "that registers it"
+)
+_FINITE = (
+    "use an environment with Discrete, MultiDiscrete or MultiBinary actions, register one in "
+    "environment.modules that wraps this one, or run a program of your own (trainer.command)"
 )
 
 
@@ -56,10 +71,8 @@ class GymnasiumTask(Environment):
         self._entry, self._told = spec.observation, _told_entry(spec, self._task.observation_space)
         space = _seen_space(spec, self._task.observation_space)
         self._view = _image_view(space) if spec.frames == "image" else _flat_view(spec, space)
-        actions = self._task.action_space
-        if not (isinstance(actions, spaces.Discrete) and actions.start == 0):
-            raise _unusable(spec.id, f"actions {actions} are not supported")
-        self.actions = int(actions.n)
+        self._choices = _choices(spec, self._task.action_space)
+        self.actions = self._choices.number
         self.frame_shape, self.frame_dtype = self._view.shape, self._view.dtype
         self.frame_stack = spec.frame_stack
 
@@ -68,7 +81,9 @@ class GymnasiumTask(Environment):
         return self._frame_of(observation)
 
     def _advance(self, action: int) -> Transition:
-        observation, reward, terminated, truncated, _ = self._task.step(action)
+        observation, reward, terminated, truncated, _ = self._task.step(
+            self._choices.decoded(action)
+        )
         return Transition(
             frame=self._frame_of(observation),
             reward=float(reward),
@@ -85,6 +100,46 @@ class GymnasiumTask(Environment):
             self.instruction = observation[self._told]
         shown = observation if self._entry is None else observation[self._entry]
         return self._view.frame(shown)
+
+
+class _Choices(NamedTuple):
+    """How the actions of an agent become those of an environment.
+
+    Attributes:
+        number: How many there are.
+        decoded: Returns the environment's action of an index below the number.
+    """
+
+    number: int
+    decoded: Callable[[int], Any]
+
+
+def _choices(spec: GymnasiumEnvironment, space: _Space) -> _Choices:
+    """Number the actions of a space; those of several choices in C order, the last one fastest."""
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return _Choices(int(space.n), lambda action: first + action)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, start = space.nvec, space.start
+    elif isinstance(space, spaces.MultiBinary):
+        sizes, start = np.full(space.shape, 2), np.zeros(space.shape, np.int64)
+    else:
+        raise _unusable(
+            spec.id, f"the trainers choose among finitely many actions, and it has {space}", _FINITE
+        )
+    number = math.prod(map(int, sizes.flat))
+    if number > MAX_ACTIONS:
+        raise _unusable(
+            spec.id,
+            f"its actions {space} are {number:,} combinations, and {MAX_ACTIONS:,} are supported",
+            _FINITE,
+        )
+
+    def decoded(action: int) -> NDArray[Any]:
+        chosen: NDArray[Any] = np.array(np.unravel_index(action, sizes.flat[:]), space.dtype)
+        return np.asarray(start + chosen.reshape(sizes.shape), space.dtype)
+
+    return _Choices(number, decoded)
 
 
 class _View(NamedTuple):
@@ -138,6 +193,9 @@ def _image_view(space: _Space) -> _View:
 
 
 def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
+    folder = os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER)
+    if spec.modules and Path(folder).is_dir() and folder not in sys.path:
+        sys.path.append(folder)  # after the packages, none of which a module of it replaces
     for module in spec.modules:
         try:
             importlib.import_module(module)
@@ -145,7 +203,8 @@ def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
             raise _unusable(
                 spec.id,
                 f"environment.modules {module!r} cannot be imported: {error}",
-                fix="add its package to image.packages and lock again, or correct the name",
+                fix="add its package to image.packages, or its source tree as code, and lock "
+                "again; or correct the name",
             ) from error
     try:
         return gymnasium.make(

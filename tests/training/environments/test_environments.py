@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from capsule.experiment.contract import PROJECT_VARIABLE
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import (
     AtariEnvironment,
@@ -490,6 +491,65 @@ class Endless(gymnasium.Env):
 gymnasium.register("capsule/Endless-v0", Endless)
 
 
+class Choosing(gymnasium.Env):
+    """An environment that shows the action it was given."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (3,), np.float32)
+
+    def __init__(self, actions):
+        self.action_space = actions
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002 - the interface's
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        shown = np.zeros(3, np.float32)
+        shown[: np.size(action)] = np.ravel(action)
+        return shown, 0.0, False, False, {}
+
+
+CHOICES = {
+    "Plain": (spaces.Discrete(3, start=-1), [(-1,), (0,), (1,)]),
+    "Several": (
+        spaces.MultiDiscrete([3, 2], start=[0, 5]),
+        [(0, 5), (0, 6), (1, 5), (1, 6), (2, 5), (2, 6)],
+    ),
+    "Binary": (spaces.MultiBinary(2), [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    "Many": (spaces.MultiBinary(13), None),
+}
+for name, (space, _) in CHOICES.items():
+    gymnasium.register(f"capsule/{name}-v0", Choosing, kwargs={"actions": space})
+
+
+@pytest.mark.parametrize("name", [name for name, (_, taken) in CHOICES.items() if taken])
+def test_every_combination_of_choices_is_an_action(name):
+    environment, _ = make(CARTPOLE.model_copy(update={"id": f"capsule/{name}-v0"}))
+    expected = CHOICES[name][1]
+    assert environment.actions == len(expected)
+    environment.reset()
+    for action, taken in enumerate(expected):
+        frame = environment.step(action).frame
+        assert tuple(frame[: len(taken)]) == taken
+
+
+def test_an_environment_of_the_source_tree(tmp_path, monkeypatch):
+    module = tmp_path / "capsule_own_task.py"
+    module.write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('capsule/Own-v0', CartPoleEnv)\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PROJECT_VARIABLE, str(tmp_path))
+    own, _ = make(
+        CARTPOLE.model_copy(update={"id": "capsule/Own-v0", "modules": ("capsule_own_task",)}), 3
+    )
+    known, _ = make(CARTPOLE, 3)
+    np.testing.assert_array_equal(own.reset(), known.reset())
+
+
 def steps_of(identifier, action, limit=None, most=1_000):
     """Return the steps of an episode, and whether it was truncated; ``most``: it did not end."""
     environment, _ = make(
@@ -524,8 +584,8 @@ def test_without_a_registered_time_limit_there_is_none_unless_the_spec_gives_one
     [
         ("CartPole-v99", "CartPole"),
         ("NoSuch-v0", "NoSuch"),
-        ("MountainCarContinuous-v0", "actions Box"),
-        ("popgym-MineSweeperEasy-v0", "actions MultiDiscrete"),
+        ("MountainCarContinuous-v0", "finitely many actions, and it has Box"),
+        ("capsule/Many-v0", "are 8,192 combinations, and 4,096 are supported"),
         ("MiniGrid-MemoryS7-v0", "observations Dict.*MissionSpace"),
     ],
 )
