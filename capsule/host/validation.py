@@ -207,7 +207,7 @@ def _path_in_document(loc: Sequence[str | int], tree: Any, *, missing: bool) -> 
 def _suggest(path: FieldPath, given: Any, model: type[Model], kind: str) -> str:
     """Name the known field that an unknown one stands for, or most resembles."""
     fields = _known_fields(model)
-    field = dotted(path)
+    field = dotted(tuple(part for part in path if isinstance(part, str)))
     section, _, leaf = field.rpartition(".")
     siblings = [name for name in fields if name.rpartition(".")[0] == section]
     other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)
@@ -243,6 +243,8 @@ def _field_names(schema: dict[str, Any]) -> Iterator[str]:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
         for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
             yield from walk(option, prefix)
+        if isinstance(node.get("items"), dict):
+            yield from walk(node["items"], prefix)
         for name, child in node.get("properties", {}).items():
             yield prefix + name
             yield from walk(child, f"{prefix}{name}.")

@@ -14,7 +14,7 @@ from capsule.experiment.spec.environment import (
 )
 from capsule.experiment.spec.randomness import SeedsSpec
 from capsule.experiment.spec.recording import RecordingSpec
-from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer
+from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer, LayersSpec
 
 MAX_UNROLLS_OF_A_RECORD = 8_192  # below 1 MiB; the tensors of 64 members take as much again
 
@@ -131,12 +131,20 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
     said = f"environment.suite {kind!r}"
     if isinstance(environment, GymnasiumEnvironment):
         kind, said = f"{kind}, {environment.frames}", f"environment.frames {environment.frames!r}"
-    offered = get_args(type(trainer).model_fields["network"].annotation)
+    network = trainer.network
+    if isinstance(network, LayersSpec):
+        flat = _FITTING_NETWORKS[kind] == ("mlp",)
+        if flat == bool(network.convolutions):
+            raise ValueError(
+                f"trainer.network.convolutions does not fit {said}, whose frames are "
+                + ("vectors: leave it out" if flat else "images: declare one layer or more")
+            )
+        return
+    named, _ = get_args(type(trainer).model_fields["network"].annotation)
+    offered = get_args(get_args(named)[0])
     fitting = [name for name in _FITTING_NETWORKS[kind] if name in offered]
-    if trainer.network not in fitting:
-        raise ValueError(
-            f"trainer.network {trainer.network!r} does not fit {said}; use {fitting[0]!r}"
-        )
+    if network not in fitting:
+        raise ValueError(f"trainer.network {network!r} does not fit {said}; use {fitting[0]!r}")
 
 
 def _check_tasks(

@@ -21,6 +21,7 @@ from capsule.experiment.trainers.impala import (
     Truncation,
     UnrollReplaySpec,
 )
+from capsule.experiment.trainers.layers import Activation, ConvolutionSpec, LayersSpec
 from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec, ScoreReference
 from capsule.experiment.trainers.r2d2 import R2d2Trainer
 
@@ -29,12 +30,15 @@ __all__ = [
     "MAX_RECORDED_ACTORS",
     "MAX_RECORDED_LAG",
     "MAX_RECORDED_UNROLLS",
+    "Activation",
     "ActorInference",
     "AlgorithmTrainer",
     "CommandTrainer",
+    "ConvolutionSpec",
     "DqnTrainer",
     "ImpalaTrainer",
     "LanguageSpec",
+    "LayersSpec",
     "LockstepSchedule",
     "PopulationSpec",
     "R2d2Trainer",

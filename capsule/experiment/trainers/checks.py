@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from capsule.experiment.trainers.layers import LayersSpec
+
 
 def require_micro_batches(sizes: tuple[int, ...], batch_size: int) -> None:
     """Check that the parts of a minibatch add up to it."""
     if sum(sizes) != batch_size:
         raise ValueError(
             f"micro_batches {list(sizes)} add up to {sum(sizes)}, not to batch_size {batch_size}"
+        )
+
+
+def require_no_units(trainer: Any) -> None:
+    """Check that ``hidden_units`` is left out where a network declares its own dense layers."""
+    default = type(trainer).model_fields["hidden_units"].default
+    if isinstance(trainer.network, LayersSpec) and trainer.hidden_units != default:
+        raise ValueError(
+            f"hidden_units {trainer.hidden_units} is not used by a network of your own: leave it "
+            "out, and list the units of its layers in network.dense"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,9 @@ from capsule.experiment.trainers.checks import (
     require_at_most,
     require_micro_batches,
     require_multiple,
+    require_no_units,
 )
+from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
 
 _FIELDS_OF_THE_OTHER_OPTIMIZER = {
     "centred-rmsprop": ("adam_epsilon", "max_gradient_norm"),
@@ -19,16 +21,19 @@ _FIELDS_OF_THE_OTHER_OPTIMIZER = {
 }
 
 
+DqnNetworkName = Annotated[Literal["nature", "shallow", "small-conv", "mlp"], Named]
+
+
 class DqnTrainer(Model):
     """Deep Q-learning; the defaults are Mnih et al. 2015, Extended Data Table 1."""
 
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
-    network: Literal["nature", "shallow", "small-conv", "mlp"] = Field(
+    network: Annotated[DqnNetworkName | Layers, by_name_or_layers] = Field(
         "nature",
         description=(
             "Convolutional network; 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "
-            "that of Mnih et al. 2015."
+            "that of Mnih et al. 2015. Or the hidden layers of one of your own."
         ),
     )
     hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
@@ -112,6 +117,7 @@ class DqnTrainer(Model):
     @model_validator(mode="after")
     def _consistent(self) -> DqnTrainer:
         require_micro_batches(self.micro_batches, self.batch_size)
+        require_no_units(self)
         for name in _FIELDS_OF_THE_OTHER_OPTIMIZER[self.optimizer]:
             default = type(self).model_fields[name].default
             if getattr(self, name) != default:

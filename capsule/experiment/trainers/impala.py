@@ -15,7 +15,8 @@ from capsule.experiment.fields import (
     Probability,
     Word,
 )
-from capsule.experiment.trainers.checks import require_micro_batches
+from capsule.experiment.trainers.checks import require_micro_batches, require_no_units
+from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
 from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec
 
 # What a schedule log has room for. The longest training of Espeholt et al. 2018, 10^10 frames with
@@ -107,16 +108,20 @@ class UnrollReplaySpec(Model):
 Truncation = Literal["bootstrap", "terminal"]
 
 
+ImpalaNetworkName = Annotated[Literal["shallow", "nature", "residual", "small-conv", "mlp"], Named]
+
+
 class ImpalaTrainer(Model):
     """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
 
     algorithm: Literal["impala"]
     total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned from.")
-    network: Literal["shallow", "nature", "residual", "small-conv", "mlp"] = Field(
+    network: Annotated[ImpalaNetworkName | Layers, by_name_or_layers] = Field(
         "shallow",
         description=(
             "'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
-            "convolutions, as section 5.3.2 says of the shallow network of Atari."
+            "convolutions, as section 5.3.2 says of the shallow network of Atari. Or the hidden "
+            "layers of one of your own, in front of the LSTM or the heads."
         ),
     )
     recurrent_units: NonNegativeInt = Field(
@@ -239,6 +244,7 @@ class ImpalaTrainer(Model):
     @model_validator(mode="after")
     def _consistent(self) -> ImpalaTrainer:
         require_micro_batches(self.micro_batches, self.batch_size)
+        require_no_units(self)
         if self.fresh < 1:
             raise ValueError(
                 f"replay.unrolls {self.batch_size - self.fresh} leave nothing new in a batch_size "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,9 @@ from capsule.experiment.trainers.checks import (
     require_micro_batches,
     require_multiple,
 )
+from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
+
+R2d2NetworkName = Annotated[Literal["nature", "residual", "small-conv", "mlp"], Named]
 
 
 class R2d2Trainer(Model):
@@ -31,9 +34,12 @@ class R2d2Trainer(Model):
     total_steps: PositiveInt = Field(
         2_500_000_000, description="Agent steps of training, summed over all actors."
     )
-    network: Literal["nature", "residual", "small-conv", "mlp"] = Field(
+    network: Annotated[R2d2NetworkName | Layers, by_name_or_layers] = Field(
         "nature",
-        description="Network before the LSTM; 'residual' is the 15-layer network of R2D2+.",
+        description=(
+            "Network before the LSTM; 'residual' is the 15-layer network of R2D2+. Or the hidden "
+            "layers of one of your own."
+        ),
     )
     recurrent_units: NonNegativeInt = Field(
         512, description="Units of the LSTM; 0: the feed-forward variant."

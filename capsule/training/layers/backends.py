@@ -130,6 +130,16 @@ class LayerBackend:
             return torch.mm(weight, inputs.t()).t()
         return torch.addmm(bias.unsqueeze(1), weight, inputs.t()).t()
 
+    def tanh(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the hyperbolic tangent of float32 numbers, of any shape.
+
+        In the fixed order it is ``1 - 2 / (e^2x + 1)``, whose absolute error is below 2e-7, because
+        ``torch.tanh`` gives a number other bits outside of a full vector.
+        """
+        if self.fixed_order:
+            return _apply(_Tanh, numbers)
+        return numbers.tanh()
+
     def outer(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Set ``out`` to ``left^T right`` and return it. It is not differentiated.
 
@@ -298,6 +308,20 @@ class _Dense(torch.autograd.Function):
             kernels.outer(gradient, inputs) if wants_weight else None,
             kernels.column_sums(gradient) if wants_bias else None,
         )
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, numbers: torch.Tensor) -> torch.Tensor:
+        outputs = 1 - 2 / (kernels.exponentiate((2 * numbers).contiguous()) + 1)
+        context.save_for_backward(outputs)
+        return outputs
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (outputs,) = context.saved_tensors
+        slopes: torch.Tensor = 1 - outputs * outputs
+        return gradient * slopes
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:

@@ -32,6 +32,7 @@ from typing import Literal
 
 import torch
 
+from capsule.experiment.trainers import LayersSpec
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     PlainName,
@@ -118,7 +119,7 @@ class ActorCriticNetwork(Architecture):
 
 
 def make_actor_critic_network(
-    name: ImpalaTorsoName,
+    name: ImpalaTorsoName | LayersSpec,
     *,
     frame_stack: int,
     frame_shape: Shape,
@@ -129,10 +130,10 @@ def make_actor_critic_network(
     vocabulary: int = 0,
     words: int = 0,
 ) -> ActorCriticNetwork:
-    """Describe the network with the torso called ``name`` for one kind of observation.
+    """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
     Args:
-        name: Of the torso.
+        name: Of the torso, or its layers.
         frame_stack: Frames of one observation.
         frame_shape: Of one frame.
         actions: Actions to choose from.
@@ -146,7 +147,8 @@ def make_actor_critic_network(
         torso = make_residual_torso(frame_stack, frame_shape, products)
     else:
         stack = make_convolutions(name, frame_stack, frame_shape, products)
-        torso = make_plain_torso(stack, hidden_units)
+        units = name.dense if isinstance(name, LayersSpec) else (hidden_units,)
+        torso = make_plain_torso(stack, units)
     language = LanguageChannel(vocabulary, products) if vocabulary else None
     shapes, width = dict(torso.shapes), torso.width
     if language is not None:

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.trainers import Activation, LayersSpec
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.state.streams import Stream
@@ -45,7 +46,7 @@ _SCALED = {"nature", "shallow"}
 
 @dataclass(frozen=True)
 class Convolutions:
-    """A stack of rectified convolutions, or none for flat observations.
+    """A stack of convolutions, or none for flat observations.
 
     Attributes:
         shapes: Parameter name to shape, in order.
@@ -53,6 +54,7 @@ class Convolutions:
         scale: Factor that brings observations to the range the network expects.
         width: Features of one observation.
         products: How its layers are computed.
+        activation: What its hidden layers end in.
     """
 
     shapes: dict[str, Shape]
@@ -60,6 +62,7 @@ class Convolutions:
     scale: float
     width: int
     products: LayerBackend
+    activation: Activation
 
     def inputs(self, observations: torch.Tensor) -> torch.Tensor:
         """Bring observations into the network's layout and range.
@@ -80,10 +83,16 @@ class Convolutions:
     ) -> torch.Tensor:
         """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
         hidden = inputs
+        rectified = self.activation == "relu"
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
-            hidden = self.products.convolution(hidden, weight, bias, stride, rectified=True)
+            hidden = self.products.convolution(hidden, weight, bias, stride, rectified=rectified)
+            hidden = hidden if rectified else self.activate(hidden)
         return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+
+    def activate(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the activation makes of a hidden layer's outputs, of any shape."""
+        return hidden.relu() if self.activation == "relu" else self.products.tanh(hidden)
 
 
 @dataclass(frozen=True)
@@ -101,13 +110,13 @@ class Network(Convolutions):
         return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
 
     def wide(self, parameters: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
-        """Return the first dense layer's outputs, float32 ``[batch, units]``, not rectified."""
+        """Return the first dense layer's outputs, float32 ``[batch, units]``, not activated."""
         return self._dense(parameters, 1, features)
 
     def head(self, parameters: Mapping[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, from the outputs of :meth:`wide`."""
         for layer in range(2, self.dense + 1):
-            outputs = self._dense(parameters, layer, outputs.relu())
+            outputs = self._dense(parameters, layer, self.activate(outputs))
         return outputs
 
     def _dense(
@@ -171,7 +180,7 @@ class Parameters:
 
 
 def make_network(
-    name: PlainName,
+    name: PlainName | LayersSpec,
     *,
     frame_stack: int,
     frame_shape: Shape,
@@ -179,49 +188,79 @@ def make_network(
     hidden_units: int,
     products: LayerBackend,
 ) -> Network:
-    """Describe the network called ``name`` for one kind of observation."""
+    """Describe the network of a name, or of layers, for one kind of observation.
+
+    ``hidden_units`` are those of a network of a name.
+    """
     stack = make_convolutions(name, frame_stack, frame_shape, products)
-    hidden = [hidden_units] if stack.strides else [hidden_units, hidden_units]
-    widths = [stack.width, *hidden, actions]
+    hidden = (hidden_units,) if stack.strides else (hidden_units, hidden_units)
+    widths = [stack.width, *(name.dense if isinstance(name, LayersSpec) else hidden), actions]
     shapes = dict(stack.shapes)
     for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
         shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
-    return Network(shapes, stack.strides, stack.scale, stack.width, products, len(widths) - 1)
+    return Network(
+        shapes,
+        stack.strides,
+        stack.scale,
+        stack.width,
+        products,
+        stack.activation,
+        len(widths) - 1,
+    )
 
 
 def make_convolutions(
-    name: PlainName,
+    name: PlainName | LayersSpec,
     frame_stack: int,
     frame_shape: Shape,
     products: LayerBackend,
 ) -> Convolutions:
-    """Describe the convolutions of the network called ``name``.
+    """Describe the convolutions of the network of a name, or of layers.
 
     Raises:
         CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at.
     """
     shapes: dict[str, Shape] = {}
-    convolutions = _CONVOLUTIONS[name]
+    activation: Activation = "relu"
+    if isinstance(name, LayersSpec):
+        convolutions = tuple((it.filters, it.kernel, it.stride) for it in name.convolutions)
+        scaled, activation = name.scaled and bool(convolutions), name.activation
+    else:
+        convolutions, scaled = _CONVOLUTIONS[name], name in _SCALED
     width = frame_stack * math.prod(frame_shape)
     if convolutions:
         channels = frame_stack * math.prod(frame_shape[:-2])
         rows, columns = frame_shape[-2:]
         for layer, (filters, kernel, stride) in enumerate(convolutions, start=1):
             shapes |= convolution_shapes(f"conv{layer}", channels, filters, kernel)
+            if min(rows, columns) < kernel:
+                raise _too_small(name, layer, (rows, columns), frame_shape)
             rows, columns = (1 + (side - kernel) // stride for side in (rows, columns))
             channels = filters
-        if min(rows, columns) < 1:
-            side, other = frame_shape[-2:]
-            raise CapsuleError(
-                "CAP-T243",
-                f"trainer.network {name!r}: frames of {side}x{other} are too small for its "
-                "convolutions",
-                fix="use 'residual', which takes frames of any size, or 'small-conv'",
-            )
         width = channels * rows * columns
     strides = tuple(stride for _, _, stride in convolutions)
-    scale = 1 / 255 if name in _SCALED else 1.0
-    return Convolutions(shapes, strides, scale, width, products)
+    scale = 1 / 255 if scaled else 1.0
+    return Convolutions(shapes, strides, scale, width, products, activation)
+
+
+def _too_small(
+    name: PlainName | LayersSpec, layer: int, sides: tuple[int, int], frame_shape: Shape
+) -> CapsuleError:
+    rows, columns = frame_shape[-2:]
+    frames = f"frames of {rows}x{columns} are too small for its convolutions"
+    if isinstance(name, LayersSpec):
+        kernel = name.convolutions[layer - 1].kernel
+        return CapsuleError(
+            "CAP-T243",
+            f"trainer.network.convolutions.{layer - 1}: {frames}: this layer gets "
+            f"{sides[0]}x{sides[1]}, and its kernel has {kernel}x{kernel}",
+            fix="use smaller kernels or strides, or fewer layers",
+        )
+    return CapsuleError(
+        "CAP-T243",
+        f"trainer.network {name!r}: {frames}",
+        fix="use 'residual', which takes frames of any size, or 'small-conv'",
+    )
 
 
 def dense_shapes(name: str, fan_in: int, fan_out: int) -> dict[str, Shape]:

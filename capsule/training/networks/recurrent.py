@@ -37,13 +37,15 @@ gives an element other bits outside of a full vector (30 of 1,003 differed alone
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import torch
 from torch.nn import functional
 
+from capsule.experiment.trainers import LayersSpec
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import Convolution, LayerBackend
 from capsule.training.networks.feedforward import (
@@ -164,7 +166,7 @@ class RecurrentNetwork(Architecture):
 
 
 def make_recurrent_network(
-    name: TorsoName,
+    name: TorsoName | LayersSpec,
     *,
     frame_stack: int,
     frame_shape: Shape,
@@ -173,10 +175,10 @@ def make_recurrent_network(
     hidden_units: int,
     products: LayerBackend,
 ) -> RecurrentNetwork:
-    """Describe the network with the torso called ``name`` for one kind of observation.
+    """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
     Args:
-        name: Of the torso.
+        name: Of the torso, or its layers.
         frame_stack: Frames of one observation.
         frame_shape: Of one frame.
         actions: Actions to choose from.
@@ -189,7 +191,8 @@ def make_recurrent_network(
         torso = make_residual_torso(frame_stack, frame_shape, products)
     else:
         stack = make_convolutions(name, frame_stack, frame_shape, products)
-        torso = make_plain_torso(stack, 0 if stack.strides else hidden_units)
+        units = () if stack.strides else (hidden_units,)
+        torso = make_plain_torso(stack, name.dense if isinstance(name, LayersSpec) else units)
     shapes = dict(torso.shapes)
     fan_in = torso.width + 1 + actions
     if recurrent_units:
@@ -209,15 +212,16 @@ def make_recurrent_network(
 
 @dataclass(frozen=True)
 class _Plain:
-    """Convolutions, or none for flat observations, and a rectified dense layer, or none."""
+    """Convolutions, or none for flat observations, and any number of dense layers."""
 
     shapes: dict[str, Shape]
     width: int
     convolutions: Convolutions
+    dense: int
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
-        if stack.strides:
+        if stack.strides and stack.activation == "relu":
             layers = [
                 Convolution(parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"], s)
                 for layer, s in enumerate(stack.strides, start=1)
@@ -225,17 +229,19 @@ class _Plain:
             found = stack.products.rectified_convolutions(observations, stack.inputs, layers)
             features = found.permute(0, 2, 3, 1).flatten(1)
         else:
-            features = stack.inputs(observations)
-        if self.shapes == stack.shapes:
-            return features
-        return dense(stack.products, parameters, "dense1", features).relu()
+            features = stack.features(parameters, stack.inputs(observations))
+        for layer in range(1, self.dense + 1):
+            features = stack.activate(dense(stack.products, parameters, f"dense{layer}", features))
+        return features
 
 
-def make_plain_torso(stack: Convolutions, units: int) -> Torso:
-    """Describe the torso of ``stack`` and a rectified dense layer of ``units``; 0 for none."""
-    if not units:
-        return _Plain(stack.shapes, stack.width, stack)
-    return _Plain(stack.shapes | dense_shapes("dense1", stack.width, units), units, stack)
+def make_plain_torso(stack: Convolutions, units: Sequence[int]) -> Torso:
+    """Describe the torso of ``stack`` and dense layers of ``units``, each activated."""
+    widths = (stack.width, *units)
+    shapes = dict(stack.shapes)
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
+    return _Plain(shapes, widths[-1], stack, len(units))
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from capsule.experiment.errors import CapsuleError
-from capsule.training.layers.backends import FIXED_ORDER
+from capsule.experiment.trainers import ConvolutionSpec, LayersSpec
+from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, flatten, initialize, make_network
 from capsule.training.state.streams import Stream
 
@@ -219,3 +222,99 @@ def test_gpu_values_are_close_to_the_cpus():
     expected = network.values(parameters.views, network.inputs(frames))
     found = network.values(on_gpu.views, network.inputs(frames.cuda()))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+OWN = LayersSpec(
+    convolutions=(
+        ConvolutionSpec(filters=6, kernel=3, stride=2),
+        ConvolutionSpec(filters=5, kernel=2),
+    ),
+    dense=(7, 4),
+    activation="tanh",
+)
+
+
+def own(layers, frame_shape=(3, 9, 8), products=FIXED_ORDER):
+    return make_network(
+        layers,
+        frame_stack=1,
+        frame_shape=frame_shape,
+        actions=2,
+        hidden_units=99,
+        products=products,
+    )
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("products", [FIXED_ORDER, LIBRARY], ids=["fixed order", "library"])
+def test_declared_layers_equal_torchs(activation, products):
+    network = own(OWN.model_copy(update={"activation": activation}), products=products)
+    parameters = initialized(network)
+    leaves = parameters.leaves()
+    act = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
+    reference = nn.Sequential(
+        nn.Conv2d(3, 6, 3, 2), act(), nn.Conv2d(6, 5, 2), act(), nn.Flatten(),
+        nn.Linear(3 * 2 * 5, 7), act(), nn.Linear(7, 4), act(), nn.Linear(4, 2),
+    )  # fmt: skip
+
+    def in_torchs_order(name, values):
+        if name == "dense1.weight":
+            return values.reshape(7, 3, 2, 5).permute(0, 3, 1, 2).reshape(7, -1)
+        return values
+
+    theirs = dict(zip(parameters.views, reference.parameters(), strict=True))
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(in_torchs_order(name, parameters.views[name]))
+    frames = np.random.default_rng(0).integers(0, 256, (5, 1, 3, 9, 8), dtype=np.uint8)
+    values = network.values(leaves, network.inputs(torch.from_numpy(frames)))
+    expected = reference(torch.from_numpy(frames[:, 0]).float() / 255)
+    torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
+    weights = torch.linspace(-1, 1, 10).view(5, 2)
+    (values * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for name, parameter in theirs.items():
+        found = in_torchs_order(name, leaves[name].grad)
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_named_network_is_that_of_its_layers():
+    layers = LayersSpec(
+        convolutions=tuple(
+            ConvolutionSpec(filters=filters, kernel=kernel, stride=stride)
+            for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+        ),
+        dense=(512,),
+    )
+    common = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 4, "hidden_units": 512}
+    assert make_network(layers, **common, products=FIXED_ORDER) == nature()
+    flat = {**common, "frame_shape": (6,), "frame_stack": 1}
+    assert make_network(LayersSpec(dense=(512, 512)), **flat, products=FIXED_ORDER) == make_network(
+        "mlp", **flat, products=FIXED_ORDER
+    )
+
+
+def test_no_hidden_layer_at_all():
+    network = own(LayersSpec(), frame_shape=(4,))
+    assert network.shapes == {"dense1.weight": (2, 4), "dense1.bias": (2,)}
+
+
+def test_a_declared_convolution_that_does_not_fit_is_named():
+    with pytest.raises(CapsuleError) as refused:
+        own(OWN, frame_shape=(3, 4, 4))
+    assert refused.value.code == "CAP-T243"
+    assert "trainer.network.convolutions.1: frames of 4x4" in refused.value.message
+    assert "gets 1x1, and its kernel has 2x2" in refused.value.message
+
+
+def test_numbers_of_images_are_divided_unless_they_are_to_stay():
+    assert (own(OWN).scale, own(OWN.model_copy(update={"scaled": False})).scale) == (1 / 255, 1.0)
+
+
+@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=40))
+def test_a_tanh_does_not_depend_on_its_neighbours(numbers):
+    whole = torch.tensor(numbers)
+    together = FIXED_ORDER.tanh(whole)
+    alone = torch.cat([FIXED_ORDER.tanh(whole[at : at + 1]) for at in range(len(numbers))])
+    assert together.numpy().tobytes() == alone.numpy().tobytes()
+    torch.testing.assert_close(together.double(), whole.double().tanh(), rtol=0, atol=2e-7)
