@@ -8,6 +8,8 @@
 # does not notice.
 #
 # usage: bare-root.sh [breakout|tests|setup]
+#        bare-root.sh author SUITE   scripts/author.sh on another release: of Debian, or noble (Ubuntu).
+#        bare-root.sh author none    The same without apt, dpkg, and anything of Debian's archive.
 set -euo pipefail
 
 if [ "${1:-}" = --inside ]; then
@@ -27,15 +29,26 @@ if [ "${1:-}" = --inside ]; then
   while read -r name; do kept+=("$name=${!name}"); done < <(
     compgen -e | grep -E '^(PIP_.*|XDG_CONFIG_.*|.*_CERTS?(_.*)?|.*_CA_.*|SSL_.*|.*_CAINFO|([a-z]+|[A-Z]+)_(proxy|PROXY))$'
   )
-  exec chroot "$root" /usr/bin/env -i "${kept[@]}" bash -c "cd /root/capsule && $command"
+  # Not chroot, in which the kernel gives no user namespaces.
+  mkdir "$root/.machine"
+  cd "$root"
+  pivot_root . .machine
+  exec /usr/bin/env -i "${kept[@]}" bash -c \
+    "umount -l /.machine && rmdir /.machine && cd /root/capsule && $command"
 fi
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+suite=bookworm included=python3,git
 case ${1:-breakout} in
   breakout) command='bash examples/breakout.sh' ;;
   tests) command='bash tests/run.sh' ;;
   setup) command='bash scripts/setup.sh && .venv/bin/capsule --help >/dev/null && docker info' ;;
-  *) echo "usage: bare-root.sh [breakout|tests|setup]" >&2; exit 2 ;;
+  author)
+    command='bash scripts/author.sh'
+    if [ "${2:-none}" != none ]; then suite=$2; fi
+    included+=,python3-venv,ca-certificates,bubblewrap
+    ;;
+  *) echo "usage: bare-root.sh [breakout|tests|setup|author SUITE|author none]" >&2; exit 2 ;;
 esac
 [ "$(id -u)" -eq 0 ] || { echo "bare-root: needs root" >&2; exit 1; }
 if ! command -v mmdebstrap >/dev/null; then
@@ -65,8 +78,13 @@ copy_named_in() {
 # apt: proxies, certificates and the like, as one file; and the sources, if they are of Debian 12.
 apt-config dump | grep '^Acquire::' >"$root.apt" || true
 trap 'rm -rf --one-file-system "$root" "$root.apt"' EXIT
-mmdebstrap --quiet --variant=minbase --include=python3,git --aptopt="$root.apt" bookworm "$root"
-if grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
+archive=()
+if [ "$suite" = noble ]; then # the machine has no key of Ubuntu's, and nothing that is proven needs one
+  archive=("deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe")
+fi
+mmdebstrap --quiet --variant=minbase --include="$included" --aptopt="$root.apt" \
+  "$suite" "$root" "${archive[@]}"
+if [ "$suite" = bookworm ] && grep -q '^VERSION_CODENAME=bookworm' /etc/os-release; then
   rm -f "$root/etc/apt/sources.list"
   copy_in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} /etc/apt/keyrings/*
 fi
@@ -97,7 +115,13 @@ copy_in "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" /etc/ssl/certs/ca
 git clone --quiet "$checkout" "$root/root/capsule"
 
 packages=$(dpkg-query --admindir="$root/var/lib/dpkg" -W | wc -l)
-echo "bare-root: Debian 12 with $packages packages; running: $command" >&2
+echo "bare-root: $suite with $packages packages; running: $command" >&2
+if [ "${2:-}" = none ]; then
+  rm -rf "$root"/etc/apt "$root"/var/lib/{apt,dpkg} "$root"/usr/lib/{apt,dpkg} "$root"/usr/share/keyrings \
+    "$root"/usr/bin/{apt,dpkg}* "$root/usr/bin/gpgv" "$root/etc/debian_version"
+  rm "$root/etc/os-release"
+  printf 'ID=none\nNAME=None\nVERSION_ID=1\n' >"$root/etc/os-release"
+fi
 started=$SECONDS
 status=0
 unshare --mount --propagation private --pid --fork --kill-child \
