@@ -1,8 +1,8 @@
 """The interpreter of the plain-process engine: the Python of the lock, not this machine's.
 
-It is what the Debian packages of the lock hold: the program, its standard library, and the
-libraries that its modules load, all below one folder that may be moved. The C library, its loader
-and the libraries of compilers are the machine's.
+It is what the Debian packages of the lock hold: the program, its standard library, the libraries
+that its modules load, and those of compilers, which wheels need. All are below one folder that may
+be moved. The C library and its loader are the machine's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from capsule.image.archives.layers import TarEntry
 from capsule.image.assembly.unpack import write_entry
 from capsule.image.cache import Cache
 
-# Of the base: without the C library, what GCC's programs need, and files of the system.
+# Of the base: without the C library and files of the system.
 INTERPRETER = frozenset(
     {
-        *("libbz2-1.0", "libcrypt1", "libexpat1", "libffi8", "liblzma5", "libncursesw6"),
-        *("libpython3.11-minimal", "libpython3.11-stdlib", "libreadline8", "libsqlite3-0"),
-        *("libssl3", "libtinfo6", "libuuid1", "python3.11-minimal", "zlib1g"),
+        *("libbz2-1.0", "libcrypt1", "libexpat1", "libffi8", "libgcc-s1", "liblzma5"),
+        *("libncursesw6", "libpython3.11-minimal", "libpython3.11-stdlib", "libreadline8"),
+        *("libsqlite3-0", "libssl3", "libstdc++6", "libtinfo6", "libuuid1", "python3.11-minimal"),
+        "zlib1g",
     }
 )
+_LOADED_FIRST = ("libgcc_s.so.1", "libstdc++.so.6")
 _LIBRARIES = "lib/x86_64-linux-gnu"
 _FOLDERS = ("usr/bin/", "usr/lib/python3.11/", f"usr/{_LIBRARIES}/")
 # It tells installers to leave Debian's own environment alone, which this is not.
@@ -64,9 +66,11 @@ def unpack_interpreter(image: LockedImage, cache: Cache, folder: Path) -> Path:
             fix="Lock the spec again.",
         )
     # Relative to the program, so that it finds its libraries wherever the folder is mounted; and
-    # not by a variable, which programs of this machine that it starts would inherit.
-    run_path = f"$ORIGIN/../{_LIBRARIES}"
-    subprocess.run([_patchelf(), "--force-rpath", "--set-rpath", run_path, program], check=True)
+    # not by a variable, which programs of this machine that it starts would inherit. Libraries of
+    # wheels that have a path of their own do not ask the program's, but get what it has loaded.
+    options = ["--force-rpath", "--set-rpath", f"$ORIGIN/../{_LIBRARIES}"]
+    options += [word for name in _LOADED_FIRST for word in ("--add-needed", name)]
+    subprocess.run([_patchelf(), *options, program], check=True)
     return program
 
 
