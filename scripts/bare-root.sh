@@ -7,9 +7,11 @@
 # inside; what scripts/engines.sh starts has its own network namespace, so this machine's Docker
 # does not notice.
 #
-# usage: bare-root.sh [breakout|tests|setup]
-#        bare-root.sh author SUITE   scripts/author.sh on another release: of Debian, or noble (Ubuntu).
-#        bare-root.sh author none    The same without apt, dpkg, and anything of Debian's archive.
+# usage: bare-root.sh [breakout|tests|setup|author] [SUITE]
+#
+# author runs scripts/author.sh. SUITE is bookworm, another release of Debian, noble (Ubuntu 24.04),
+# or none, which is bookworm without apt, dpkg, and anything of Debian's archive; on these two,
+# nothing can be installed afterwards.
 set -euo pipefail
 
 if [ "${1:-}" = --inside ]; then
@@ -38,17 +40,16 @@ if [ "${1:-}" = --inside ]; then
 fi
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-suite=bookworm included=python3,git
+host=${2:-bookworm}
+suite=${host/none/bookworm}
+included=python3,git
+if [ "$host" != bookworm ]; then included+=,python3-venv,ca-certificates,bubblewrap; fi
 case ${1:-breakout} in
   breakout) command='bash examples/breakout.sh' ;;
   tests) command='bash tests/run.sh' ;;
   setup) command='bash scripts/setup.sh && .venv/bin/capsule --help >/dev/null && docker info' ;;
-  author)
-    command='bash scripts/author.sh'
-    if [ "${2:-none}" != none ]; then suite=$2; fi
-    included+=,python3-venv,ca-certificates,bubblewrap
-    ;;
-  *) echo "usage: bare-root.sh [breakout|tests|setup|author SUITE|author none]" >&2; exit 2 ;;
+  author) command='bash scripts/author.sh' included=python3,git,python3-venv,ca-certificates,bubblewrap ;;
+  *) echo "usage: bare-root.sh [breakout|tests|setup|author] [SUITE]" >&2; exit 2 ;;
 esac
 [ "$(id -u)" -eq 0 ] || { echo "bare-root: needs root" >&2; exit 1; }
 if ! command -v mmdebstrap >/dev/null; then
@@ -116,7 +117,7 @@ git clone --quiet "$checkout" "$root/root/capsule"
 
 packages=$(dpkg-query --admindir="$root/var/lib/dpkg" -W | wc -l)
 echo "bare-root: $suite with $packages packages; running: $command" >&2
-if [ "${2:-}" = none ]; then
+if [ "$host" = none ]; then
   rm -rf "$root"/etc/apt "$root"/var/lib/{apt,dpkg} "$root"/usr/lib/{apt,dpkg} "$root"/usr/share/keyrings \
     "$root"/usr/bin/{apt,dpkg}* "$root/usr/bin/gpgv" "$root/etc/debian_version"
   rm "$root/etc/os-release"
