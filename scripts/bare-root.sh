@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Proves the two commands of the README on a fresh Debian 12 that has Python 3.11 and git, and is
-# given only this machine's client configuration of apt, pip and npm and its certificates.
+# Proves the two commands of the README on a fresh system that has Python and git: Debian 12, unless
+# another is named. It is given only this machine's client configuration of apt, pip and npm and its
+# certificates.
 #
 # The last commit of this checkout is cloned into a root made by mmdebstrap, and the command runs
 # there in mount and process namespaces of its own: nothing of it is left when it ends. Docker runs

@@ -22,7 +22,7 @@ from capsule.image.cache import Cache, folder_state
 from capsule.image.code import is_program, training_code, training_code_digest
 
 PACKAGES = SITE.removeprefix("usr/")  # where packages are in an environment
-_LAYOUT = 3  # number of the way in which environments are made, a part of their keys
+_LAYOUT = 4  # number of the way in which environments are made, a part of their keys
 
 
 def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:

@@ -30,6 +30,7 @@ INTERPRETER = frozenset(
         "zlib1g",
     }
 )
+_NAMES = ("python", "python3")  # as in images
 _LOADED_FIRST = ("libgcc_s.so.1", "libstdc++.so.6")
 _LIBRARIES = "lib/x86_64-linux-gnu"
 _FOLDERS = ("usr/bin/", "usr/lib/python3.11/", f"usr/{_LIBRARIES}/")
@@ -65,6 +66,8 @@ def unpack_interpreter(image: LockedImage, cache: Cache, folder: Path) -> Path:
             "the lock has no Debian package python3.11-minimal, which is its interpreter",
             fix="Lock the spec again.",
         )
+    for name in _NAMES:
+        (program.parent / name).symlink_to(program.name)
     # Relative to the program, so that it finds its libraries wherever the folder is mounted; and
     # not by a variable, which programs of this machine that it starts would inherit. Libraries of
     # wheels that have a path of their own do not ask the program's, but get what it has loaded.

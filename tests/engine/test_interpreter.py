@@ -48,6 +48,13 @@ def test_it_loads_its_own_libraries_from_wherever_it_is(folder, tmp_path):
     assert all(path.rpartition("/")[2].startswith(MACHINES) for path in others), others
 
 
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_it_has_the_names_that_it_has_in_images(folder, name):
+    command = [folder / "bin" / name, "-c", "import sys; print(sys.prefix)"]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{folder}\n"
+
+
 def test_programs_that_it_starts_get_libraries_of_the_machine(folder):
     code = "import subprocess; subprocess.run(['/bin/cat', '/proc/self/maps'])"
     command = [folder / "bin" / "python3.11", "-B", "-c", code]
