@@ -25,6 +25,7 @@ from capsule.engine.connection import (
     component,
     connect,
     engine_errors,
+    is_rootless,
 )
 from capsule.engine.gpu import gpu_request
 from capsule.engine.interface import Engine
@@ -118,8 +119,7 @@ def check_engines() -> Iterator[Check]:
             continue
         with closing(client), engine_errors(name):
             version, info = component(client.version())["Version"], client.info()
-            rootless = any("rootless" in each for each in info.get("SecurityOptions") or ())
-            found[name] = Check(name, "ok", version + ", rootless" * rootless)
+            found[name] = Check(name, "ok", version + ", rootless" * is_rootless(info))
     answering = any(check.status == "ok" for check in found.values())
     for check in found.values():
         if check.status != "ok" and answering:

@@ -99,6 +99,15 @@ def engine_name(version: Mapping[str, Any]) -> ContainerEngineName:
     return "podman" if "podman" in component(version)["Name"].lower() else "docker"
 
 
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Tell by a ``GET /info`` answer whether an engine runs without root.
+
+    Docker says so among its security options, Podman before 5 in a field of its own.
+    """
+    named = any("rootless" in option for option in info.get("SecurityOptions") or ())
+    return named or bool(info.get("Rootless"))
+
+
 @contextmanager
 def engine_errors(name: ContainerEngineName) -> Iterator[None]:
     """Turn what the SDK raises into CAP-E006."""

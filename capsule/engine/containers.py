@@ -19,7 +19,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from capsule.engine.cluster import in_cluster
-from capsule.engine.connection import ContainerEngineName, component, engine_errors, engine_name
+from capsule.engine.connection import (
+    ContainerEngineName,
+    component,
+    engine_errors,
+    engine_name,
+    is_rootless,
+)
 from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
@@ -76,6 +82,16 @@ class ContainerEngine:
             "rootless": str(self._rootless()).lower(),
         }
 
+    @property
+    def unlimited(self) -> str | None:
+        """What users are told where the engine cannot enforce limits; None where it can."""
+        if not (self._rootless() and str(self._info.get("CgroupVersion")) == "1"):
+            return None
+        return (
+            f"engine {self.name}: memory and processes are not limited, because without root it "
+            "cannot use control groups of version 1"
+        )
+
     def components(self) -> dict[str, str]:
         """Return the versions of runc and of NVIDIA's toolkit, where there is such a thing."""
         return gpu_components(self._version)
@@ -98,6 +114,8 @@ class ContainerEngine:
             raise ValueError(f"{self.name} needs an image")
         if lock.spec.accelerator.kind == "cuda":
             gpu_request(self._version, self._info)
+        if self.unlimited is not None:
+            progress(self.unlimited)
         with engine_errors(self.name):
             found = self._find(image)
             if found is None:
@@ -266,10 +284,8 @@ class ContainerEngine:
     def _user(self, run_directory: Path) -> dict[str, str]:
         """Choose a user that is not root on this machine and may write the run directory."""
         if self._rootless():
-            # Inside a rootless engine's user namespace the caller is root (Docker), or can be
-            # mapped to itself (Podman); every other id has no access to the run directory.
-            if self.name == "podman":
-                return {"user": f"{os.getuid()}:{os.getgid()}", "userns_mode": "keep-id"}
+            # Inside a rootless engine's user namespace the caller is root, without any power over
+            # this machine; every other id has no access to the run directory.
             return {"user": "0:0"}
         if os.getuid() != 0:
             return {"user": f"{os.getuid()}:{os.getgid()}"}
@@ -279,7 +295,7 @@ class ContainerEngine:
         return {"user": f"{user}:{user}"}
 
     def _rootless(self) -> bool:
-        return any("rootless" in option for option in self._info.get("SecurityOptions") or [])
+        return is_rootless(self._info)
 
     def _start(self, settings: dict[str, Any], *, gpu: bool) -> Container:
         """Start a container. Its first process, the launcher, adopts orphans and passes signals on.

@@ -1,10 +1,12 @@
 """Finding engines, and saying clearly that there is none."""
 
+import os
 import socket
 
 import pytest
 
-from capsule.engine.connection import addresses, connect, engine_name
+from capsule.engine.connection import addresses, connect, engine_name, is_rootless
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.process import ProcessEngine
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
@@ -95,3 +97,37 @@ def test_docker_at_the_address_given_for_podman(monkeypatch):
 def _nothing_answers(monkeypatch, tmp_path):
     for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
         monkeypatch.setenv(variable, f"unix://{tmp_path}/none.sock")
+
+
+@pytest.mark.parametrize(
+    ("info", "rootless"),
+    [
+        ({"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}, True),  # Docker 28
+        ({"SecurityOptions": ["name=seccomp,profile=default"], "Rootless": True}, True),  # Podman 4
+        ({"SecurityOptions": ["name=seccomp,profile=builtin"]}, False),
+        ({"SecurityOptions": None, "Rootless": False}, False),
+    ],
+)
+def test_engines_without_root_are_recognised(info, rootless):
+    assert is_rootless(info) is rootless
+
+
+class Rootless:
+    """The SDK's client of a Podman without root, as far as an engine is opened and described."""
+
+    def version(self):
+        return {**PODMAN, "ApiVersion": "1.41"}
+
+    def info(self):
+        return {"Rootless": True, "CgroupVersion": "1"}
+
+    def close(self):
+        pass
+
+
+def test_without_root_a_run_is_root_inside_and_missing_limits_are_said(tmp_path):
+    engine = ContainerEngine(Rootless())
+    assert engine.describe()["rootless"] == "true"
+    assert engine._user(tmp_path) == {"user": "0:0"}
+    assert tmp_path.stat().st_uid == os.getuid()  # the run directory is given to nobody
+    assert "memory and processes are not limited" in engine.unlimited
