@@ -48,7 +48,7 @@ if [ "$host" != bookworm ]; then included+=,python3-venv,ca-certificates,bubblew
 case ${1:-breakout} in
   breakout) command='bash examples/breakout.sh' ;;
   tests) command='bash tests/run.sh' ;;
-  setup) command='bash scripts/setup.sh && .venv/bin/capsule --help >/dev/null && docker info' ;;
+  setup) command='bash scripts/setup.sh && .venv/bin/capsule doctor --profile none' ;;
   author) command='bash scripts/author.sh' included=python3,git,python3-venv,ca-certificates,bubblewrap ;;
   *) echo "usage: bare-root.sh [breakout|tests|setup|author] [SUITE]" >&2; exit 2 ;;
 esac
