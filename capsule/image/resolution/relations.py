@@ -209,9 +209,11 @@ def _preference(package: Stanza) -> tuple[int, str]:
 
 
 def _split(version: str) -> tuple[str, str, str]:
-    epoch, colon, rest = version.rpartition(":")
+    epoch, colon, rest = version.partition(":")  # an upstream version may have colons, too
+    if not colon:
+        epoch, rest = "0", version
     upstream, dash, revision = rest.rpartition("-")
-    return (epoch if colon else "0"), (upstream if dash else rest), (revision if dash else "")
+    return epoch, (upstream if dash else rest), (revision if dash else "")
 
 
 def _parts(text: str) -> list[tuple[tuple[int, ...], int]]:
