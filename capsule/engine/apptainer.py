@@ -13,27 +13,26 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from capsule.engine import confine
-from capsule.engine.bubblewrap import PROTECTED, program_command, program_variables
 from capsule.engine.containers import resource_limits
-from capsule.engine.gpu import no_gpu
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, descendants, started
 from capsule.engine.seccomp_filter import compiled_profile
-from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.engine.unpacked import (
+    PROTECTED,
+    UnpackedImageEngine,
+    program_command,
+    program_variables,
+)
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import TASK_USER, Image
-from capsule.image.assembly.unpack import unpacked_root
-from capsule.image.cache import Cache
 
 _PROGRAMS = ("apptainer", "singularity")  # SingularityCE has the same command line
 _CONFINED = (
@@ -49,7 +48,7 @@ _FIX = (
 )
 
 
-class ApptainerEngine:
+class ApptainerEngine(UnpackedImageEngine):
     """Runs tasks in containers that Apptainer makes of the unpacked image, without root."""
 
     def __init__(self) -> None:
@@ -58,6 +57,7 @@ class ApptainerEngine:
         Raises:
             CapsuleError: CAP-E001, there is none, it does not work, or the user is root.
         """
+        super().__init__()
         found = next(filter(None, map(shutil.which, _PROGRAMS)), None)
         if found is None:
             raise CapsuleError("CAP-E001", "apptainer is not on the PATH", fix=_FIX)
@@ -70,8 +70,6 @@ class ApptainerEngine:
         self._program = found
         self._version = _version(found)
         self._filter = compiled_profile()
-        self._image: Image | None = None
-        self._root = Path()
 
     @property
     def name(self) -> Literal["apptainer"]:
@@ -95,19 +93,7 @@ class ApptainerEngine:
             "user": "own",
         }
 
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
-        """Unpack the image, once per set of layers.
-
-        Raises:
-            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
-                (:func:`unpacked_root`).
-        """
-        if image is None:
-            raise ValueError("Apptainer needs an image")
-        if lock.spec.accelerator.kind == "cuda":
-            raise no_gpu("Capsule's engine apptainer gives no GPU to a run")
-        self._root = unpacked_root(image, cache, progress)
-        self._image = image
+    def _losses(self) -> list[str]:
         losses = [
             "memory is watched once a second",
             f"{_TEMPORARY} is on disk and not limited, and programs can be executed from it",
@@ -115,33 +101,14 @@ class ApptainerEngine:
         ]
         if self._filter is None:
             losses.append("system calls are not filtered, because libseccomp.so.2 is missing")
-        progress(
-            f"engine apptainer: what a container engine would confine more: {'; '.join(losses)}"
-        )
-
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
-        """Execute a task in the unpacked image, with no network and no capabilities.
-
-        Raises:
-            CapsuleError: CAP-E005 Apptainer does not start it, CAP-E007 to CAP-E009
-                (``supervise``), CAP-E016 it is to use a cluster, for which it has no network.
-        """
-        if self._image is None:
-            raise RuntimeError("prepare() was not called")
-        with (
-            interrupts() as interruptions,
-            exclusive(task.run_directory),
-            temporary_folder("capsule-apptainer-") as scratch,
-            self._started(task, self._image, scratch) as running,
-        ):
-            ended = supervise(
-                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-            )
-        return replace(ended, image=self._image.config_digest)
+        return losses
 
     @contextmanager
-    def _started(self, task: Task, image: Image, scratch: Path) -> Iterator[RunningProcess]:
-        with started(self._start(task, image, scratch), task) as running:
+    def _started(self, task: Task, image: Image) -> Iterator[RunningProcess]:
+        with (
+            temporary_folder("capsule-apptainer-") as scratch,
+            started(self._start(task, image, scratch), task) as running,
+        ):
             while running.first is None and running.wait(_POLL_SECONDS) is None:
                 running.first = _first_process(descendants(running.number))
             if running.first is None:

@@ -14,25 +14,24 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from capsule.engine.containers import resource_limits
-from capsule.engine.gpu import no_gpu
-from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, started
 from capsule.engine.seccomp_filter import compiled_profile
-from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.engine.unpacked import (
+    PROTECTED,
+    UnpackedImageEngine,
+    program_command,
+    program_variables,
+)
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.assemble import TASK_USER, Image
-from capsule.image.assembly.unpack import unpacked_root
-from capsule.image.cache import Cache
 
 _NAMESPACES = ("user", "ipc", "pid", "net", "uts", "cgroup-try")
 _CONFINED = (
@@ -41,9 +40,7 @@ _CONFINED = (
     # The launcher is the first process of its namespace, as in a container.
     *("--as-pid-1", "--die-with-parent"),
 )
-# What container engines show of /proc read-only, or not at all. Other programs leave what is below
-# /proc/sys and /proc/irq to root, whom the kernel lets write there without any capability.
-PROTECTED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+# What container engines do not show of /proc.
 _MASKED_FOLDERS = ("acpi", "asound", "scsi")
 _MASKED_FILES = ("interrupts", "kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _FIX = (
@@ -59,7 +56,7 @@ _LIMITS = {
 }
 
 
-class BubblewrapEngine:
+class BubblewrapEngine(UnpackedImageEngine):
     """Runs tasks in namespaces that bubblewrap makes, in the unpacked image."""
 
     def __init__(self) -> None:
@@ -68,14 +65,13 @@ class BubblewrapEngine:
         Raises:
             CapsuleError: CAP-E001, there is none, or the kernel gives it no namespaces.
         """
+        super().__init__()
         found = shutil.which("bwrap")
         if found is None:
             raise CapsuleError("CAP-E001", "bwrap is not on the PATH", fix=_FIX)
         self._program = found
         self._filter = compiled_profile()
         self._facts = self._probe()
-        self._image: Image | None = None
-        self._root = Path()
 
     @property
     def name(self) -> Literal["bwrap"]:
@@ -91,37 +87,6 @@ class BubblewrapEngine:
         ``/tmp`` and ``/dev/shm``.
         """
         return {"name": self.name, **self._facts}
-
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
-        """Unpack the image, once per set of layers.
-
-        Raises:
-            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
-                (:func:`unpacked_root`).
-        """
-        if image is None:
-            raise ValueError("bubblewrap needs an image")
-        if lock.spec.accelerator.kind == "cuda":
-            raise no_gpu("Capsule's engine bwrap gives no GPU to a run")
-        self._root = unpacked_root(image, cache, progress)
-        self._image = image
-        progress(f"engine bwrap: what a container engine would confine more: {self._losses()}")
-
-    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
-        """Execute a task in the unpacked image, with no network and no capabilities.
-
-        Raises:
-            CapsuleError: CAP-E005 bubblewrap does not start it, CAP-E007 to CAP-E009
-                (``supervise``), CAP-E016 it is to use a cluster, for which it has no network.
-        """
-        if self._image is None:
-            raise RuntimeError("prepare() was not called")
-        with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
-            running = stack.enter_context(self._started(task, self._image))
-            ended = supervise(
-                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
-            )
-        return replace(ended, image=self._image.config_digest)
 
     @contextmanager
     def _started(self, task: Task, image: Image) -> Iterator[RunningProcess]:
@@ -223,24 +188,13 @@ class BubblewrapEngine:
             "temporary": "executable",
         }
 
-    def _losses(self) -> str:
+    def _losses(self) -> list[str]:
         losses = ["memory is watched once a second", "programs can be executed from /tmp"]
         if self._facts["seccomp"] == "none":
             losses.append("system calls are not filtered, because libseccomp.so.2 is missing")
         if self._facts["processes"] == "unlimited":
             losses.append("the number of processes is not limited, and the user is root outside")
-        return "; ".join(losses)
-
-
-def program_variables(task: Task, image: Image) -> dict[str, str]:
-    """Return the variables of a task in an unpacked image: the image's and its own."""
-    variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
-    return {**variables, "HOSTNAME": task.hostname or "capsule", **task.environment}
-
-
-def program_command(task: Task) -> list[str]:
-    """Return the command of a task in an unpacked image."""
-    return task.command(run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib")
+        return losses
 
 
 def _guarded_proc() -> Iterator[str]:

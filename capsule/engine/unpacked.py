@@ -1,0 +1,96 @@
+"""What engines without a daemon share: they run the locked image as a folder of the cache."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from capsule.engine.gpu import no_gpu
+from capsule.engine.interface import Exit, Progress, Task
+from capsule.engine.process import RunningProcess
+from capsule.engine.supervise import exclusive, interrupts, supervise
+from capsule.experiment import contract
+from capsule.experiment.lock import Lock
+from capsule.image.archives.wheel import SITE
+from capsule.image.assembly.assemble import Image
+from capsule.image.assembly.unpack import unpacked_root
+from capsule.image.cache import Cache
+
+# What container engines show of /proc read-only, or not at all. Other programs leave what is below
+# /proc/sys and /proc/irq to root, whom the kernel lets write there without any capability.
+PROTECTED = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+
+
+class UnpackedImageEngine(ABC):
+    """Runs tasks in the unpacked image, which is the read-only root of a task."""
+
+    def __init__(self) -> None:
+        self._image: Image | None = None
+        self._root = Path()
+
+    @property
+    @abstractmethod
+    def name(self) -> Literal["bwrap", "apptainer"]:
+        """The engine's name."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """Return the version of the program, and what it confines less than a container engine."""
+
+    @abstractmethod
+    def _losses(self) -> Sequence[str]:
+        """Return what a container engine would confine more, in words."""
+
+    @abstractmethod
+    def _started(self, task: Task, image: Image) -> AbstractContextManager[RunningProcess]:
+        """Start a task; afterwards nothing of it is left."""
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+        """Unpack the image, once per set of layers.
+
+        Raises:
+            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
+                (:func:`unpacked_root`).
+        """
+        if image is None:
+            raise ValueError(f"the engine {self.name} needs an image")
+        if lock.spec.accelerator.kind == "cuda":
+            raise no_gpu(f"Capsule's engine {self.name} gives no GPU to a run")
+        self._root = unpacked_root(image, cache, progress)
+        self._image = image
+        losses = "; ".join(self._losses())
+        progress(f"engine {self.name}: what a container engine would confine more: {losses}")
+
+    def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
+        """Execute a task in the unpacked image, with no network and no capabilities.
+
+        Raises:
+            CapsuleError: CAP-E005 it does not start, CAP-E007 to CAP-E009 (``supervise``).
+        """
+        if self._image is None:
+            raise RuntimeError("prepare() was not called")
+        with (
+            interrupts() as interruptions,
+            exclusive(task.run_directory),
+            self._started(task, self._image) as running,
+        ):
+            ended = supervise(
+                running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
+            )
+        return replace(ended, image=self._image.config_digest)
+
+
+def program_variables(task: Task, image: Image) -> dict[str, str]:
+    """Return the variables of a task: the image's and its own."""
+    variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
+    return {**variables, "HOSTNAME": task.hostname or "capsule", **task.environment}
+
+
+def program_command(task: Task) -> list[str]:
+    """Return the command of a task."""
+    return task.command(run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib")
