@@ -28,7 +28,7 @@ from capsule.experiment import contract
 from capsule.experiment.beneath import entries_beneath
 from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.fields import Model, PositiveInt
-from capsule.experiment.lock import Lock, LockedDebianPackage
+from capsule.experiment.lock import Lock, LockedData, LockedDebianPackage
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import (
     CpuAccelerator,
@@ -43,6 +43,7 @@ from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
+from capsule.image.data.places import FoundData
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
 from capsule.machine.compare import select_gpu
@@ -209,6 +210,7 @@ def execute(
     surroundings: Surroundings = USUAL,
     dense: contract.DenseWindow | None = None,
     segment: bool = False,
+    data: Mapping[str, FoundData] | None = None,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -230,13 +232,20 @@ def execute(
         surroundings: What is not to be as usual around it.
         dense: Parameter updates to write a dense record of.
         segment: Go on from the state in ``run_directory`` to ``stop_after``, and evaluate nothing.
+        data: The data sets of the lock, if it has any; they are hashed before it runs and again
+            afterwards.
         reporter: Told about each event.
 
     Raises:
         CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
             that it could not report, CAP-E012 when it was interrupted, or CAP-E011, CAP-E040 and
-            CAP-E041 when it did not keep to the run directory's form.
+            CAP-E041 when it did not keep to the run directory's form; CAP-E044, a data set is not
+            what the lock pins.
+        ValueError: Data sets are missing, or the lock has no such ones.
     """
+    data = data or {}
+    if data.keys() != (lock.data or {}).keys():
+        raise ValueError(f"the data sets {sorted(data)} are not those of the lock")
     if (run_directory / contract.LEDGER).exists():  # written last
         return _result(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
@@ -255,16 +264,20 @@ def execute(
         if log is not None:
             write_atomic(run_directory / name, log.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
+    _read_data(data, reporter)
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
     limits = limits or lock.spec.limits
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
-    task = _task(lock.spec, attempt, PROGRAM, run_directory, limits, surroundings)
+    task = _task(lock.spec, attempt, PROGRAM, run_directory, limits, surroundings, data)
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
     report = attempt.finish(prefix=stop_after is not None)
+    if data:
+        again = _read_data(data, reporter)
+        write_atomic(run_directory / contract.DATA, contract.DataRead(sets=again).document())
     _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
     return result
 
@@ -287,7 +300,7 @@ def look(
     directory.mkdir(parents=True)
     attempt = Attempt(directory, lock.spec, replay=None)
     words = (*surroundings.shell, PROGRAM[0], "-P", "-c", _LOOK)
-    task = _task(lock.spec, attempt, words, directory, limits, surroundings)
+    task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
     check_run_directory(directory)
     said = "".join(_last_lines(directory / contract.LOG, 1))
@@ -309,6 +322,7 @@ def _task(
     run_directory: Path,
     limits: LimitsSpec,
     surroundings: Surroundings,
+    data: Mapping[str, FoundData],
 ) -> Task:
     """Return the task that starts ``words`` under the launcher, as the spec says."""
     launcher = attempt.arguments(
@@ -318,11 +332,22 @@ def _task(
         arguments=(*launcher, *words),
         run_directory=run_directory,
         environment={**environment_variables(spec), **surroundings.variables},
+        data=dict(_mounted(name, found) for name, found in data.items()),
         limits=limits,
         gpu=_gpu_index(spec.accelerator),
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )
+
+
+def _read_data(data: Mapping[str, FoundData], reporter: Reporter) -> dict[str, LockedData]:
+    """Hash data sets, and return what they are, which is what their lock pins."""
+    return {name: found.check(name, reporter.note) for name, found in data.items()}
+
+
+def _mounted(name: str, found: FoundData) -> tuple[str, Path]:
+    """Return where below its data folder a task sees a data set, and what."""
+    return f"{name}/{found.below}".rstrip("/"), found.path
 
 
 def check_run_directory(run_directory: Path) -> None:
@@ -357,13 +382,14 @@ def _write_ledger(
     streams = None
     if not isinstance(spec.trainer, CommandTrainer):
         streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
-    arrivals = run_directory / contract.ARRIVALS
+    arrivals, data = run_directory / contract.ARRIVALS, run_directory / contract.DATA
     evidence = Evidence(
         runtime=_checked(contract.Runtime, run_directory / contract.RUNTIME),
         mechanisms=_checked(Mechanisms, run_directory / contract.MECHANISMS),
         report=report,
         streams=streams,
         arrivals=read_arrivals(arrivals) if arrivals.exists() else None,
+        data=_checked(contract.DataRead, data) if data.exists() else None,
         engine=engine,
         image=image,
     )

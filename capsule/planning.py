@@ -70,7 +70,7 @@ class RunPlan(NamedTuple):
     Attributes:
         spec: The spec.
         origin: Where its pins come from.
-        lock: The lock; None if the digest of its base layer is known only once that is made.
+        lock: The lock; None if its base layer or its data sets are still to be pinned.
         wheels: Python packages.
         debian: Debian packages. Only a base layer that is made here needs them.
         image: Identity of the image; None if it is known only once the image is built.
@@ -102,9 +102,11 @@ class RunPlan(NamedTuple):
         yield "steps", steps_text(self.spec)
         yield "relaxed", ", ".join(relaxations(self.spec)) or "none"
         yield "pins", f"from {self.origin}"
-        yield "lock", "known once its base layer is made" if self.lock is None else self.digest
+        yield "lock", self.digest or "known once the spec is locked"
         yield "wheels", _places(self.wheels)
         yield "Debian", _places(self.debian)
+        for name in self.spec.data or {}:
+            yield "data", f"{name}, {self._data(name)}"
         if unknown := [package.name for package in self.packages if package.bytes is None]:
             yield "unknown", f"no index states the size of {', '.join(unknown)}"
         yield "image", self.image or "its identity is known once it is built"
@@ -142,6 +144,12 @@ class RunPlan(NamedTuple):
             "measured_seconds": self.measured,
             "spec": self.spec.model_dump(mode="json", by_alias=True),
         }
+
+    def _data(self, name: str) -> str:
+        if self.lock is None or self.lock.data is None:
+            return "which is pinned when the spec is locked"
+        pin = self.lock.data[name]
+        return f"{counted(pin.files, 'file')}, {bytes_text(pin.size)}"
 
     def _disk(self) -> str:
         download, limit = bytes_text(self.downloaded), bytes_text(self.spec.limits.disk_mb << 20)
@@ -225,11 +233,14 @@ def _pin(path: Path, overrides: Sequence[str], scratch: Cache, progress: Progres
     project = capture(spec, beside, scratch, progress)
     pins = find_pins(spec, scratch, previous=previous, progress=progress)
     base, lock = pins.base or shipped_layer(pins.debian, recipe), None
-    if base is not None:
+    # Data sets are neither hashed nor downloaded for a plan.
+    data = None if previous is None else previous.data
+    if base is not None and (data or {}).keys() == (spec.data or {}).keys():
         lock = Lock(
             spec=without_sources(spec),
             image=locked_image(recipe, pins, base),
             project=project,
+            data=data,
         )
     origin: Origin = "the lock file beside the spec" if kept else "the package indexes"
     return _Pinned(spec, spec.image.sources, origin, pins, lock)

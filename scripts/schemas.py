@@ -53,6 +53,7 @@ MODELS: dict[str, type[Model]] = {
     "job": contract.Job,
     "runtime": contract.Runtime,
     "mechanisms": mechanisms.Mechanisms,
+    "data-read": contract.DataRead,
     "event": contract.Event,
     "streams": contract.StreamProfiles,
     "checkpoints": contract.CheckpointIndex,

@@ -20,7 +20,7 @@ from capsule.experiment.canonical import (
     sha256_file,
     sha256_hex,
 )
-from capsule.experiment.fields import MAX_FACTS, Facts, Model
+from capsule.experiment.fields import MAX_FACTS, Facts, Model, Name, added
 from capsule.experiment.lock import Lock, Sha256
 from capsule.experiment.schedule_log import ScheduleLog, parse_schedule
 from capsule.experiment.spec import relaxations
@@ -67,6 +67,11 @@ class Claims(Model):
     entropy_profile: Sha256 | None = Field(
         None,
         description="SHA-256 of the recorded randomness; null unless the spec has it recorded.",
+    )
+    data: dict[Name, Sha256] | None = added(
+        absent=None,
+        description="SHA-256 of the listing of each data set, as it was before the run and after "
+        "it; null without data sets.",
     )
 
     def claim_id(self) -> str:
@@ -150,6 +155,10 @@ class Observations(Model):
         max_length=MAX_FACTS, description="The device as the training process saw it."
     )
     fingerprint: Fingerprint
+    data: dict[Name, str | None] | None = added(
+        absent=None,
+        description="Address that each data set was downloaded from; null for one that was not.",
+    )
 
 
 def read_document(path: Path, model: type[Document]) -> Document:
@@ -308,4 +317,12 @@ def _common_claims(
         flags=runtime.flags,
         libraries=runtime.libraries,
         entropy_profile=sha256_file(profile) if profile.exists() else None,
+        data=_data_read(lock, run_directory),
     )
+
+
+def _data_read(lock: Lock, run_directory: Path) -> dict[str, str] | None:
+    if lock.data is None:
+        return None
+    read = read_document(run_directory / contract.DATA, contract.DataRead)
+    return {name: found.sha256 for name, found in read.sets.items()}

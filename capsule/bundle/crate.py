@@ -43,6 +43,7 @@ _MEANING: dict[Role, str] = {
     "lock": "The resolved pins of the experiment",
     "job": "What the training process was asked to do",
     "image": "The container image",
+    "data": "Data set that the run read, or its listing",
     "sbom": "Bill of materials (CycloneDX 1.6)",
     "profile": "Randomness that the run used",
     "run": "Record of the run",
@@ -51,7 +52,7 @@ _MEANING: dict[Role, str] = {
     "output": "What the program wrote",
     "log": "What the process printed",
 }
-_TAKEN: frozenset[Role] = frozenset({"lock", "job"})
+_TAKEN: frozenset[Role] = frozenset({"lock", "job", "data"})
 _MADE: frozenset[Role] = frozenset(
     {"claims", "profile", "run", "checkpoint", "state", "output", "log"}
 )

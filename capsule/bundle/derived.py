@@ -36,7 +36,9 @@ def derived_members(
     members = {
         run_bundle.JOB: job.document(),
         run_bundle.MACHINE_SBOM: machine_sbom(observations.fingerprint),
-        run_bundle.GUIDE: reproducing_guide(lock, claims, embedded=embedded).encode(),
+        run_bundle.GUIDE: reproducing_guide(
+            lock, claims, embedded=embedded, with_data=run_bundle.carries_data(lock, kinds)
+        ).encode(),
         CRATE: run_crate(lock, claims, observations, others),
     }
     if claims.image is not None:

@@ -32,6 +32,7 @@ Role = Literal[
     "lock",
     "job",
     "image",
+    "data",
     "sbom",
     "profile",  # of random streams, or of the operating system's entropy
     "run",  # documents of the run directory

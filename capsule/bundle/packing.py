@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -36,6 +36,9 @@ from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, write_archive
 from capsule.image.cache import Cache
+from capsule.image.data.archive import archive_size, write_data
+from capsule.image.data.listing import listing_document, pin_of
+from capsule.image.data.places import FoundData
 from capsule.image.resolution.project import project_archive
 from capsule.machine.fingerprint import Fingerprint
 
@@ -58,6 +61,7 @@ class FinishedRun:
     fingerprint: Fingerprint
     started: datetime
     directory: Path
+    data: Mapping[str, FoundData] = field(default_factory=dict)
 
 
 def pack_run(
@@ -67,6 +71,7 @@ def pack_run(
     cache: Cache,
     *,
     embed_image: bool,
+    embed_data: bool = False,
     ssh_key: Path | None = None,
 ) -> tuple[Path, Claims]:
     """Write the signed bundle of a finished run into the folder ``destination``.
@@ -92,8 +97,9 @@ def pack_run(
             **_state_files(run, scratch),
             **_image_files(run, cache, scratch, embed_image=embed_image),
             **_project_files(run.lock, cache, scratch),
+            **_data_files(run, scratch, embed_data=embed_data),
         }
-        kinds = members_of(run.lock, claims, embedded=embed_image)
+        kinds = members_of(run.lock, claims, embedded=embed_image, with_data=embed_data)
         sources |= _derived(run.lock, claims, observations, kinds)
         # Verifiers compute the same names from lock and claims. A source that is missing is an
         # error here, and not a bundle that everybody rejects.
@@ -125,6 +131,7 @@ def _observations(run: FinishedRun, claims: Claims) -> Observations:
         engine=run.engine,
         device=runtime.device,
         fingerprint=run.fingerprint,
+        data={name: found.url for name, found in run.data.items()} or None,
     )
 
 
@@ -262,6 +269,35 @@ def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:
     if lock.project.git is not None and lock.project.git.diff is not None:
         files[run_bundle.PROJECT_DIFF] = cache.trees.path(lock.project.git.diff)
     return files
+
+
+def _data_files(run: FinishedRun, scratch: Path, *, embed_data: bool) -> Sources:
+    """Take the listings of data sets, and the data sets if they are to be carried along.
+
+    Raises:
+        CapsuleError: CAP-B162, no verifier would unpack one; CAP-I104, one has changed.
+    """
+    files: Sources = {RUN + contract.DATA: run.directory / contract.DATA} if run.data else {}
+    for name, found in run.data.items():
+        files[run_bundle.DATA_LISTING.format(name=name)] = listing_document(found.listing)
+        if not embed_data:
+            continue
+        packed = scratch / f"{name}.data.zst"
+        _compress(packed, ARCHIVE_ZSTD_LEVEL, partial(_pack_data, found))
+        files[run_bundle.DATA_ARCHIVE.format(name=name)] = packed
+        if archive_size(found.listing) > run_bundle.largest_unpacked(packed.stat().st_size):
+            raise CapsuleError(
+                "CAP-B162",
+                f"the data set {name!r} has {pin_of(found.listing).size} bytes and compresses to "
+                f"{packed.stat().st_size}: no verifier would unpack it",
+                fix="Run without --embed-data, and publish the data set beside the bundle; or "
+                "leave out files that are mostly empty.",
+            )
+    return files
+
+
+def _pack_data(found: FoundData, target: BinaryIO) -> None:
+    write_data(found.listing, found.path, target.write)
 
 
 def _compress(path: Path, level: int, write: Callable[[BinaryIO], None]) -> None:

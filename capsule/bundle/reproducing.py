@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from capsule.bundle.claims import Claims, ProgramClaims, TrainingClaims
 from capsule.entropy.launch import REPLAYED, launch_arguments
 from capsule.experiment import contract
-from capsule.experiment.lock import Lock
+from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import Spec, task_name
 from capsule.experiment.trainers import CommandTrainer
 from capsule.image.archives.wheel import INTERPRETER, SITE
 from capsule.image.assembly.assemble import reference_of
+from capsule.image.data.listing import size_text
 
 _HEAD = """\
 # Reproducing {name}
@@ -24,7 +26,7 @@ executed and signed by Capsule {version}.
 ## With Capsule
 
     pip install capsule-rl
-    capsule verify BUNDLE.capsule.tar --key SIGNER.pub
+    capsule verify BUNDLE.capsule.tar --key SIGNER.pub{places}
 
 That checks the signature, compares this machine with the recorded one, rebuilds the image from the
 packages that `spec/lock.json` names, runs it again and compares every claim.
@@ -50,7 +52,7 @@ Run it again with Docker alone:
     docker run --rm --network none --read-only --cap-drop ALL \\
         --security-opt no-new-privileges --security-opt seccomp=image/seccomp.json \\
         --hostname capsule --tmpfs /tmp:mode=1777 {gpu}--volume "$PWD/again:/out" \\
-        --entrypoint {launcher} {reference} \\
+{volumes}        --entrypoint {launcher} {reference} \\
         {arguments}
 
 `capsule-launch` starts first and provides the program's randomness.
@@ -58,6 +60,25 @@ Run it again with Docker alone:
 The image's config digest must be `{config}`
 (`docker image inspect --format '{{{{.Id}}}}' {reference}`; engines that use the containerd image
 store print the manifest digest instead).
+"""
+
+_DATA = """
+## Data sets
+
+The run read these besides its image. `data/NAME.json` lists every path of a data set, with the size
+and the SHA-256 of every file; the digest of that file names the data set.
+
+{sets}
+{where}"""
+
+_CARRIED = """\
+This bundle carries them. To unpack one into a folder of its name:
+
+    mkdir NAME && zstd -dc data/NAME.tar.zst | tar -x -C NAME
+"""
+
+_ELSEWHERE = """\
+This bundle does not carry them. `observations.json` has the address of each that was downloaded.
 """
 
 _COMPARE = """
@@ -99,8 +120,15 @@ from the wheels that `spec/lock.json` names. The operating system's own librarie
 """
 
 
-def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool) -> str:
-    """Return the text of REPRODUCING.md for a run."""
+def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool, with_data: bool) -> str:
+    """Return the text of REPRODUCING.md for a run.
+
+    Args:
+        lock: What was run.
+        claims: What the run claims.
+        embedded: Whether the bundle carries the whole image.
+        with_data: Whether it carries the data sets.
+    """
     spec = lock.spec
     program = isinstance(spec.trainer, CommandTrainer)
     text = _HEAD.format(
@@ -108,7 +136,10 @@ def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool) -> str:
         claim_id=claims.claim_id(),
         what=what_ran(spec),
         version=lock.image.code.version,
+        places="" if with_data else "".join(f" --data {name}=PATH" for name in lock.data or ()),
     )
+    if lock.data is not None:
+        text += _data_sets(lock.data, carried=with_data)
     if claims.image is None:
         return text + _PROCESS
     if not embedded:
@@ -121,10 +152,29 @@ def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool) -> str:
             gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
             **_launch(spec),
             copied=_copied(claims),
+            volumes=_volumes(lock),
         )
         + (_COMPARE_PROGRAM if program else _COMPARE)
         + (_NOTHING if isinstance(claims, ProgramClaims) and claims.nothing else "")
     )
+
+
+def _data_sets(data: Mapping[str, LockedData], *, carried: bool) -> str:
+    """List data sets, and say where they are."""
+    lines = [
+        f"    {name}: {size_text(pin)}, SHA-256 of its listing {pin.sha256}\n"
+        for name, pin in data.items()
+    ]
+    return _DATA.format(sets="".join(lines), where=_CARRIED if carried else _ELSEWHERE)
+
+
+def _volumes(lock: Lock) -> str:
+    """Return the options that show a container the data sets, from folders of their names."""
+    if lock.data is None:
+        return ""
+    folders = [f'--volume "$PWD/{name}:{contract.DATA_FOLDER}/{name}:ro"' for name in lock.data]
+    variable = f"--env {contract.DATA_VARIABLE}={contract.DATA_FOLDER}"
+    return "".join(f"        {option} \\\n" for option in (variable, *folders))
 
 
 def _launch(spec: Spec) -> dict[str, str]:

@@ -7,7 +7,7 @@ bundle. :mod:`capsule.bundle.packing` writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -50,6 +50,8 @@ ARRIVALS = "profiles/arrivals.json"
 POPULATION = "run/population.json"
 SECCOMP = "image/seccomp.json"
 PROJECT_DIFF = "spec/project.diff"
+DATA_LISTING = "data/{name}.json"
+DATA_ARCHIVE = "data/{name}.tar.zst"
 WORKSPACE = "workspace/"  # outputs of a program, under their own names
 BY_DIGEST = "outputs/"  # those whose names an archive cannot hold
 STANDARD_OUTPUT = "run/stdout.txt"
@@ -118,13 +120,14 @@ class RecordedRun:
         return self.bundle.member(SCHEDULE) if records_schedule(self.lock) else None
 
 
-def members_of(lock: Lock, claims: Claims, *, embedded: bool) -> dict[str, Kind]:
+def members_of(lock: Lock, claims: Claims, *, embedded: bool, with_data: bool) -> dict[str, Kind]:
     """Return every member that the bundle of a run has, with its role and media type.
 
     Args:
         lock: What was run.
         claims: What the run claims.
         embedded: Whether the whole image is carried along.
+        with_data: Whether the data sets are.
     """
     members: dict[str, Kind] = {
         CRATE: ("guide", "application/ld+json"),
@@ -143,6 +146,7 @@ def members_of(lock: Lock, claims: Claims, *, embedded: bool) -> dict[str, Kind]
         ENTROPY_REPORT: ("profile", _JSON),
         LEDGER: ("profile", _JSON),
         **dict(_image_members(lock, claims, embedded=embedded)),
+        **dict(_data_members(lock, embedded=with_data)),
     }
     if claims.entropy_profile is not None:
         members[ENTROPY_PROFILE] = ("profile", _BINARY)
@@ -166,6 +170,20 @@ def _image_members(lock: Lock, claims: Claims, *, embedded: bool) -> Iterator[tu
         yield LAYER.format(name="project"), ("image", _ZSTD)
         if lock.project.git is not None and lock.project.git.diff is not None:
             yield PROJECT_DIFF, ("lock", "text/x-diff")
+
+
+def _data_members(lock: Lock, *, embedded: bool) -> Iterator[tuple[str, Kind]]:
+    if lock.data is not None:
+        yield RUN + contract.DATA, ("run", _JSON)
+    for name in lock.data or {}:
+        yield DATA_LISTING.format(name=name), ("data", _JSON)
+        if embedded:
+            yield DATA_ARCHIVE.format(name=name), ("data", _ZSTD)
+
+
+def carries_data(lock: Lock, files: Container[str]) -> bool:
+    """Tell whether a bundle with these files carries the data sets of its run."""
+    return any(DATA_ARCHIVE.format(name=name) in files for name in lock.data or {})
 
 
 def _program_members(claims: ProgramClaims) -> Iterator[tuple[str, Kind]]:

@@ -77,6 +77,7 @@ def locked(
     *,
     refresh: bool = False,
     refresh_base: bool = False,
+    refresh_data: bool = False,
     progress: Callable[[str], None],
 ) -> tuple[Lock, SourcesSpec]:
     """Return the lock of a spec or lock file, and the sources that its packages may come from.
@@ -88,7 +89,7 @@ def locked(
     from capsule.image.lockfile import lock_path, names_lock, obtain_lock, read_lock
 
     if names_lock(path):
-        if overrides or refresh or refresh_base:
+        if overrides or refresh or refresh_base or refresh_data:
             raise CapsuleError(
                 "CAP-L003",
                 f"{path} is a lock file, whose pins cannot be changed",
@@ -103,6 +104,7 @@ def locked(
         write=not overrides,  # a setting of one command is not the spec's
         refresh=refresh,
         refresh_base=refresh_base,
+        refresh_data=refresh_data,
         progress=progress,
     )
     return lock, spec.image.sources

@@ -30,6 +30,10 @@ def command(
         bool,
         option("--refresh-base", "Take the mirrors' current versions of the base packages."),
     ] = False,
+    refresh_data: Annotated[
+        bool,
+        option("--refresh-data", "Pin data sets as they are now, even if they have changed."),
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,6 +50,7 @@ def command(
         capsule lock capsule.yaml --refresh
     """
     from capsule.image.cache import Cache
+    from capsule.image.data.listing import size_text
     from capsule.image.lockfile import lock_path
     from capsule.image.resolution.resolve import cuda_libraries
     from capsule.report.progress import open_reporter
@@ -57,16 +62,21 @@ def command(
             Cache(),
             refresh=refresh,
             refresh_base=refresh_base,
+            refresh_data=refresh_data,
             progress=reporter.note,
         )
         if overrides:
             reporter.note(f"{lock_path(spec)} was not written: --set applies to this command alone")
     cuda = cuda_libraries(lock)
     if as_json:
-        print_json({"schema": "capsule/locked/v1", "lock": lock.digest(), "cuda": cuda})
+        data = {name: pin.sha256 for name, pin in (lock.data or {}).items()}
+        facts = {"lock": lock.digest(), "cuda": cuda, "data": data}
+        print_json({"schema": "capsule/locked/v1", **facts})
         return
     typer.echo(f"lock      sha256:{lock.digest()}")
     typer.echo(f"wheels    {len(lock.image.wheels)}")
     typer.echo(f"debian    {len(lock.image.debian)} packages")
+    for name, pin in (lock.data or {}).items():
+        typer.echo(f"data      {name}: {size_text(pin)}, sha256:{pin.sha256}")
     for name, version in cuda.items():
         typer.echo(f"{name:<9} {version}")

@@ -78,6 +78,14 @@ EngineOption = Annotated[
         EXECUTION,
     ),
 ]
+DataOption = Annotated[
+    list[str] | None,
+    option(
+        "--data NAME=PATH",
+        "File or folder where a data set lies on this machine. May be repeated.",
+        EXECUTION,
+    ),
+]
 JsonOption = Annotated[
     bool,
     option("--json", "Print the result as one JSON object.", OUTPUT),
@@ -330,6 +338,10 @@ ReplicasOption = Annotated[
 EmbedImageOption = Annotated[
     bool,
     option("--embed-image", "Store the whole image in the bundle.", OUTPUT),
+]
+EmbedDataOption = Annotated[
+    bool,
+    option("--embed-data", "Store the data sets of the spec in the bundle.", OUTPUT),
 ]
 MetricsOption = Annotated[
     str | None,

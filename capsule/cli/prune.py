@@ -29,7 +29,7 @@ def command(
         option(
             "--all",
             "Also delete what was downloaded, which its source may no longer have: packages, "
-            "package indexes and the source trees of programs.",
+            "package indexes, the source trees of programs and data sets.",
         ),
     ] = False,
     older_than: Annotated[

@@ -39,7 +39,9 @@ def command(
     learners: options.LearnersOption = 1,
     replicas: options.ReplicasOption = 1,
     output: options.RunsOption = Path("runs"),
+    data: options.DataOption = None,
     embed_image: options.EmbedImageOption = False,
+    embed_data: options.EmbedDataOption = False,
     metrics: options.MetricsOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -70,6 +72,7 @@ def command(
     from capsule.experiment.contract import LEDGER
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
+    from capsule.image.data.places import find_data, parse_places
     from capsule.machine.compare import check_requirements
     from capsule.machine.fingerprint import take_fingerprint
     from capsule.report.diagnosis import show_ledger
@@ -79,6 +82,7 @@ def command(
     require_execution()
     asked = _spec_of(resume, spec, overrides)
     _check_processes(learners, replicas, asked)
+    places = parse_places(data or [])
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     key_file, private_key = signing_key(key, passphrase_file)
     if ssh_key is not None:
@@ -93,6 +97,7 @@ def command(
         fingerprint = take_fingerprint(chosen.describe(), directory)
         for finding in check_requirements(lock.spec, fingerprint):
             raise finding
+        found = find_data(lock, cache, reporter.note, places)
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
         with following(directory, reporter) as followed:
@@ -102,6 +107,7 @@ def command(
                 directory / WORK,
                 learners=learners,
                 replicas=replicas,
+                data=found,
                 reporter=followed,
             )
         finished = FinishedRun(
@@ -111,9 +117,16 @@ def command(
             fingerprint=fingerprint,
             started=_started(directory),
             directory=directory / WORK,
+            data=found,
         )
         bundle, claims = pack_run(
-            finished, private_key, directory, cache, embed_image=embed_image, ssh_key=ssh_key
+            finished,
+            private_key,
+            directory,
+            cache,
+            embed_image=embed_image,
+            embed_data=embed_data,
+            ssh_key=ssh_key,
         )
     claimed = claims.described if isinstance(claims, ProgramClaims) else None
     if isinstance(claims, ProgramClaims) and claims.nothing:

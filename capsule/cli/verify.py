@@ -49,6 +49,7 @@ def command(
     pull: options.PullOption = None,
     base: options.BaseOption = "packages",
     code: options.CodeOption = "own",
+    data: options.DataOption = None,
     limits: options.LimitOption = None,
     sign: options.SignReceiptOption = None,
     receipt: options.ReceiptOption = None,
@@ -76,6 +77,7 @@ def command(
     from capsule.host.errors import CapsuleError
     from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
+    from capsule.image.data.places import parse_places
     from capsule.image.registry.reference import Reference
     from capsule.report.progress import open_reporter
     from capsule.verification.receipt import require_execution, sign_report
@@ -146,6 +148,7 @@ def command(
         base=base,
         code=code,
         limits=parse_limits(limits or []),
+        data=parse_places(data or []),
         required=grade,
     )
     if signing_key is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,7 @@ from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, Impala
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
+from capsule.image.data.places import FoundData
 from capsule.training.instruments.operator_rules import STATUSES
 from capsule.training.instruments.report import InstrumentReport, OperatorUse
 from capsule.verification.analysis.comparison import compare_traces
@@ -113,7 +114,13 @@ class Instrumented:
 
 
 def diagnose(
-    lock: Lock, engine: Engine, directory: Path, *, steps: int, reporter: execution.Reporter
+    lock: Lock,
+    engine: Engine,
+    directory: Path,
+    *,
+    steps: int,
+    data: Mapping[str, FoundData] | None = None,
+    reporter: execution.Reporter,
 ) -> Diagnosis:
     """Run a locked experiment twice and explain every difference.
 
@@ -122,6 +129,7 @@ def diagnose(
         engine: Where it runs.
         directory: Where the two run directories go; must not contain any yet.
         steps: Steps of each run. A program of the user's own is run to its end.
+        data: The data sets of the lock, if it has any.
         reporter: Called with each event.
 
     Raises:
@@ -138,7 +146,7 @@ def diagnose(
         strace = number == 2 and engine.name == "process" and shutil.which("strace") is not None
         runs.append(_Run(directory / name, Instrumented(engine, strace=strace)))
         try:
-            _execute(lock, runs, prefix, reporter)
+            _execute(lock, runs, prefix, data, reporter)
         except CapsuleError as error:
             if error.exit_code != ExitCode.TRAINING_FAILED:
                 raise
@@ -157,7 +165,11 @@ class _Run:
 
 
 def _execute(
-    lock: Lock, runs: list[_Run], prefix: int | None, reporter: execution.Reporter
+    lock: Lock,
+    runs: list[_Run],
+    prefix: int | None,
+    data: Mapping[str, FoundData] | None,
+    reporter: execution.Reporter,
 ) -> None:
     """Execute the last of some runs; what the first one recorded is repeated."""
     recorded: list[Path | None] = [None, None]
@@ -171,6 +183,7 @@ def _execute(
         stop_after=prefix,
         replay=recorded[0],
         arrivals=recorded[1],
+        data=data,
         reporter=reporter,
     )
 

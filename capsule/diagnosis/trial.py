@@ -17,6 +17,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
+from capsule.image.data.places import find_data
 
 TRIAL = "trial"  # folder of the two runs
 
@@ -49,10 +50,18 @@ class Workplace:
 
     def diagnose(self, lock: Lock, directory: Path) -> Diagnosis:
         """Make the engine ready for a lock, and diagnose it in a folder."""
+        data = find_data(lock, self.cache, self.reporter.note)
         execution.prepare(
             lock, self.engine, self.cache, sources=self.sources, reporter=self.reporter
         )
-        return diagnose(lock, self.engine, directory, steps=self.steps, reporter=self.reporter)
+        return diagnose(
+            lock,
+            self.engine,
+            directory,
+            steps=self.steps,
+            data=data,
+            reporter=self.reporter,
+        )
 
 
 def apply_if_cured(

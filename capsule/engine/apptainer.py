@@ -20,6 +20,7 @@ from typing import Literal
 
 from capsule.engine import confine
 from capsule.engine.containers import resource_limits
+from capsule.engine.data import Mounts
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, descendants, started
 from capsule.engine.seccomp_filter import compiled_profile
@@ -104,10 +105,10 @@ class ApptainerEngine(UnpackedImageEngine):
         return losses
 
     @contextmanager
-    def _started(self, task: Task, image: Image) -> Iterator[RunningProcess]:
+    def _started(self, task: Task, image: Image, data: Mounts) -> Iterator[RunningProcess]:
         with (
             temporary_folder("capsule-apptainer-") as scratch,
-            started(self._start(task, image, scratch), task) as running,
+            started(self._start(task, image, data, scratch), task) as running,
         ):
             while running.first is None and running.wait(_POLL_SECONDS) is None:
                 running.first = _first_process(descendants(running.number))
@@ -133,7 +134,7 @@ class ApptainerEngine(UnpackedImageEngine):
             (scratch / name).write_text(accounts.replace(before, after))
             yield f"{scratch / name}:/etc/{name}:ro"
 
-    def _start(self, task: Task, image: Image, scratch: Path) -> Start:
+    def _start(self, task: Task, image: Image, data: Mounts, scratch: Path) -> Start:
         (scratch / "tmp").mkdir()
         variables = program_variables(task, image)
         binds = (
@@ -141,6 +142,7 @@ class ApptainerEngine(UnpackedImageEngine):
             *self._accounts(scratch),
             f"{scratch / 'tmp'}:{_TEMPORARY}",
             *(f"{path}:{path}:ro" for path in _protected()),
+            *(f"{path}:{to}:ro" for path, to in data),
         )
         asked = {
             "command": program_command(task),

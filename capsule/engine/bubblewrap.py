@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from capsule.engine.containers import resource_limits
+from capsule.engine.data import Mounts
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, started
 from capsule.engine.seccomp_filter import compiled_profile
@@ -89,7 +90,7 @@ class BubblewrapEngine(UnpackedImageEngine):
         return {"name": self.name, **self._facts}
 
     @contextmanager
-    def _started(self, task: Task, image: Image) -> Iterator[RunningProcess]:
+    def _started(self, task: Task, image: Image, data: Mounts) -> Iterator[RunningProcess]:
         """Start a task, which waits in its namespaces until its limits are set from outside.
 
         There, the limit of processes counts the task's own. Set before, it would count all that
@@ -103,7 +104,7 @@ class BubblewrapEngine(UnpackedImageEngine):
                 "--block-fd": wait.fileno(),
                 **self._filter_option(stack),
             }
-            start = self._start(task, image, descriptors)
+            start = self._start(task, image, data, descriptors)
             running = stack.enter_context(started(start, task))
             told.close()
             first = _first_process(tell)
@@ -119,7 +120,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             release.write(b"1")
             yield running
 
-    def _start(self, task: Task, image: Image, descriptors: dict[str, int]) -> Start:
+    def _start(self, task: Task, image: Image, data: Mounts, descriptors: dict[str, int]) -> Start:
         size = str(task.limits.temporary_mb << 20)
         memory = ("--perms", "1777", "--size", size, "--tmpfs")
         system = "/sys/devices/system"  # where C libraries look for processors
@@ -129,6 +130,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             *(*memory, "/dev/shm", *memory, "/tmp"),  # noqa: S108 - private
             *("--tmpfs", "/sys", "--ro-bind", system, system, "--remount-ro", "/sys"),
             *("--remount-ro", "/dev", "--bind", str(task.run_directory.resolve()), "/out"),
+            *(word for path, to in data for word in ("--ro-bind", str(path), to)),
             *("--chdir", "/tmp"),  # noqa: S108 - private
         )
         variables = program_variables(task, image)

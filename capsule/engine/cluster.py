@@ -120,6 +120,13 @@ def parse_cluster(text: str, spec: Spec, environment: Mapping[str, str]) -> Work
             "--cluster requires trainer.algorithm 'impala'; the spec has another trainer",
             fix="Remove --cluster.",
         )
+    if spec.data is not None:
+        raise CapsuleError(
+            "CAP-E018",
+            "--cluster is not supported for a spec with data sets, which actors on other machines "
+            "would not see",
+            fix="Remove --cluster, or the section data.",
+        )
     if found := re.fullmatch(r"docker:([0-9]{1,2})", text):
         if 1 <= int(found[1]) <= MAX_WORKERS:
             return Workers(int(found[1]))

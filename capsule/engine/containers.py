@@ -26,6 +26,7 @@ from capsule.engine.connection import (
     engine_name,
     is_rootless,
 )
+from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
@@ -139,9 +140,14 @@ class ContainerEngine:
         if self._image is None:
             raise RuntimeError("prepare() was not called")
         # From here on a signal is only counted, so that no container is ever left behind.
-        with interrupts() as interruptions, exclusive(task.run_directory), engine_errors(self.name):
+        with (
+            interrupts() as interruptions,
+            exclusive(task.run_directory),
+            engine_errors(self.name),
+            data_mounts(task.data) as mounts,
+        ):
             self._remove_leftovers(task.run_directory)
-            plain = self._settings(task)
+            plain = self._settings(task, mounts)
             with in_cluster(task.cluster, plain, self._client, self._start_worker) as settings:
                 container = self._start(settings, gpu=task.gpu is not None)
                 try:
@@ -236,7 +242,7 @@ class ContainerEngine:
             if is_gone((network.attrs.get("Labels") or {}).get(_OWNER, "")):
                 yield network.remove
 
-    def _settings(self, task: Task) -> dict[str, Any]:
+    def _settings(self, task: Task, mounts: Mounts) -> dict[str, Any]:
         from docker.types import LogConfig, Mount, Ulimit
 
         limits = task.limits
@@ -246,7 +252,7 @@ class ContainerEngine:
             "image": self._image,
             "entrypoint": task.command(run_directory=MOUNT, native=f"/{SITE}/capsule/native/lib"),
             "command": [],
-            "environment": dict(task.environment),
+            "environment": {**task.environment, **data_variables(task.data)},
             "labels": {_LABEL: run_label(run_directory), _OWNER: this_process()},
             "hostname": task.hostname or "capsule",
             "working_dir": "/tmp",  # noqa: S108 - the container's own
@@ -262,7 +268,10 @@ class ContainerEngine:
             "pids_limit": limits.processes,
             "shm_size": temporary,
             "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,size={temporary},mode=1777"},  # noqa: S108
-            "mounts": [Mount(MOUNT, str(run_directory), type="bind")],
+            "mounts": [
+                Mount(MOUNT, str(run_directory), type="bind"),
+                *(Mount(to, str(path), type="bind", read_only=True) for path, to in mounts),
+            ],
             "ulimits": [
                 Ulimit(name=name, soft=limit, hard=limit)
                 for name, limit in resource_limits(limits).items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -54,6 +54,8 @@ class Task:
         limits: What it may use.
         gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
+        data: Files and folders of this machine that it sees read-only, by their paths below
+            :data:`capsule.experiment.contract.DATA_FOLDER`.
         cluster: The Ray cluster that it uses, the only network it sees; None without.
         hostname: Another host name than the usual one; only for engines with containers.
         processors: The only processors it may run on, as the kernel lists them (``0-2,5``); None
@@ -68,6 +70,7 @@ class Task:
     cluster: Workers | RemoteCluster | None = None
     hostname: str | None = None
     processors: str | None = None
+    data: Mapping[str, Path] = field(default_factory=dict)
 
     def command(self, *, run_directory: str, native: str) -> list[str]:
         """Return the arguments for a task that sees these folders at the given paths."""

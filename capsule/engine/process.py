@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import capsule
+from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import PACKAGES, prepare_environment
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
@@ -107,7 +108,8 @@ class ProcessEngine:
             raise ValueError("a plain process has no host name of its own choice")
         with interrupts() as interruptions, exclusive(task.run_directory), ExitStack() as stack:
             if self._encloses and task.cluster is None:
-                start = enclosed_start(task, self._environment, self._project)
+                mounts = stack.enter_context(data_mounts(task.data))
+                start = enclosed_start(task, self._environment, self._project, mounts)
             else:
                 home = stack.enter_context(temporary_folder("capsule-home-"))
                 start = plain_start(task, self._environment, self._project, str(home))
@@ -149,19 +151,23 @@ def namespaces_refused() -> str | None:
     return done.stderr.strip().removeprefix("capsule-enclose: ") or f"status {done.returncode}"
 
 
-def enclosed_start(task: Task, environment: Path, project: Path | None) -> Start:
+def enclosed_start(task: Task, environment: Path, project: Path | None, data: Mounts) -> Start:
     """Start a task in namespaces of its own, where everything has a fixed path."""
     shown = {_ENCLOSED_ENVIRONMENT: environment}
     if project is not None:
         shown[contract.PROJECT_FOLDER] = project
     options = [f"--writable={task.run_directory.resolve()}={contract.RUN_FOLDER}"]
     options += [f"--read-only={folder.resolve()}={path}" for path, folder in shown.items()]
+    options += [f"--read-only={path}={to}" for path, to in data]
     native = f"{_ENCLOSED_ENVIRONMENT}/{_NATIVE}"
     command = task.command(run_directory=contract.RUN_FOLDER, native=native)
     temporary = f"--temporary={task.limits.temporary_mb}"
     return Start(
         (str(native_part("capsule-enclose")), temporary, *options, "--", *command),
-        task_environment(task, _ENCLOSED_ENVIRONMENT, _ENCLOSED_HOME),
+        {
+            **task_environment(task, _ENCLOSED_ENVIRONMENT, _ENCLOSED_HOME),
+            **data_variables(task.data),
+        },
         "/",
         enclosed=True,
     )
@@ -174,6 +180,7 @@ def plain_start(task: Task, environment: Path, project: Path | None, home: str) 
         run_directory=str(task.run_directory.resolve()), native=str(environment / _NATIVE)
     )
     variables = task_environment(task, str(environment), home) | {"TMPDIR": home}
+    variables |= link_data(task.data, Path(home) / "data")
     if project is not None:
         variables |= {contract.PROJECT_VARIABLE: str(project)}
     return Start((*guard, *command), variables, home, enclosed=False)

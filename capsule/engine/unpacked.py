@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from capsule.engine.data import Mounts, data_mounts, data_variables
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
@@ -47,8 +48,10 @@ class UnpackedImageEngine(ABC):
         """Return what a container engine would confine more, in words."""
 
     @abstractmethod
-    def _started(self, task: Task, image: Image) -> AbstractContextManager[RunningProcess]:
-        """Start a task; afterwards nothing of it is left."""
+    def _started(
+        self, task: Task, image: Image, data: Mounts
+    ) -> AbstractContextManager[RunningProcess]:
+        """Start a task with data sets mounted; afterwards nothing of it is left."""
 
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """Unpack the image, once per set of layers.
@@ -77,7 +80,8 @@ class UnpackedImageEngine(ABC):
         with (
             interrupts() as interruptions,
             exclusive(task.run_directory),
-            self._started(task, self._image) as running,
+            data_mounts(task.data) as mounts,
+            self._started(task, self._image, mounts) as running,
         ):
             ended = supervise(
                 running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
@@ -88,7 +92,8 @@ class UnpackedImageEngine(ABC):
 def program_variables(task: Task, image: Image) -> dict[str, str]:
     """Return the variables of a task: the image's and its own."""
     variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
-    return {**variables, "HOSTNAME": task.hostname or "capsule", **task.environment}
+    own = {**task.environment, **data_variables(task.data)}
+    return {**variables, "HOSTNAME": task.hostname or "capsule", **own}
 
 
 def program_command(task: Task) -> list[str]:

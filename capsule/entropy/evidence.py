@@ -12,7 +12,7 @@ from typing import Literal
 from capsule.entropy.journal import ToldReport
 from capsule.entropy.report import EntropyReport, ProgramReport, RequestTally
 from capsule.experiment.arrival_log import ArrivalLog
-from capsule.experiment.contract import Runtime, StreamProfiles
+from capsule.experiment.contract import DataRead, Runtime, StreamProfiles
 from capsule.experiment.mechanisms import Mechanisms, TorchProcesses
 
 Treatment = Literal[
@@ -37,6 +37,7 @@ class Evidence:
             not started by the launcher.
         streams: What the trainer's random streams gave out; None for a program of the user's own.
         arrivals: In which order a program took results and messages, if it recorded that.
+        data: The data sets as they were before and after the run; None if it has none.
         engine: What the engine says of itself.
         image: Identity of the image whose container ran, as the engine reports it after the start;
             None without a container.
@@ -47,6 +48,7 @@ class Evidence:
     report: EntropyReport | None
     streams: StreamProfiles | None
     arrivals: ArrivalLog | None
+    data: DataRead | None = None
     engine: Mapping[str, str]
     image: str | None
 

@@ -15,8 +15,8 @@ from pydantic import Field, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.evaluation import digest_of_starts
-from capsule.experiment.fields import MAX_FACTS, Facts, Model
-from capsule.experiment.lock import Lock, Sha256
+from capsule.experiment.fields import MAX_FACTS, Facts, Model, Name
+from capsule.experiment.lock import Lock, LockedData, Sha256
 from capsule.experiment.spec import Spec
 
 JOB = "job.json"  # Job; written by the host
@@ -40,6 +40,7 @@ FAILURE = "failure.json"  # Failure; instead of RESULT
 ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
 ENTROPY_PROFILE = "entropy.profile"  # recorded randomness (entropy.mode: recorded); by the host
 LEDGER = "ledger.json"  # capsule.entropy.ledger.Ledger; written by the host
+DATA = "data.json"  # DataRead (spec.data); written by the host
 STATE = "state"  # what a resume needs
 SEGMENT_STATES = "states"  # capsule.experiment.states: checkpoint_name(step).{json,blocks}
 LOG = "output.log"  # standard output and error of the training process
@@ -65,6 +66,7 @@ READ_FILES = frozenset(
             ENTROPY_REPORT,
             ENTROPY_PROFILE,
             LEDGER,
+            DATA,
             LOG,
             STANDARD_OUTPUT,
             ENDED,
@@ -78,12 +80,14 @@ MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
 RUN_FOLDER = "/out"  # where a container has the run directory
 PROJECT_FOLDER = "/project"  # where an image holds the source tree
-# Variables of the program. The first five are its contract, the last is for Capsule's own use.
+DATA_FOLDER = "/data"  # where a container has data sets, by name
+# Variables of the program. All but the last are its contract, the last is for Capsule's own use.
 OUTPUT_VARIABLE = "CAPSULE_OUTPUT"  # folder of its working folder that the helper writes into
 STATE_VARIABLE = "CAPSULE_STATE"  # folder for what a resumption needs
 RESUMED_VARIABLE = "CAPSULE_RESUMED"  # "1" if it is to go on from that folder, else "0"
 SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
 RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
+DATA_VARIABLE = "CAPSULE_DATA"  # the folder of the data sets
 PROJECT_VARIABLE = "CAPSULE_PROJECT"  # where the source tree is, if not at PROJECT_FOLDER
 
 # How the first process has the launcher prepare the number that the program gets, and both numbers;
@@ -145,6 +149,13 @@ class Job(Model):
         """Return the job of a locked experiment; ``how`` sets the other fields."""
         tree = {} if lock.project is None else lock.project.files
         return cls(spec=lock.spec, tree=tree, **how)
+
+
+class DataRead(Model):
+    """The data sets of a run, each hashed in full before it began and again after it had ended."""
+
+    schema_id: Literal["capsule/data-read/v1"] = Field("capsule/data-read/v1", alias="schema")
+    sets: dict[Name, LockedData] = Field(description="As they were both times, by name.")
 
 
 class Runtime(Model):

@@ -5,13 +5,13 @@ A lock holds file names, pool paths and digests, never a host, a local path or a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from capsule.experiment.canonical import sha256_hex
-from capsule.experiment.fields import DebianName, Model
-from capsule.experiment.spec import CodeSpec, ImageSpec, SourcesSpec, Spec
+from capsule.experiment.fields import DebianName, Model, Name, NonNegativeInt, added
+from capsule.experiment.spec import CodeSpec, DataSpec, ImageSpec, SourcesSpec, Spec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -83,6 +83,17 @@ class LockedProject(Model):
     git: LockedGit | None = Field(description="Null outside of a git work tree.")
 
 
+class LockedData(Model):
+    """A data set, by the digest of its listing (:mod:`capsule.image.data.listing`)."""
+
+    sha256: Sha256 = Field(
+        description="SHA-256 of the listing: canonical JSON of path to 'file SIZE SHA256', "
+        "'folder' or 'symlink TARGET'."
+    )
+    files: NonNegativeInt = Field(description="Number of its files.")
+    size: NonNegativeInt = Field(description="Bytes of all its files.")
+
+
 class Lock(Model):
     """A locked experiment."""
 
@@ -90,11 +101,16 @@ class Lock(Model):
     spec: Spec = Field(description="The spec with every default written out, without its sources.")
     image: LockedImage
     project: LockedProject | None = Field(None, description="Present if the spec has a code.")
+    data: dict[Name, LockedData] | None = added(
+        absent=None, description="The data sets of the spec, if it has any."
+    )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Lock:
+    def _consistent(self) -> Self:
         if (self.project is None) != (self.spec.code is None):
             raise ValueError("project must be there if spec.code is, and only then")
+        if (self.data or {}).keys() != (self.spec.data or {}).keys():
+            raise ValueError("data must have the names of spec.data, and no others")
         return self
 
     def digest(self) -> str:
@@ -106,4 +122,5 @@ def without_sources(spec: Spec) -> Spec:
     """Return ``spec`` as a lock holds it: the places that things came from are left out."""
     image = ImageSpec(**{**dict(spec.image), "sources": SourcesSpec()})
     code = None if spec.code is None else CodeSpec()
-    return spec.model_copy(update={"image": image, "code": code})
+    data = None if spec.data is None else dict.fromkeys(spec.data, DataSpec())
+    return spec.model_copy(update={"image": image, "code": code, "data": data})

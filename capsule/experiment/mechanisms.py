@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt
+from capsule.experiment.fields import Model, NonNegativeInt, PositiveInt, added
 from capsule.experiment.inference import Inference
 
 Reach = Literal["everywhere", "neighbours"]
@@ -33,6 +33,10 @@ class Surroundings(Model):
         "what the run could not find out."
     )
     gpus: tuple[str, ...] = Field(description="Device files of GPUs, e.g. '/dev/nvidia0'.")
+    data: Literal["read-only", "writable"] | None = added(
+        absent=None,
+        description="Whether every mount of data sets was read-only; null without data sets.",
+    )
 
 
 class TorchProcesses(Model):

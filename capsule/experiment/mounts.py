@@ -1,12 +1,20 @@
-"""Which file system a path is on."""
+"""Which file system a path is on, and whether it is mounted read-only."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class _Mount(NamedTuple):
+    point: Path
+    options: tuple[str, ...]
+    kind: str
 
 
 def file_system_of(path: Path, mounts: Path = _MOUNTS) -> str | None:
@@ -17,12 +25,27 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS) -> str | None:
         mounts: A file in the form of Linux's ``/proc/<id>/mountinfo``.
     """
     found: tuple[int, str] | None = None
+    for mount in _mounts(mounts):
+        depth = len(mount.point.parts)
+        # A later mount hides an earlier one of the same place.
+        if path.is_relative_to(mount.point) and (found is None or depth >= found[0]):
+            found = depth, mount.kind
+    return None if found is None else found[1]
+
+
+def is_mounted_read_only(folder: Path, mounts: Path = _MOUNTS) -> bool:
+    """Tell whether something is mounted at a folder or below it, and all of that is read-only.
+
+    The arguments are those of :func:`file_system_of`.
+    """
+    inside = [mount for mount in _mounts(mounts) if mount.point.is_relative_to(folder)]
+    return bool(inside) and all("ro" in mount.options for mount in inside)
+
+
+def _mounts(mounts: Path) -> Iterator[_Mount]:
     text = mounts.read_text(encoding="utf-8", errors="surrogateescape") if mounts.exists() else ""
     for line in text.splitlines():
         fields, _, kind = line.partition(" - ")
-        point = Path(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields.split()[4]))
-        depth = len(point.parts)
-        # A later mount hides an earlier one of the same place.
-        if path.is_relative_to(point) and (found is None or depth >= found[0]):
-            found = depth, kind.split()[0]
-    return None if found is None else found[1]
+        words = fields.split()
+        point = Path(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), words[4]))
+        yield _Mount(point, tuple(words[5].split(",")), kind.split()[0])

@@ -1,10 +1,10 @@
 """The cache: files by their SHA-256, and whatever can be derived from them again.
 
 Layout under the root: ``objects/ab/cdef…`` (verified packages), ``trees`` (the same, of source
-trees), ``derived/KEY`` (layer blobs), ``digests`` (of files elsewhere), ``debian`` (the archive's
-indexes), ``uv`` (what that program keeps for itself), ``environments`` and ``projects`` (of the
-plain-process engine), ``roots`` (unpacked images, of bubblewrap).
-:mod:`capsule.image.cache_items` lists what is in it.
+trees), ``data`` (of data sets, and where they lie), ``derived/KEY`` (layer blobs), ``digests`` (of
+files elsewhere), ``debian`` (the archive's indexes), ``uv`` (what that program keeps for itself),
+``environments`` and ``projects`` (of the plain-process engine), ``roots`` (unpacked images, of
+bubblewrap and Apptainer). :mod:`capsule.image.cache_items` lists what is in it.
 
 Deleting any of it is always safe. Derived files are used as they are, so other users must not write
 there.
@@ -20,7 +20,7 @@ import re
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,6 +59,11 @@ class Cache:
         that no index has: an archive may be a tree and a wheel at once.
         """
         return Cache(self.folder("trees"))
+
+    @property
+    def data(self) -> Cache:
+        """A store of its own for data sets, which come from bundles and from addresses, too."""
+        return Cache(self.folder("data"))
 
     def path(self, sha256: str) -> Path:
         """Return where the content with this hexadecimal SHA-256 is or would be.
@@ -133,16 +138,20 @@ class Cache:
             Path(name).unlink(missing_ok=True)
         return target
 
-    def digest(self, path: Path) -> str:
+    def digest(self, path: Path, sha256: Callable[[Path], str] = sha256_file) -> str:
         """Return the SHA-256 of a file outside the cache, remembered by its size and time.
 
         A convenience for resolving; whatever enters the cache is hashed by :meth:`add`.
+
+        Args:
+            path: The file.
+            sha256: Hashes it, if that was not done before.
         """
         facts = path.stat()
         known = f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}"
         note = self.folder("digests") / sha256_hex(known.encode())
         if not note.exists():
-            write_atomic(note, sha256_file(path).encode())
+            write_atomic(note, sha256(path).encode())
         return note.read_text()
 
     def derived(self, key: str) -> Path:

@@ -13,7 +13,7 @@ from capsule.host.folders import occupied_bytes
 from capsule.image.cache import Cache
 
 Derived = Literal["layers", "environments", "unpacked images", "unpacked source trees"]
-Downloaded = Literal["packages", "package indexes", "source trees"]
+Downloaded = Literal["packages", "package indexes", "source trees", "data sets"]
 CacheKind = Derived | Downloaded
 DERIVED: tuple[Derived, ...] = get_args(Derived)  # can be made again without any download
 DOWNLOADED: tuple[Downloaded, ...] = get_args(Downloaded)  # may have gone from where it was
@@ -65,6 +65,10 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
         yield "unpacked images", [record, record.with_suffix("")]
     for folder in _entries(root / "projects"):
         yield "unpacked source trees", [folder]
+    yield from _downloaded(root)
+
+
+def _downloaded(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
     for path in _objects(root):
         yield "packages", [path]
     for name in ("debian", "uv", "digests"):
@@ -72,6 +76,8 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
             yield "package indexes", [root / name]
     for path in _objects(root / "trees"):
         yield "source trees", [path]
+    for path in (*_objects(root / "data"), *_entries(root / "data" / "unpacked")):
+        yield "data sets", [path]
 
 
 def chosen(

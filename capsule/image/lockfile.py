@@ -13,6 +13,7 @@ from capsule.experiment.canonical import write_atomic
 from capsule.experiment.lock import (
     Lock,
     LockedCode,
+    LockedData,
     LockedDebianPackage,
     LockedImage,
     LockedProject,
@@ -27,6 +28,7 @@ from capsule.image.assembly.base import locked_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.data.capture import capture_data
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
@@ -98,13 +100,14 @@ def obtain_lock(
     write: bool = True,
     refresh: bool = False,
     refresh_base: bool = False,
+    refresh_data: bool = False,
     progress: Callable[[str], None],
 ) -> Lock:
     """Return the lock of ``spec``, keeping the pins of the lock file at ``path`` while they fit.
 
-    Pins are kept as long as the spec asks for the same image on the same accelerator; everything
-    else of the lock (hyper-parameters, seeds, the training code, the source tree of a program)
-    follows the spec at once.
+    Pins are kept as long as the spec asks for the same image on the same accelerator, and a data
+    set must be what was pinned; everything else of the lock (hyper-parameters, seeds, the training
+    code, the source tree of a program) follows the spec at once.
 
     Args:
         spec: The spec.
@@ -114,23 +117,27 @@ def obtain_lock(
         refresh: Resolve again even if the pins fit.
         refresh_base: Also take the base's Debian packages from the mirrors as they are now, not
             from the list that Capsule ships.
+        refresh_data: Pin data sets as they are now.
         progress: Told about each stage.
 
     Raises:
-        CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree cannot
-            be captured (CAP-L…).
+        CapsuleError: The lock file is damaged, a pin cannot be resolved, or the source tree or a
+            data set cannot be captured (CAP-L…).
     """
     project = capture(spec, path, cache, progress)
-    previous = read_lock(path) if path.exists() and not (refresh or refresh_base) else None
+    before = read_lock(path) if path.exists() and not refresh else None
+    kept = [] if before is None or refresh_data else [before]
+    data = capture_data(spec.data, path.parent, cache, kept, progress)
     lock = resolve(
         spec,
         cache,
         project=project,
-        previous=previous,
+        data=data,
+        previous=None if refresh_base else before,
         refresh_base=refresh_base,
         progress=progress,
     )
-    if write and lock != previous:
+    if write and lock != before:
         write_lock(path, lock)
         progress(f"wrote {path}")
     return lock
@@ -141,6 +148,7 @@ def resolve(
     cache: Cache,
     *,
     project: LockedProject | None = None,
+    data: dict[str, LockedData] | None = None,
     previous: Lock | None = None,
     refresh_base: bool = False,
     progress: Callable[[str], None],
@@ -154,6 +162,7 @@ def resolve(
         cache: Keeps the package indexes between calls, and the Debian packages of a base layer
             whose digest Capsule does not ship.
         project: The captured source tree, if the spec has one.
+        data: The captured data sets, if the spec has some.
         previous: A lock whose packages are kept if the spec still asks for the same.
         refresh_base: Take the base's Debian packages from the mirrors as they are now instead of
             the list that Capsule ships.
@@ -169,7 +178,7 @@ def resolve(
     check_tasks(spec, pins.wheels, cache, progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
     image = locked_image(recipe, pins, base)
-    return Lock(spec=without_sources(spec), image=image, project=project)
+    return Lock(spec=without_sources(spec), image=image, project=project, data=data)
 
 
 def find_pins(
@@ -240,6 +249,8 @@ def capture(
 ) -> LockedProject | None:
     """Capture the source tree beside a lock file, without that file, its spec and ``leave_out``.
 
+    Data sets of the spec are no part of it either.
+
     Files that git does not track are listed: a bundle will publish them, and not every one of them
     need be meant.
     """
@@ -247,7 +258,9 @@ def capture(
         return None
     stem = path.name.removesuffix(_SUFFIX)
     specs = (path.with_name(stem + suffix) for suffix in (".yaml", ".yml", ".json"))
-    own = [path, *leave_out, *specs]
+    named = (each.path for each in (spec.data or {}).values() if each.path is not None)
+    data = [path.parent / Path(each).expanduser() for each in named]
+    own = [path, *leave_out, *specs, *data]
     project = capture_project(spec.code, path.parent, cache, leave_out=own)
     if project.git is not None and (untracked := project.git.untracked):
         shown = ", ".join(untracked[:MAX_SHOWN])

@@ -18,7 +18,9 @@ from capsule.bundle.manifest import BundleFile
 from capsule.bundle.reproducing import what_ran
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.entropy.ledger import Ledger
+from capsule.experiment.canonical import parse_canonical_json
 from capsule.experiment.lock import Lock
+from capsule.image.data.listing import size_text
 from capsule.report.facts import claimed_results
 from capsule.report.runs import FoundRun
 from capsule.report.story import machine_of
@@ -72,6 +74,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
     claims, seen = run.claims, run.observations()
     treatments = _treatments(opened.read(run_bundle.LEDGER, Ledger))
     embedded = run_bundle.IMAGE_ARCHIVE in opened.files
+    with_data = run_bundle.carries_data(run.lock, opened.files)
     rows = (
         *bundle_rows(opened, run.lock.spec.name),
         ("run", what_ran(run.lock.spec)),
@@ -84,17 +87,24 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
         ("lock", claims.lock),
         ("image", "none (plain process)" if claims.image is None else claims.image.config),
         ("made of", _made_of(run.lock) + ("; the bundle has the image" if embedded else "")),
+        *_data_rows(run.lock, "; the bundle has them" if with_data else ""),
         ("files", files_text(opened.manifest.files)),
     )
     document = {
         **bundle_document(opened),
-        "claims": claims.model_dump(mode="json", by_alias=True),
-        "observations": seen.model_dump(mode="json", by_alias=True),
+        "claims": parse_canonical_json(claims.document()),
+        "observations": parse_canonical_json(seen.document()),
         "sources_of_nondeterminism": treatments,
-        "spec": run.lock.spec.model_dump(mode="json", by_alias=True),
+        "spec": parse_canonical_json(run.lock.spec.document()),
         "image_embedded": embedded,
     }
     return Inspected(rows, document)
+
+
+def _data_rows(lock: Lock, where: str) -> Iterator[Row]:
+    if lock.data is not None:
+        sets = "; ".join(f"{name} ({size_text(pin)})" for name, pin in lock.data.items())
+        yield "data", sets + where
 
 
 def inspect_lock(lock: Lock) -> Inspected:
@@ -105,6 +115,7 @@ def inspect_lock(lock: Lock) -> Inspected:
         ("digest", lock.digest()),
         ("run", what_ran(lock.spec)),
         ("made of", _made_of(lock)),
+        *_data_rows(lock, ""),
         ("packages", ", ".join(f"{each.name} {each.version}" for each in lock.image.wheels)),
     ]
     if lock.project is not None:
@@ -113,7 +124,7 @@ def inspect_lock(lock: Lock) -> Inspected:
         "schema": "capsule/shown/v1",
         "kind": "lock",
         "digest": lock.digest(),
-        "lock": lock.model_dump(mode="json", by_alias=True),
+        "lock": parse_canonical_json(lock.document()),
     }
     return Inspected(tuple(rows), document)
 

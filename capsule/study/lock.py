@@ -15,18 +15,28 @@ from pydantic import Field, ValidationError, model_validator
 
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import StartSet
-from capsule.experiment.fields import Model, NonNegativeInt
-from capsule.experiment.lock import Lock, LockedImage, LockedProject, Sha256, without_sources
+from capsule.experiment.fields import Model, Name, NonNegativeInt, added
+from capsule.experiment.lock import (
+    Lock,
+    LockedData,
+    LockedImage,
+    LockedProject,
+    Sha256,
+    without_sources,
+)
 from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 from capsule.host.spec_file import read_start_set
 from capsule.image.cache import Cache
+from capsule.image.data.capture import capture_data
 from capsule.image.lockfile import capture, read_lock, resolve
 from capsule.study.members import PlannedMember, plan_members
 from capsule.study.spec import StudySpec
 from capsule.study.study_file import START_SET, StudyFile
 
-PLACES = frozenset({"code", "image.sources"})  # where things came from, which locks do not have
+PLACES = frozenset(
+    {"code", "data", "image.sources"}
+)  # where things came from, which locks do not have
 STUDY_LOCK = ".study.lock.json"
 STARTS = ".starts.json"
 MAX_LOCK_BYTES = 64 << 20
@@ -37,6 +47,11 @@ class SharedPins(Model):
 
     image: LockedImage
     project: LockedProject | None = Field(description="The source tree of a program.")
+    data: dict[Name, LockedData] | None = added(absent=None, description="The data sets.")
+
+    def lock(self, spec: Spec) -> Lock:
+        """Return the lock that a spec without sources has with these pins."""
+        return Lock(spec=spec, image=self.image, project=self.project, data=self.data)
 
 
 class LockedMember(Model):
@@ -85,8 +100,7 @@ class StudyLock(Model):
 
     def lock_of(self, member: LockedMember) -> Lock:
         """Return the lock of a member: an ordinary run's."""
-        pins = self.pins[member.pins]
-        return Lock(spec=self.specs[member.spec], image=pins.image, project=pins.project)
+        return self.pins[member.pins].lock(self.specs[member.spec])
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -168,9 +182,7 @@ def lock_study(
         specs.setdefault(spec_digest, pinned)
         number = numbers.setdefault(spec_digest, len(numbers))
         if (number, place) not in digests:
-            pins = resolver.pins[place]
-            lock = Lock(spec=pinned, image=pins.image, project=pins.project)
-            digests[number, place] = lock.digest()
+            digests[number, place] = resolver.pins[place].lock(pinned).digest()
         digest = digests[number, place]
         members.append(LockedMember(name=member.name, spec=number, pins=place, lock=digest))
     return StudyLock(
@@ -192,7 +204,7 @@ def lock_starts(
     spec = file.starts_spec()
     earlier = list(_locks(previous, file.base_lock))
     pins = _Resolver(file, earlier, cache, progress).pins_of(spec)
-    return Lock(spec=without_sources(spec), image=pins.image, project=pins.project)
+    return pins.lock(without_sources(spec))
 
 
 class _Resolver:
@@ -212,8 +224,7 @@ class _Resolver:
 
     def place(self, spec: Spec) -> int:
         """Return the place of a spec's pins, resolving them if they are new."""
-        parts = (spec.image, spec.accelerator, spec.code)
-        key = "\n".join("" if part is None else part.model_dump_json() for part in parts)
+        key = spec.model_dump_json(include={"image", "accelerator", "code", "data"})
         if key not in self._places:
             self._places[key] = len(self.pins)
             self.pins.append(self.pins_of(spec))
@@ -223,16 +234,24 @@ class _Resolver:
         """Resolve the pins of a spec, keeping earlier ones that fit."""
         own = (self._file.path, self._file.beside(STARTS))
         project = capture(spec, self._file.base_lock, self._cache, self._progress, own)
+        base, earlier = self._file.base_lock.parent, self._earlier
+        # Groups may have other data under one name, so that a new group is no change of an old one.
+        data = capture_data(spec.data, base, self._cache, earlier, self._progress, may_change=True)
         pinned = without_sources(spec)
         wanted = (pinned.image, pinned.accelerator)
         previous = next(
-            (lock for lock in self._earlier if (lock.spec.image, lock.spec.accelerator) == wanted),
+            (lock for lock in earlier if (lock.spec.image, lock.spec.accelerator) == wanted),
             None,
         )
         lock = resolve(
-            spec, self._cache, project=project, previous=previous, progress=self._progress
+            spec,
+            self._cache,
+            project=project,
+            data=data,
+            previous=previous,
+            progress=self._progress,
         )
-        return SharedPins(image=lock.image, project=lock.project)
+        return SharedPins(image=lock.image, project=lock.project, data=lock.data)
 
 
 def _locks(previous: StudyLock | None, base_lock: Path) -> Iterable[Lock]:

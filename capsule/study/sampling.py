@@ -80,6 +80,8 @@ def rerun(
         return _undecided(result, "its recorded schedule")
     if claims.entropy_profile is not None:
         return _undecided(result, "its recorded randomness")
+    if lock.data is not None:
+        return _undecided(result, "its data sets")
     engine = open_engine(choice, strange=True, progress=reporter.note)
     here = take_fingerprint(engine.describe())
     for unmet in check_requirements(lock.spec, here):

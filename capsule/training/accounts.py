@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -27,7 +28,7 @@ from capsule.experiment.mechanisms import (
     TorchProcesses,
     TrainerUse,
 )
-from capsule.experiment.mounts import file_system_of
+from capsule.experiment.mounts import file_system_of, is_mounted_read_only
 from capsule.training.determinism.child_processes import note_start, note_torch
 from capsule.training.state.run_directory import write_document
 
@@ -101,7 +102,16 @@ def surroundings(directory: Path) -> Surroundings:
         interfaces=interfaces([*_routes_4(), *_routes_6()]),
         file_systems={name: kind for name, kind in file_systems.items() if kind is not None},
         gpus=tuple(sorted(str(path) for name in _GPU_DEVICES for path in devices.glob(name))),
+        data=_data_access(),
     )
+
+
+def _data_access() -> Literal["read-only", "writable"] | None:
+    """Tell whether every mount of data sets is read-only; None if the run has no data sets."""
+    folder = os.environ.get(contract.DATA_VARIABLE)
+    if folder is None:
+        return None
+    return "read-only" if is_mounted_read_only(Path(folder)) else "writable"
 
 
 def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:

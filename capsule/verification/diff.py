@@ -20,6 +20,7 @@ from capsule.experiment.trace import BEGINNING, Mark
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
 from capsule.image.cache import Cache
+from capsule.image.data.places import find_data
 from capsule.verification.analysis.bisection import (
     Source,
     bisect,
@@ -32,6 +33,7 @@ from capsule.verification.analysis.divergence import compare_sides
 from capsule.verification.analysis.runs import ComparedRun, open_side
 from capsule.verification.execution.admission import check_unconfined
 from capsule.verification.execution.challenge import begin_before
+from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
 
@@ -127,6 +129,10 @@ def _execute(
                 project=project,
                 reporter=reporter,
             )
+            if recorded is None:
+                data = find_data(lock, cache, reporter.note)
+            else:
+                data = supplied_data(recorded, cache, {}, reporter.note)
         mark = _go_back(side, lock, window, directory)
         reporter.note(f"executing {side.name} from step {mark.step:,} to {window.last:,}")
         execution.execute(
@@ -138,6 +144,7 @@ def _execute(
             schedule=None if side.training is None else side.training.schedule,
             dense=window,
             segment=True,
+            data=data,
             reporter=reporter,
         )
     except CapsuleError as error:

@@ -182,6 +182,7 @@ class VerifyRequest:
         code: Execute this Capsule's training code only, or the signer's own as well.
         limits: Limits that are lower than those of the bundle, by field of ``limits`` in a spec.
         required: Least grade that counts as reproduced.
+        data: Where data sets lie that the bundle does not carry, by name.
         sources: Where missing packages may come from.
         expected: What the verifier knows of the experiment from elsewhere.
         variation: What is changed in the surroundings of the re-execution, which are then read
@@ -198,6 +199,7 @@ class VerifyRequest:
     base: Literal["packages", "supplied"] = "packages"
     code: Literal["own", "supplied"] = "own"
     limits: Mapping[str, int] = field(default_factory=dict)
+    data: Mapping[str, Path] = field(default_factory=dict)
     required: RequiredGrade = "bitwise"
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)

@@ -43,6 +43,7 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.integrity.data import supplied_data
 from capsule.verification.request import (
     OTHER_CLAIM,
     OTHER_LOCK,
@@ -184,6 +185,7 @@ def _execute(
     limits = lowered(lock.spec.limits, request.limits)
     found.own_code = check_code(lock, request.code)
     check_gpu_host(lock, engine, strange=request.image != "rebuilt", note=note)
+    data = supplied_data(run, cache, request.data, note)
     prepared = prepare_image(request, run, engine, cache, reporter)
     found.image = image = identify_image(request, run, prepared)
     require_claimed_image(request, run, image)
@@ -191,7 +193,7 @@ def _execute(
         found.packages = check_packages(lock, cache, debian=False)
 
     # Execution, comparison, verdict.
-    executor = Executor(engine, limits, reporter)
+    executor = Executor(engine, limits, data, reporter)
     if mode.challenges:
         note("executing a prefix with a fresh seed, twice")
         found.fresh_seed = fresh_seed(run, executor.segment, note)

@@ -25,6 +25,8 @@ from capsule.image.cache import Cache
 from tests.end_to_end.conftest import ROOT, capsule
 from tests.end_to_end.hostile_program.attempts import LISTENER, REFUSED, SECRET
 from tests.end_to_end.test_confinement import PROGRAM, SPEC
+from tests.end_to_end.test_data import PROGRAM as READER
+from tests.end_to_end.test_data import SPEC as DATA
 
 pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.soak]
 
@@ -103,6 +105,20 @@ def test_apptainer_and_a_container_make_the_same_claims(user, workplace, micro, 
     with user(*words, cwd=workplace) as process:
         output, errors = process.communicate()
     assert json.loads(output)["verdict"] == "reproduced-bitwise", errors
+
+
+def test_a_run_sees_its_data_sets(user, workplace, tmp_path):
+    folder = tmp_path / "reader"
+    (folder / "tree").mkdir(parents=True)
+    (folder / "tree" / "reader.py").write_text(READER)
+    (folder / "digits").mkdir()
+    (folder / "digits" / "one").write_text("one")
+    (folder / "label.csv").write_text("1,2")
+    (folder / "reader.yaml").write_text(DATA)
+    under = run(user, folder / "reader.yaml", "--key", "alice", "--output", tmp_path, cwd=workplace)
+    words = ("--key", "alice", "--output", tmp_path, "--json", "--engine", "docker")
+    done = capsule("run", folder / "reader.yaml", *words, cwd=workplace)
+    assert done.document["claim_id"] == under["claim_id"], done.errors
 
 
 def test_an_interrupted_run_can_be_resumed(user, workplace, micro, tmp_path):

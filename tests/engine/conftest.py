@@ -89,7 +89,16 @@ def run_directory(tmp_path):
 def make_task(run_directory):
     """Return a function that makes a task which runs a shell script."""
 
-    def make(script, *, environment=None, gpu=None, hostname=None, processors=None, **limits):
+    def make(
+        script,
+        *,
+        environment=None,
+        gpu=None,
+        hostname=None,
+        processors=None,
+        data=None,
+        **limits,
+    ):
         return Task(
             run_directory=run_directory,
             environment=environment or {},
@@ -97,10 +106,21 @@ def make_task(run_directory):
             gpu=gpu,
             hostname=hostname,
             processors=processors,
+            data=data or {},
             arguments=("busybox", "sh", "-c", script),
         )
 
     return make
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data set that is a folder, and one that is a file, by their paths below the data folder."""
+    folder, file = tmp_path / "set = a", tmp_path / "one.csv"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "text").write_text("deep\n")
+    file.write_text("1,2\n")
+    return {"digits": folder, "labels/a=b.csv": file}
 
 
 @pytest.fixture(params=["docker", "podman"])

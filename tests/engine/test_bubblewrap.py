@@ -59,6 +59,19 @@ def test_a_task_has_the_image_no_privileges_and_no_network(run, image, run_direc
     assert (run_directory / "made").read_text() == "result\n"
 
 
+def test_data_sets_can_be_read_and_not_written(run, data):
+    ended, output = run(
+        "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"
+        " for place in . digits digits/deep labels; do"
+        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
+        " (echo x > labels/a=b.csv) 2>/dev/null || echo refused",
+        data=data,
+    )
+    assert output.splitlines() == ["/data", "deep", "1,2", "refused"]
+    assert ended.status == 0
+    assert run("echo ${CAPSULE_DATA-none}")[1] == "none\n"
+
+
 def test_only_the_run_directory_and_memory_can_be_written(run, cache):
     _, output = run(
         "for place in / /bin /etc /dev /proc /proc/sys /sys /out /tmp /dev/shm; do"

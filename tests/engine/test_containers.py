@@ -85,6 +85,19 @@ def test_a_task_has_no_network(run):
     assert len(routes.strip().splitlines()) <= 1  # the heading
 
 
+def test_data_sets_can_be_read_and_not_written(run, data):
+    ended, output = run(
+        "cd $CAPSULE_DATA; pwd; cat digits/deep/text labels/a=b.csv;"
+        " for place in . digits digits/deep labels; do"
+        " (echo x > $place/probe) 2>/dev/null && echo $place; done;"
+        " (echo x > labels/a=b.csv) 2>/dev/null || echo refused",
+        data=data,
+    )
+    assert output.splitlines() == ["/data", "deep", "1,2", "refused"]
+    assert ended.status == 0
+    assert run("echo ${CAPSULE_DATA-none}")[1] == "none\n"
+
+
 def test_only_the_run_directory_and_a_private_tmp_can_be_written(run):
     _, output = run(
         "for place in / /bin /etc /dev /proc /sys /out /tmp /dev/shm; do"
@@ -231,7 +244,7 @@ def test_output_never_follows_a_link_that_the_task_made(run, tmp_path, run_direc
 
 
 def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, make_task):
-    leftover = engine._start(engine._settings(make_task("busybox sleep 60")), gpu=False)
+    leftover = engine._start(engine._settings(make_task("busybox sleep 60"), []), gpu=False)
     ended, _ = run("exit 0")
     assert ended.status == 0
     assert leftover.id not in [found.id for found in engine._client.containers.list(all=True)]
@@ -298,7 +311,7 @@ def test_the_next_capsule_removes_the_container_of_a_killed_one_and_no_other(
 
 
 def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, make_task):
-    settings = engine._settings(make_task("exit 0"))
+    settings = engine._settings(make_task("exit 0"), [])
     place, number, started = settings["labels"]["capsule.owner"].rsplit("/", 2)
     gone = {**settings["labels"], "capsule.owner": f"{place}/{number}/{int(started) - 1}"}
     container = engine._client.containers.create(**{**settings, "labels": gone})

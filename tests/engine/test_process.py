@@ -88,6 +88,7 @@ def run(lock, cache, run_directory, make_task, enclosed):
         launcher=(),
         hostname=None,
         processors=None,
+        data=None,
         **limits,
     ):
         task = Task(
@@ -97,6 +98,7 @@ def run(lock, cache, run_directory, make_task, enclosed):
             arguments=(*launcher, "python3.11", "-P", "-c", code, RUN_DIRECTORY),
             hostname=hostname,
             processors=processors,
+            data=data or {},
         )
         ended = engine.run(task, on_poll=on_poll, poll_seconds=0.05)
         return ended, (run_directory / "output.log").read_text()
@@ -123,6 +125,23 @@ def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(
     assert lines[1].startswith(environments)
     assert lines[2] == "None None"
     assert (run_directory / "file").read_text() == "kept"
+
+
+def test_data_sets_can_be_read_and_only_mounts_protect_them(run, data, enclosed):
+    code = (
+        "import os; from pathlib import Path\n"
+        "folder = Path(os.environ['CAPSULE_DATA']); print(folder)\n"
+        "for name in ('digits/deep/text', 'labels/a=b.csv'): print((folder / name).read_text())\n"
+        "try:\n"
+        "    (folder / 'digits/probe').write_text('x')\n"
+        "except OSError as error: print(error.strerror)\n"
+    )
+    ended, output = run(code, data=data)
+    assert ended.status == 0
+    folder, *lines = output.splitlines()
+    assert (folder == "/data") is enclosed
+    assert lines == ["deep", "", "1,2", "", *["Read-only file system"] * enclosed]
+    assert run("import os; print('CAPSULE_DATA' in os.environ)")[1] == "False\n"
 
 
 def test_a_task_may_have_fewer_processors_but_no_host_name_of_its_own(run):

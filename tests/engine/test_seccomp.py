@@ -23,7 +23,7 @@ def contain(engine, make_image, make_lock, make_task, cache, run_directory):
     def run(script, *options, seccomp=True):
         folder = run_directory / f"launch-{len(list(run_directory.glob('launch-*')))}"
         folder.mkdir()
-        settings = engine._settings(make_task(""))
+        settings = engine._settings(make_task(""), [])
         words = ["/out/capsule-launch", "--entropy", "virtual", "--key", KEY]
         words += ["--directory", f"/out/{folder.name}", *options, "--"]
         settings["entrypoint"] = [*words, "busybox", "sh", "-c", script]

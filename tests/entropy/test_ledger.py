@@ -13,8 +13,9 @@ from capsule.entropy.ledger import SOURCES, Ledger, compare_ledgers, compute_led
 from capsule.entropy.report import RequestTally
 from capsule.experiment.arrival_log import NOTHING, ArrivalLog, Messages
 from capsule.experiment.canonical import parse_canonical_json
-from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS, StreamProfiles
+from capsule.experiment.contract import FIRST_PROCESS, PROGRAM_PROCESS, DataRead, StreamProfiles
 from capsule.experiment.inference import Inference
+from capsule.experiment.lock import LockedData
 from capsule.experiment.spec import Spec
 from tests.entropy.evidence import (
     FLAGS,
@@ -33,6 +34,7 @@ from tests.entropy.evidence import (
 )
 
 ARRIVALS = ArrivalLog(waits={"mail~1": Messages(sources=("a",), order=(0, NOTHING, 0))})
+READ = DataRead(sets={"mnist": LockedData(sha256="0" * 64, files=2, size=9)})
 ANSWERED = Inference(
     rows=16, independent=False, tested_rows=16, replicas=2, requests=480, own_row=480,
     own_stream=480,
@@ -325,6 +327,16 @@ BROKEN = {
         replace(PROGRAM, arrivals=ARRIVALS),
         {"Order of arrival": "recorded"},
     ),
+    "data sets on read-only mounts": (
+        TRAINER,
+        replace(surroundings(data="read-only"), data=READ),
+        {"Data sets": "eliminated"},
+    ),
+    "data sets that could be written": (
+        TRAINER,
+        replace(surroundings(data="writable"), data=READ),
+        {"Data sets": "assumed"},
+    ),
     "actors that are answered": (
         TRAINER,
         answered(),
@@ -499,7 +511,7 @@ def test_every_row_is_broken_by_some_case():
 def test_no_row_can_be_taken_from_the_spec():
     fields = {field.name for field in dataclasses.fields(Evidence)}
     assert fields == {
-        *("runtime", "mechanisms", "report", "streams", "arrivals", "engine", "image")
+        *("runtime", "mechanisms", "report", "streams", "arrivals", "data", "engine", "image")
     }
     assert not any(isinstance(getattr(TRAINER, name), Spec) for name in fields)
 

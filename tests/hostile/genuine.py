@@ -180,7 +180,8 @@ def rederive(files: Files, before: Mapping[str, bytes]) -> Mapping[str, Kind]:
         observed = Observations.model_validate_json(files[run_bundle.OBSERVATIONS])
     except ValueError:  # not documents any more, which the reader will notice first
         return {}
-    kinds = members_of(lock, claims, embedded=run_bundle.IMAGE_ARCHIVE in files)
+    embedded = run_bundle.IMAGE_ARCHIVE in files
+    kinds = members_of(lock, claims, embedded=embedded, with_data=False)
     for path, data in derived_members(lock, claims, observed, kinds).items():
         if path in files and files[path] == before.get(path):
             files[path] = data

@@ -27,6 +27,7 @@ def root(tmp_path):
             ("objects/dd/d",),
             ("uv/e/e",),
             ("trees/objects/ff/f",),
+            ("data/objects/aa/a",),
         ),
         start=1,
     ):
@@ -60,10 +61,10 @@ def test_an_item_that_was_read_lately_is_not_old(root):
 
 
 def test_the_longest_unused_go_until_the_cache_is_small_enough(root):
-    items = list(cache_items(Cache(root)))  # 28 MiB in all
+    items = list(cache_items(Cache(root)))  # 36 MiB in all
     everything = (*DERIVED, *DOWNLOADED)
-    assert kinds(chosen(items, everything, keep=22 << 20)) == ["source trees"]
-    assert kinds(chosen(items, everything, keep=17 << 20)) == ["source trees", "package indexes"]
+    assert kinds(chosen(items, everything, keep=29 << 20)) == ["data sets"]
+    assert kinds(chosen(items, everything, keep=25 << 20)) == ["data sets", "source trees"]
     assert kinds(chosen(items, DERIVED, keep=0)) == [*reversed(DERIVED)]
     assert chosen(items, everything, keep=1 << 30) == []
 

@@ -52,15 +52,16 @@ class Resolutions:
         self.made: list[str] = []
         monkeypatch.setattr(study_lock, "resolve", self.resolve)
 
-    def resolve(self, spec, _cache, *, project, previous, **_) -> Lock:
+    def resolve(self, spec, _cache, *, project, data, previous, **_) -> Lock:
         pinned = without_sources(spec)
         if previous is not None:
-            return Lock(spec=pinned, image=previous.image, project=project)
+            return Lock(spec=pinned, image=previous.image, project=project, data=data)
         wanted = f"{pinned.image.model_dump_json()}{pinned.accelerator.model_dump_json()}"
         self.made.append(wanted)
         image = make_lock(recipe=spec.accelerator.kind).image.model_dump()
         image |= {"base": digest_of(f"{wanted} {len(self.made)}")}
-        return Lock(spec=pinned, image=LockedImage.model_validate(image), project=project)
+        image = LockedImage.model_validate(image)
+        return Lock(spec=pinned, image=image, project=project, data=data)
 
 
 def locked(path: Path, previous=None, **options) -> study_lock.StudyLock:

@@ -100,6 +100,25 @@ def test_groups_with_other_source_trees_have_pins_of_their_own(tmp_path, resolut
     assert len(set(trees)) == 2
 
 
+def test_groups_with_other_data_sets_have_pins_of_their_own(tmp_path, resolutions, monkeypatch):
+    monkeypatch.setenv("CAPSULE_CACHE", str(tmp_path / "cache"))
+    for name in ("one", "two"):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        (tmp_path / "s" / name / "digits").write_text(name)
+    base = (
+        "schema: capsule/spec/v1\nname: p\ntrainer: {command: [python, main.py]}\n"
+        "data: {digits: {path: one}}\n"
+    )
+    study = PROGRAMS + "  two: {set: {data.digits.path: two}}\n"
+    first = locked(write(tmp_path / "s", PROGRAMS, base))
+    lock = locked(write(tmp_path / "s", study, base), first)
+    assert digests(first).items() < digests(lock).items()
+    assert len({pins.data["digits"].sha256 for pins in lock.pins}) == 2
+    path = tmp_path / "study.lock.json"
+    path.write_bytes(lock.document())
+    assert read_study_lock(path) == lock
+
+
 def test_the_files_of_a_study_are_no_part_of_the_source_tree_that_it_runs(
     tmp_path, resolutions, monkeypatch
 ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsule.entropy.evidence import Evidence, Judgement, LedgerSource
+from capsule.entropy.evidence import Evidence, Judgement, LedgerSource, counted
 
 _SHOWN_LIBRARIES = ("python", "torch")
 
@@ -14,6 +14,19 @@ def _software(evidence: Evidence) -> Judgement:
     if evidence.image is None:
         return "assumed", f"loaded: {text}; no image was used, so the C library was the machine's"
     return "eliminated", f"loaded: {text}; a container of the image {evidence.image} ran"
+
+
+def _data(evidence: Evidence) -> Judgement:
+    if evidence.data is None:
+        return None
+    sets = [
+        f"{name} ({counted(pin.files, 'file')}, {counted(pin.size, 'byte')})"
+        for name, pin in sorted(evidence.data.sets.items())
+    ]
+    hashed = f"{', '.join(sets)}: hashed before the run and after it"
+    if evidence.mechanisms.surroundings.data == "read-only":
+        return "eliminated", f"{hashed}; the run saw only read-only mounts of data"
+    return "assumed", f"{hashed}; in between, the run or another program could write there"
 
 
 def _network(evidence: Evidence) -> Judgement:
@@ -45,6 +58,7 @@ def _file_systems(evidence: Evidence) -> Judgement:
 
 SOURCES = (
     LedgerSource("Software", _software, "code that is downloaded at run time"),
+    LedgerSource("Data sets", _data, "another program that changes a file and changes it back"),
     LedgerSource("File system", _file_systems, "a program that reads more of a file than it wrote"),
     LedgerSource("Network", _network, "nothing that the engine permits"),
     LedgerSource("Change of machine", _machines, "different arithmetic on the two machines"),

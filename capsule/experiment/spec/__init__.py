@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.spec.consistency import MAX_UNROLLS_OF_A_RECORD
+from capsule.experiment.spec.data import DataSpec
 from capsule.experiment.spec.determinism import DeterminismSpec
 from capsule.experiment.spec.document import Spec, TrainingSpec
 from capsule.experiment.spec.environment import (
@@ -40,6 +41,7 @@ __all__ = [
     "CodeSpec",
     "CpuAccelerator",
     "CudaAccelerator",
+    "DataSpec",
     "DeterminismSpec",
     "EntropySpec",
     "EnvironmentSpec",

@@ -8,15 +8,18 @@ from pydantic import Field, field_validator, model_validator
 
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.evaluation import EvaluationSpec
-from capsule.experiment.fields import Model, Name
+from capsule.experiment.fields import Model, Name, added
 from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator, Numerics
 from capsule.experiment.spec.consistency import check_program, check_training
+from capsule.experiment.spec.data import DataSpec
 from capsule.experiment.spec.determinism import DeterminismSpec
 from capsule.experiment.spec.environment import EnvironmentSpec, GymnasiumEnvironment
 from capsule.experiment.spec.image import CodeSpec, ImageSpec
 from capsule.experiment.spec.randomness import EntropySpec, SeedsSpec
 from capsule.experiment.spec.recording import LimitsSpec, RecordingSpec
 from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
+
+MAX_DATA_SETS = 32
 
 
 class Spec(Model):
@@ -39,6 +42,13 @@ class Spec(Model):
     seeds: SeedsSpec = Field(SeedsSpec(), description="The seeds of the random streams.")
     code: CodeSpec | None = Field(
         None, description="The source tree of trainer.command, or of environment.modules."
+    )
+    data: Annotated[dict[Name, DataSpec], Field(min_length=1, max_length=MAX_DATA_SETS)] | None = (
+        added(
+            absent=None,
+            description="Files and folders outside the image that the run reads, by the name under "
+            "which it sees them in /data.",
+        )
     )
     environment: EnvironmentSpec | None = Field(
         None, description="The task; required unless the trainer is a command."

@@ -18,12 +18,12 @@ from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
 from capsule.image.cache import Cache, folder_state
 
-_MOUNT_POINTS = ("dev", "out", "proc", "sys", "tmp")
+_MOUNT_POINTS = ("data", "dev", "out", "proc", "sys", "tmp")
 _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 
 def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
-    """Return a folder with the files of an image, made once per set of layers.
+    """Return a folder with the files of an image, made once per set of layers and mount points.
 
     It is compared with what was unpacked each time, by the inode, size, mode and time of change of
     every file, and made again if anything of it differs. It is written elsewhere and renamed, under
@@ -33,7 +33,7 @@ def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
         CapsuleError: CAP-E004 a layer is not what its digest says, CAP-I107 it has a whiteout or a
             path that leads through a link, CAP-I110 it is not in canonical form.
     """
-    key = sha256_hex(canonical_json([layer.diff_id for layer in image.layers]))
+    key = sha256_hex(canonical_json([*_MOUNT_POINTS, *(each.diff_id for each in image.layers)]))
     root = cache.folder("roots") / key
     record = root.with_name(f"{key}.state")
     with cache.lock(f"root-{key}"):

@@ -55,7 +55,7 @@ def capture_project(
         code: Where the tree is, and which files of it.
         base: The folder that ``code.path`` is relative to.
         cache: Keeps the archive, and git's diff.
-        leave_out: Files that are no part of the tree, such as the spec itself.
+        leave_out: Files and folders that are no part of the tree, such as the spec itself.
 
     Raises:
         CapsuleError: CAP-L201 the folder cannot be read, CAP-L202 git cannot be asked, CAP-L203
@@ -152,7 +152,7 @@ class _Tree:
     Attributes:
         root: The tree's folder.
         patterns: ``code.files``.
-        leave_out: Files that are no part of it.
+        leave_out: Files and folders that are no part of it.
     """
 
     root: Path
@@ -163,7 +163,9 @@ class _Tree:
         """Tell whether a path belongs to the tree, if it is there."""
         parts = PurePosixPath(name).parts
         own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
-        return chosen(name, self.patterns) and not own and self.root / name not in self.leave_out
+        path = self.root / name
+        left_out = any(each in self.leave_out for each in (path, *path.parents))
+        return chosen(name, self.patterns) and not own and not left_out
 
     def accepts_credentials(self, name: str) -> bool:
         """Tell whether ``code.files`` names a path itself, rather than by a pattern."""

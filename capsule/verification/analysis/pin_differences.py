@@ -38,6 +38,7 @@ _WHY: Mapping[Kind, str] = {
     "system": "it contains other binaries",
     "recording": "it should not change a result",
 }
+_OTHER_DATA = "the runs read other data"
 _ENVIRONMENTS = frozenset({"ale-py", "gymnasium", "minatar"})
 _SECTIONS: Mapping[str, Kind] = {
     "accelerator": "numerics",
@@ -134,6 +135,11 @@ def _locks(a: Lock | None, b: Lock | None) -> Iterator[Change]:
     ):
         if left != right:
             yield Change(kind, what, _short(left), _short(right))  # type: ignore[arg-type]
+    sets = a.data or {}, b.data or {}
+    for name in sorted(sets[0].keys() & sets[1].keys()):
+        one, other = (each[name].sha256 for each in sets)
+        if one != other:
+            yield Change("settings", f"data set {name}", _short(one), _short(other), _OTHER_DATA)
     if a.project is not None and b.project is not None:
         for item in compare_documents(a.project.files, b.project.files)[:MAX_DIFFERENCES]:
             yield Change("code", f"source file {item.component}", item.claimed, item.found)

@@ -6,7 +6,7 @@ Everything goes through :func:`capsule.execution.execute`, as ``capsule run`` do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
+from capsule.image.data.places import FoundData
 from capsule.verification.content.times import Span
 from capsule.verification.findings import ExecutionFinding
 from capsule.verification.variation import CONTROL, Variation
@@ -41,10 +42,11 @@ _BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
 
 @dataclass(frozen=True)
 class Executor:
-    """An engine that was prepared for a lock, and what an execution may use."""
+    """An engine that was prepared for a lock, and what an execution may use and reads."""
 
     engine: Engine
     limits: LimitsSpec
+    data: Mapping[str, FoundData]
     reporter: execution.Reporter
 
     def whole(
@@ -88,6 +90,7 @@ class Executor:
             replicas=change.replicas,
             limits=self.limits,
             surroundings=surroundings,
+            data=self.data,
             reporter=self.reporter,
         )
         ledger = read_document(directory / contract.LEDGER, Ledger)
@@ -114,6 +117,7 @@ class Executor:
             schedule=schedule,
             segment=True,
             limits=self.limits,
+            data=self.data,
             reporter=self.reporter,
         )
 

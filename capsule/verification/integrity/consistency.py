@@ -41,6 +41,7 @@ from capsule.host.errors import CapsuleError
 from capsule.image.assembly.base import is_genuine
 from capsule.image.closure import check_pins
 from capsule.image.resolution.project import read_project
+from capsule.verification.integrity.data import check_data
 from capsule.verification.integrity.layers import (
     PROJECT,
     bad_layer,
@@ -71,13 +72,15 @@ def check_consistency(run: RecordedRun) -> tuple[str, ...]:
     # a signer states another version to escape them, the report names what was left out.
     same_capsule = observed.capsule_sha256 == package_digest()
     embedded = run_bundle.IMAGE_ARCHIVE in run.bundle.files
-    kinds = members_of(run.lock, run.claims, embedded=embedded)
+    with_data = run_bundle.carries_data(run.lock, run.bundle.files)
+    kinds = members_of(run.lock, run.claims, embedded=embedded, with_data=with_data)
     _check_output_names(run)
     if same_capsule:
         _check_members(run, kinds)
     _check_lock(run)
     _check_run(run, observed)
     _check_image(run)
+    _check_data(run)
     _check_sboms(run)
     _check_entropy(run)
     _check_events(run)
@@ -194,6 +197,20 @@ def _check_image(run: RecordedRun) -> None:
     if project.git is not None and project.git.diff is not None:
         diff = run.bundle.sha256(run_bundle.PROJECT_DIFF)
         _equal(run_bundle.PROJECT_DIFF, "its digest", project.git.diff, diff)
+
+
+def _check_data(run: RecordedRun) -> None:
+    """Check that the run read the locked data sets, and that the bundle has their listings."""
+    pins = run.lock.data
+    if pins is not None:
+        name = RUN + contract.DATA
+        read = run.bundle.read(name, contract.DataRead)
+        _equal(name, "the data sets against the lock", pins, read.sets)
+    claimed = None if pins is None else {name: pin.sha256 for name, pin in pins.items()}
+    _equal(run_bundle.LOCK, "the data sets", run.claims.data, claimed)
+    named = (run.observations().data or {}).keys()
+    _equal(run_bundle.OBSERVATIONS, "the data sets", (claimed or {}).keys(), named)
+    check_data(run)
 
 
 def _check_sboms(run: RecordedRun) -> None:
@@ -367,12 +384,15 @@ def _check_derived(run: RecordedRun, observed: Observations, derived: Mapping[st
     arrivals = None
     if run_bundle.ARRIVALS in bundle.files:
         arrivals = parse_arrivals(bundle.content(run_bundle.ARRIVALS, MAX_LOG_BYTES))
+    name = RUN + contract.DATA
+    data = bundle.read(name, contract.DataRead) if name in bundle.files else None
     evidence = Evidence(
         runtime=bundle.read(RUN + contract.RUNTIME, contract.Runtime),
         mechanisms=bundle.read(RUN + contract.MECHANISMS, Mechanisms),
         report=bundle.read(run_bundle.ENTROPY_REPORT, EntropyReport),
         streams=bundle.read(run_bundle.STREAMS, contract.StreamProfiles) if is_training else None,
         arrivals=arrivals,
+        data=data,
         engine=observed.engine,
         image=None,
     )

@@ -319,5 +319,10 @@ def check_size(member: str, packed: int, size: int) -> None:
     """Reject a layer that would become too large, before any of it is unpacked."""
     if size > MAX_LAYER_BYTES:
         raise bad_layer(member, f"it has {size} bytes, more than {MAX_LAYER_BYTES}")
+    check_ratio(member, packed, size)
+
+
+def check_ratio(member: str, packed: int, size: int) -> None:
+    """Reject an archive that would grow more than one of files can, before it is unpacked."""
     if size > run_bundle.largest_unpacked(packed):
         raise bad_layer(member, f"{packed} bytes would become {size}, which no tree of files does")

@@ -31,7 +31,7 @@
 
 #define REFUSED 88 /* the kernel does not allow this: one line on standard error says what */
 #define USAGE 2
-#define MAX_BINDS 8
+#define MAX_BINDS 64
 #define PATH_SIZE 4352
 
 #define TEMPORARY "/tmp"    /* of the program; before, where the new root is put together */
@@ -76,7 +76,7 @@ static _Noreturn void refuse(const char *format, ...) {
 
 static const struct option long_options[] = {
     {"temporary", required_argument, NULL, 't'}, /* size of /tmp, /var/tmp and /dev/shm in MiB */
-    {"read-only", required_argument, NULL, 'r'}, /* FROM=TO: a folder, where the program sees it */
+    {"read-only", required_argument, NULL, 'r'}, /* FROM=TO: what the program sees where */
     {"writable", required_argument, NULL, 'w'},  /* FROM=TO */
     {"probe", no_argument, NULL, 'p'},           /* execute nothing */
     {NULL, 0, NULL, 0},
@@ -87,11 +87,12 @@ static _Noreturn void misused(const char *what) {
     exit(USAGE);
 }
 
-/* TO is one component below the root: the rest of the root is the machine's. */
+/* TO is one component below the root, the rest of which is the machine's; or it exists below a
+ * folder that was given before. */
 static void add_bind(char *text, bool writable) {
-    char *separator = strrchr(text, '=');
-    if (!separator || text[0] != '/' || separator[1] != '/' || strchr(separator + 2, '/'))
-        misused("a folder is given as /FROM=/NAME");
+    char *separator = NULL; /* the last one: only FROM may hold others */
+    for (char *at = text; (at = strstr(at, "=/")); at++) separator = at;
+    if (!separator || text[0] != '/') misused("a folder is given as /FROM=/NAME");
     if (options.bind_count == MAX_BINDS) misused("too many folders");
     *separator = 0;
     char *from = realpath(text, NULL);
@@ -155,7 +156,8 @@ static void raise_loopback(void) {
 static void bind_folder(const char *from, const char *to) {
     char path[PATH_SIZE];
     snprintf(path, sizeof path, MACHINE "%s", from);
-    if (mkdir(to, 0755) != 0 || mount(path, to, NULL, MS_BIND | MS_REC, NULL) != 0)
+    if ((mkdir(to, 0755) != 0 && errno != EEXIST) ||
+        mount(path, to, NULL, MS_BIND | MS_REC, NULL) != 0)
         refuse("%s cannot be shown at %s", from, to);
 }
 

@@ -1,0 +1,34 @@
+"""The spec's section ``data``: files and folders outside the image that a run reads."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from capsule.experiment.fields import Model
+
+
+class DataSpec(Model):
+    """A data set: a file or a folder, which the lock pins and a run sees read-only.
+
+    Where it lies, and what it is expected to be, is never part of a lock.
+    """
+
+    path: str | None = Field(None, description="File or folder, relative to the spec file.")
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = Field(
+        None, description="Address of a file, which is downloaded when the spec is locked."
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None,
+        description=(
+            "Expected SHA-256 of the file, or of the listing of the folder; null: the lock pins "
+            "what is there."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataSpec:
+        if self.path is not None and self.url is not None:
+            raise ValueError("path and url contradict each other: leave one of them out")
+        return self

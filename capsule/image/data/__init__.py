@@ -1,0 +1,1 @@
+"""Data sets: what a run reads besides its image, pinned by digest."""

@@ -1,0 +1,206 @@
+"""Pinning data sets: where the spec says that they are, they are listed when the spec is locked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import requests
+import urllib3
+
+from capsule import __version__
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.lock import Lock, LockedData
+from capsule.experiment.spec import DataSpec
+from capsule.host.errors import CapsuleError
+from capsule.host.network import trusted_certificates
+from capsule.image.cache import Cache
+from capsule.image.data.listing import (
+    Listing,
+    Meter,
+    Progress,
+    first_difference,
+    list_data,
+    pin_of,
+)
+from capsule.image.data.places import read_listing, remember
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = 60.0
+
+
+def capture_data(
+    data: Mapping[str, DataSpec] | None,
+    base: Path,
+    cache: Cache,
+    earlier: Sequence[Lock],
+    progress: Progress,
+    *,
+    may_change: bool = False,
+) -> dict[str, LockedData] | None:
+    """Pin the data sets of a spec.
+
+    A file is hashed once, until its size or time changes; a run hashes all of it.
+
+    Args:
+        data: The spec's section; None if it has none.
+        base: The folder that paths are relative to.
+        cache: Keeps listings, and what is downloaded; remembers where data sets lie.
+        earlier: Locks with earlier pins. A file that one of them pins is not downloaded again.
+        progress: Told about downloads, and how far they and hashing are.
+        may_change: Accept a data set that is not what any of them pins.
+
+    Raises:
+        CapsuleError: CAP-L301, a data set has neither path nor address, or nothing is at its path;
+            CAP-L302 to CAP-L305, it cannot be pinned; CAP-L306, its file cannot be downloaded;
+            CAP-L307, it is not what the spec expects; CAP-L308, it is not what was pinned before.
+    """
+    if data is None:
+        return None
+    pins = {}
+    for name, spec in data.items():
+        pinned = _pinned(name, earlier)
+        listing, place = _captured(name, spec, base, cache, pinned, progress)
+        pins[name] = pin_of(listing)
+        if pinned and pins[name] not in pinned and not may_change:
+            raise _changed(name, read_listing(pinned[0], cache), listing)
+        remember(cache, listing, place, spec.url)
+    return pins
+
+
+def _pinned(name: str, earlier: Sequence[Lock]) -> list[LockedData]:
+    return [lock.data[name] for lock in earlier if lock.data is not None and name in lock.data]
+
+
+def _captured(
+    name: str,
+    spec: DataSpec,
+    base: Path,
+    cache: Cache,
+    pinned: Sequence[LockedData],
+    progress: Progress,
+) -> tuple[Listing, Path]:
+    """Return the listing of a data set, and where it lies."""
+    if spec.url is not None:
+        place, listing = _fetched(name, spec, spec.url, cache, pinned, progress)
+    elif spec.path is not None:
+        place = (base / Path(spec.path).expanduser()).resolve()
+        if not place.exists():
+            raise CapsuleError(
+                "CAP-L301",
+                f"data.{name}.path {spec.path!r}: {place} does not exist",
+                fix="Name a file or a folder, relative to the spec.",
+            )
+        meter = Meter(f"hashing the data set {name!r}", progress)
+        listing = list_data(name, place, lambda path: cache.digest(path, meter.sha256))
+    else:
+        raise CapsuleError(
+            "CAP-L301",
+            f"data.{name} has neither path nor url",
+            fix=f"Say where the data set is: data.{name}.path, or data.{name}.url.",
+        )
+    _check_expected(name, spec, listing)
+    return listing, place
+
+
+def _check_expected(name: str, spec: DataSpec, listing: Listing) -> None:
+    """Compare a data set with the SHA-256 that the spec expects: of its file, or of its listing."""
+    accepted = [pin_of(listing).sha256]
+    if len(listing) == 1:
+        accepted.insert(0, next(iter(listing.values())).split()[-1])
+    if spec.sha256 is not None and spec.sha256 not in accepted:
+        raise CapsuleError(
+            "CAP-L307",
+            f"data.{name}.sha256 is {spec.sha256}, but the data set has {accepted[0]}",
+            fix="Get the expected data set, or correct the field.",
+        )
+
+
+def _changed(name: str, before: Listing | None, listing: Listing) -> CapsuleError:
+    what = (
+        f"its digest is {pin_of(listing).sha256} now"
+        if before is None
+        else first_difference(before, listing)
+    )
+    return CapsuleError(
+        "CAP-L308",
+        f"the data set {name!r} has changed since it was locked: {what}",
+        fix="Restore it; or, if it changed on purpose, run 'capsule lock --refresh-data'.",
+    )
+
+
+def _fetched(
+    name: str,
+    spec: DataSpec,
+    url: str,
+    cache: Cache,
+    pinned: Sequence[LockedData],
+    progress: Progress,
+) -> tuple[Path, Listing]:
+    """Return the file at an address, in the cache, and its listing.
+
+    It is downloaded unless it is in the cache already: as the spec expects it, or as it was pinned.
+    """
+    called = PurePosixPath(unquote(urlsplit(url).path)).name
+    if not called:
+        raise CapsuleError(
+            "CAP-L306",
+            f"data.{name}.url {url!r} names no file",
+            fix="Give the address of one file; pack several files into an archive.",
+        )
+    expected = [spec.sha256] if spec.sha256 is not None else []
+    for pin in pinned:
+        expected += [fact.split()[-1] for fact in (read_listing(pin, cache) or {}).values()]
+    sha256 = next((each for each in expected if cache.data.has(each)), None)
+    if sha256 is None:
+        with cache.data.scratch() as scratch:
+            _download(name, url, scratch / "file", progress)
+            sha256 = sha256_file(scratch / "file")
+            place = cache.data.add(scratch / "file", sha256)
+    place = cache.data.path(sha256)
+    listing = list_data(name, place, cache.digest, called=called)
+    return place, listing
+
+
+def _download(name: str, url: str, target: Path, progress: Progress) -> None:
+    """Download a file, without decoding what a server says is only an encoding.
+
+    Raises:
+        CapsuleError: CAP-L306.
+    """
+    progress(f"downloading the data set {name!r}")
+    try:
+        with (
+            requests.get(
+                url,
+                stream=True,
+                timeout=_TIMEOUT_S,
+                headers={"User-Agent": f"capsule/{__version__}", "Accept-Encoding": "identity"},
+                verify=trusted_certificates() or True,
+            ) as answer,
+            target.open("wb") as stream,
+        ):
+            answer.raise_for_status()
+            _copy(answer, stream, name, progress)
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise CapsuleError(
+            "CAP-L306",
+            f"data.{name}.url {url!r} cannot be downloaded: {error}",
+            fix=f"Check the address and the network, or download the file and name it in "
+            f"data.{name}.path.",
+        ) from error
+
+
+def _copy(answer: requests.Response, stream: BinaryIO, name: str, progress: Progress) -> None:
+    size = answer.headers.get("Content-Length", "")
+    total = int(size) if size.isdecimal() else None
+    meter = Meter(f"downloading the data set {name!r}", progress, total)
+    received = 0
+    for chunk in answer.raw.stream(_CHUNK, decode_content=False):
+        stream.write(chunk)
+        received += len(chunk)
+        meter.add(len(chunk))
+    if total is not None and received != total:
+        raise requests.ConnectionError(f"{received:,} of {total:,} bytes were received")

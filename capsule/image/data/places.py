@@ -1,0 +1,209 @@
+"""Where data sets lie on this machine.
+
+A data set is never copied: a run sees it where it lies. The cache remembers by its digest where it
+was seen last, and keeps its listing, so that the first file that changed can be named. It also
+holds what was downloaded, and what a bundle carried. All of that is hashed before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from capsule.experiment.canonical import sha256_hex, write_atomic
+from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock, LockedData
+from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
+from capsule.image.data.listing import (
+    Listing,
+    Meter,
+    Progress,
+    first_difference,
+    list_data,
+    listing_document,
+    parse_listing,
+    pin_of,
+    size_text,
+)
+
+_PLACES, _UNPACKED = "places", "unpacked"  # folders of the store
+
+
+class _Place(Model):
+    """Where a data set was seen last."""
+
+    path: str
+    url: str | None = None
+
+
+class FoundData(NamedTuple):
+    """A data set on this machine.
+
+    Attributes:
+        path: Where it lies: a folder, or a file.
+        url: Where it was downloaded from, if it was.
+        listing: What is in it, as its lock pins it.
+    """
+
+    path: Path
+    url: str | None
+    listing: Listing
+
+    @property
+    def below(self) -> str:
+        """What a run sees it as, below its name: the name of a file; ``""`` for a folder."""
+        return "" if self.path.is_dir() else next(iter(self.listing))
+
+    def check(self, name: str, progress: Progress) -> LockedData:
+        """Hash all of it, and return what was found, which is what is pinned.
+
+        Args:
+            name: Its name in the spec.
+            progress: Told how far that is, every few seconds.
+
+        Raises:
+            CapsuleError: CAP-E044, it is not the pinned one; CAP-L302 to CAP-L305, it cannot be
+                one.
+        """
+        found = _listed(name, self.path, pin_of(self.listing), self.listing, progress)
+        if found == self.listing:
+            return pin_of(found)
+        raise _differs(name, self.path, first_difference(self.listing, found))
+
+
+def parse_places(texts: Sequence[str]) -> dict[str, Path]:
+    """Parse ``NAME=PATH`` of the option ``--data``.
+
+    Raises:
+        CapsuleError: CAP-E045, anything else, or a name twice.
+    """
+    places: dict[str, Path] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if not (name and separator and path) or name in places:
+            wrong = "names a data set twice" if name in places else "is not NAME=PATH"
+            raise CapsuleError(
+                "CAP-E045",
+                f"--data {text!r} {wrong}",
+                fix="Write, for example, --data mnist=/datasets/mnist, once for each data set.",
+            )
+        places[name] = Path(path).expanduser()
+    return places
+
+
+def find_data(
+    lock: Lock, cache: Cache, progress: Progress, given: Mapping[str, Path] | None = None
+) -> dict[str, FoundData]:
+    """Find the data sets of a lock. They are hashed here only if their listing is not known.
+
+    Args:
+        lock: The locked experiment.
+        cache: Remembers where data sets were seen.
+        progress: Told how far hashing is.
+        given: Where the user says that some are.
+
+    Raises:
+        CapsuleError: CAP-E044, a data set is not what the lock pins; CAP-E045, a given path does
+            not exist, or the lock has no data set of that name; CAP-E046, a data set is not on
+            this machine.
+    """
+    pins, given = lock.data or {}, given or {}
+    for name, path in given.items():
+        if name not in pins:
+            reason = f"the data sets of the lock are {', '.join(pins) or 'none'}"
+        elif not path.exists():
+            reason = "the path does not exist"
+        else:
+            continue
+        raise CapsuleError(
+            "CAP-E045",
+            f"--data {name}={path}: {reason}",
+            fix="Name a data set of the lock, and the file or folder where it lies.",
+        )
+    return {name: _find(name, pin, cache, progress, given.get(name)) for name, pin in pins.items()}
+
+
+def _find(
+    name: str, pin: LockedData, cache: Cache, progress: Progress, given: Path | None
+) -> FoundData:
+    known = _remembered(pin, cache)
+    path = given.resolve() if given is not None else None if known is None else Path(known.path)
+    if path is None or not path.exists():
+        raise CapsuleError(
+            "CAP-E046",
+            f"the data set {name!r} ({size_text(pin)}, SHA-256 {pin.sha256}) is not on this machine"
+            + ("" if path is None else f": {path} does not exist any more"),
+            fix=f"Name the file or folder where it lies with --data {name}=PATH, or ask for a "
+            "bundle that carries it (capsule run --embed-data).",
+        )
+    url, listing = None if known is None else known.url, read_listing(pin, cache)
+    if listing is None:
+        listing = _listed(name, path, pin, None, progress)
+        if (found := pin_of(listing)) != pin:
+            what = f"its digest is {found.sha256}, and the lock has {pin.sha256}"
+            raise _differs(name, path, what)
+    remember(cache, listing, path, url)
+    return FoundData(path, url, listing)
+
+
+def _listed(
+    name: str, path: Path, pin: LockedData, pinned: Listing | None, progress: Progress
+) -> Listing:
+    """Hash a data set, and return its listing."""
+    meter = Meter(f"hashing the data set {name!r}", progress, pin.size)
+    # A data set of one file may lie under another name than it was pinned with.
+    called = next(iter(pinned)) if pinned is not None and len(pinned) == 1 else None
+    return list_data(name, path, meter.sha256, called=called, for_everyone=os.getuid() == 0)
+
+
+def _differs(name: str, path: Path, what: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-E044",
+        f"the data set {name!r} at {path} is not what the lock pins: {what}",
+        fix=f"Restore it, or name an unchanged copy with --data {name}=PATH. If it changed on "
+        "purpose, run 'capsule lock --refresh-data'.",
+    )
+
+
+def remember(cache: Cache, listing: Listing, path: Path, url: str | None = None) -> None:
+    """Keep the listing of a data set, and where it lies."""
+    digest = keep_listing(cache, listing)
+    place = _Place(path=str(path), url=url)
+    write_atomic(cache.data.folder(_PLACES) / digest, place.document())
+
+
+def keep_listing(cache: Cache, listing: Listing) -> str:
+    """Keep the listing of a data set, wherever that lies, and return its digest."""
+    document = listing_document(listing)
+    digest = sha256_hex(document)
+    if not cache.data.has(digest):
+        with cache.data.scratch() as scratch:
+            (scratch / "listing").write_bytes(document)
+            cache.data.add(scratch / "listing", digest)
+    return digest
+
+
+def read_listing(pin: LockedData, cache: Cache) -> Listing | None:
+    """Return the listing of a pinned data set, if it is in the cache."""
+    if not cache.data.has(pin.sha256):
+        return None
+    data = cache.data.path(pin.sha256).read_bytes()
+    return parse_listing(data) if sha256_hex(data) == pin.sha256 else None
+
+
+def unpacked_place(cache: Cache, pin: LockedData) -> Path:
+    """Return where in the cache a data set is, or would be, that a bundle carried."""
+    return cache.data.folder(_UNPACKED) / pin.sha256
+
+
+def _remembered(pin: LockedData, cache: Cache) -> _Place | None:
+    note = cache.data.folder(_PLACES) / pin.sha256
+    try:
+        return _Place.parse(note.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,0 +1,186 @@
+"""Pinning data sets when a spec is locked: paths, addresses, and pins that no longer hold."""
+
+import functools
+import http.server
+import threading
+from pathlib import Path
+
+import pytest
+
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.lock import Lock
+from capsule.experiment.spec import DataSpec
+from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
+from capsule.image.data.capture import capture_data
+from capsule.image.data.listing import list_data, pin_of
+from capsule.image.data.places import find_data, read_listing
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "1.txt").write_text("1\n")
+    return folder
+
+
+def capture(spec, base, cache, earlier=(), told=None):
+    said = (lambda _: None) if told is None else told.append
+    return capture_data({"digits": DataSpec(**spec)}, base, cache, earlier, said)["digits"]
+
+
+def lock_with(pin):
+    return Lock.model_construct(data={"digits": pin})
+
+
+def test_no_section_pins_nothing(tmp_path, cache):
+    assert capture_data(None, tmp_path, cache, [], print) is None
+
+
+def test_a_folder_is_pinned_and_found_again(folder, cache):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    assert pin == pin_of({"1.txt": f"file 2 {sha256_hex(b'1' + bytes([10]))}"})
+    found = find_data(lock_with(pin), cache, print)["digits"]
+    assert (found.path, found.below, found.url) == (folder, "", None)
+    assert found.check("digits", print) == pin
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [({}, "neither path nor url"), ({"path": "nowhere"}, "nowhere does not exist")],
+)
+def test_a_data_set_must_be_somewhere(tmp_path, cache, spec, said):
+    with pytest.raises(CapsuleError, match=said) as caught:
+        capture(spec, tmp_path, cache)
+    assert caught.value.code == "CAP-L301"
+
+
+def test_a_changed_file_is_named_until_it_is_pinned_again(folder, cache):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    (folder / "1.txt").write_text("2\n3\n")
+    with pytest.raises(CapsuleError, match=r"1\.txt now has 4 bytes, and had 2") as caught:
+        capture({"path": "digits"}, folder.parent, cache, [lock_with(pin)])
+    assert caught.value.code == "CAP-L308"
+    changed = capture({"path": "digits"}, folder.parent, cache)
+    assert changed != pin
+    assert capture({"path": "digits"}, folder.parent, cache, [lock_with(changed)]) == changed
+
+
+def test_another_machine_names_the_digests(folder, cache, tmp_path):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    (folder / "1.txt").write_text("2\n")
+    with pytest.raises(CapsuleError, match="its digest is"):
+        capture({"path": "digits"}, folder.parent, Cache(tmp_path / "other"), [lock_with(pin)])
+
+
+def test_a_study_may_give_a_name_to_other_data(folder, cache):
+    pin = capture({"path": "digits"}, folder.parent, cache)
+    (folder / "1.txt").write_text("2\n")
+    spec = {"digits": DataSpec(path="digits")}
+    earlier = [lock_with(pin)]
+    found = capture_data(spec, folder.parent, cache, earlier, print, may_change=True)
+    assert found["digits"] != pin
+
+
+def test_the_expected_digest_is_of_the_file_or_of_the_listing(folder, cache):
+    listing = pin_of(list_data("digits", folder, lambda _: sha256_hex(b"1\n"))).sha256
+    for expected in (sha256_hex(b"1\n"), listing):
+        capture({"path": "digits/1.txt", "sha256": expected}, folder.parent, cache)
+    (folder / "2.txt").write_text("2\n")
+    with pytest.raises(CapsuleError, match="but the data set has") as caught:
+        capture({"path": "digits", "sha256": listing}, folder.parent, cache)
+    assert caught.value.code == "CAP-L307"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and ``short``, which is promised to be longer than it is."""
+
+    def end_headers(self):
+        if self.path.endswith(".gz"):
+            self.send_header("Content-Encoding", "gzip")  # as some servers say of such files
+        super().end_headers()
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        if self.path != "/short":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "9999")
+        self.end_headers()
+        self.wfile.write(b"short")
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def server(folder):
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        server.address = f"http://127.0.0.1:{server.server_port}"
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_file_is_downloaded_once(folder, cache, server):
+    told = []
+    (folder / "data set.csv.gz").write_bytes(b"\x1f\x8b, not decoded")
+    spec = {"url": f"{server.address}/data%20set.csv.gz?version=1"}
+    pin = capture(spec, folder.parent, cache, told=told)
+    assert told == ["downloading the data set 'digits'"]
+    name = "data set.csv.gz"
+    assert read_listing(pin, cache) == {
+        name: f"file 15 {sha256_hex(bytes([0x1F, 0x8B]) + b', not decoded')}"
+    }
+    found = find_data(lock_with(pin), cache, print)["digits"]
+    assert (found.below, found.url) == (name, spec["url"])
+    assert found.check("digits", print) == pin
+    assert capture(spec, folder.parent, cache, [lock_with(pin)]) == pin
+    assert len(server.asked) == 1
+
+
+def test_an_expected_file_in_the_cache_is_not_downloaded(folder, cache, server):
+    spec = {"url": f"{server.address}/1.txt", "sha256": sha256_hex(b"1\n")}
+    assert capture(spec, folder.parent, cache) == capture(spec, folder.parent, cache)
+    assert len(server.asked) == 1
+
+
+def test_a_file_that_changed_at_its_address_is_refused(folder, cache, server, tmp_path):
+    spec = {"url": f"{server.address}/1.txt"}
+    pin = capture(spec, folder.parent, cache)
+    (folder / "1.txt").write_text("2\n")
+    with pytest.raises(CapsuleError, match="has changed since it was locked") as caught:
+        capture(spec, folder.parent, Cache(tmp_path / "other"), [lock_with(pin)])
+    assert caught.value.code == "CAP-L308"
+
+
+@pytest.mark.parametrize("path", ["nowhere", "short", ""])
+def test_a_download_that_fails_names_the_address(folder, cache, server, path):
+    with pytest.raises(
+        CapsuleError, match=rf"data\.digits\.url '{server.address}/{path}'"
+    ) as caught:
+        capture({"url": f"{server.address}/{path}"}, folder.parent, cache)
+    assert caught.value.code == "CAP-L306"
+    assert not list(Path(cache.root).glob("data/objects/*/*"))
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path, cache):
+    with pytest.raises(CapsuleError, match="cannot be downloaded") as caught:
+        capture({"url": "http://127.0.0.1:1/a"}, tmp_path, cache)
+    assert caught.value.code == "CAP-L306"
+
+
+def test_path_and_address_contradict_each_other():
+    with pytest.raises(ValueError, match="contradict each other"):
+        DataSpec(path="a", url="https://example.org/a")

@@ -1,0 +1,115 @@
+"""Finding data sets on a machine, and checking them before and after a run."""
+
+from pathlib import Path
+
+import pytest
+
+from capsule.experiment.canonical import sha256_file
+from capsule.experiment.lock import Lock
+from capsule.host.errors import CapsuleError
+from capsule.image.cache import Cache
+from capsule.image.data.listing import list_data, pin_of
+from capsule.image.data.places import find_data, parse_places, remember
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "1.txt").write_text("1\n")
+    return folder
+
+
+@pytest.fixture
+def lock(folder):
+    return Lock.model_construct(data={"digits": pin_of(list_data("digits", folder, sha256_file))})
+
+
+def find(lock, cache, **given):
+    return find_data(lock, cache, lambda _: None, given).get("digits")
+
+
+def test_a_lock_without_data_sets_needs_none(cache):
+    assert find_data(Lock.model_construct(data=None), cache, print) == {}
+
+
+def test_a_data_set_that_was_never_seen_is_asked_for(lock, cache):
+    with pytest.raises(CapsuleError, match=r"'digits' \(1 file, 2 bytes, SHA-256") as caught:
+        find(lock, cache)
+    assert caught.value.code == "CAP-E046"
+    assert "--data digits=PATH" in caught.value.fix
+
+
+def test_a_data_set_that_was_named_once_is_remembered(lock, folder, cache):
+    assert find(lock, cache, digits=folder) == find(lock, cache)
+
+
+def test_a_data_set_that_is_gone_is_asked_for_with_its_place(lock, folder, cache):
+    find(lock, cache, digits=folder)
+    folder.rename(folder.with_name("elsewhere"))
+    with pytest.raises(CapsuleError, match=f"{folder} does not exist any more"):
+        find(lock, cache)
+    assert find(lock, cache, digits=folder.with_name("elsewhere")).path.name == "elsewhere"
+
+
+def test_a_single_file_may_have_another_name(folder, cache, tmp_path):
+    listing = list_data("digits", folder / "1.txt", sha256_file)
+    lock = Lock.model_construct(data={"digits": pin_of(listing)})
+    remember(cache, listing, folder / "1.txt")
+    (tmp_path / "copy").write_text("1\n")
+    found = find(lock, cache, digits=tmp_path / "copy")
+    assert (found.path, found.below) == (tmp_path / "copy", "1.txt")
+    assert found.check("digits", print) == pin_of(listing)
+    assert find(lock, cache, digits=folder).below == ""  # a folder that holds only this file
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_another_data_set_is_refused(lock, folder, cache, known):
+    if known:
+        find(lock, cache, digits=folder)
+    (folder / "1.txt").write_text("2\n")
+    said = r"1\.txt now has the SHA-256" if known else "its digest is"
+    with pytest.raises(CapsuleError, match=said) as caught:
+        find(lock, cache, digits=folder).check("digits", print)
+    assert caught.value.code == "CAP-E044"
+
+
+def test_a_damaged_note_or_listing_of_the_cache_is_made_again(lock, folder, cache):
+    found = find(lock, cache, digits=folder)
+    digest = lock.data["digits"].sha256
+    cache.data.path(digest).write_text("{}")
+    (cache.data.folder("places") / digest).write_text("{}")
+    with pytest.raises(CapsuleError):
+        find(lock, cache)
+    assert find(lock, cache, digits=folder) == found
+
+
+@pytest.mark.parametrize("text", ["digits", "=a", "digits=", ""])
+def test_the_option_is_a_name_and_a_path(text):
+    with pytest.raises(CapsuleError, match="is not NAME=PATH") as caught:
+        parse_places([text])
+    assert caught.value.code == "CAP-E045"
+
+
+def test_the_option_names_each_data_set_once():
+    assert parse_places(["a=b=c", "d=~/e"]) == {"a": Path("b=c"), "d": Path.home() / "e"}
+    with pytest.raises(CapsuleError, match="names a data set twice"):
+        parse_places(["a=b", "a=c"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"other": "."}, "the data sets of the lock are digits"),
+        ({"digits": "no"}, "does not exist"),
+    ],
+)
+def test_what_the_option_names_must_exist(lock, cache, given, said):
+    with pytest.raises(CapsuleError, match=said) as caught:
+        find_data(lock, cache, print, {name: Path(path) for name, path in given.items()})
+    assert caught.value.code == "CAP-E045"
