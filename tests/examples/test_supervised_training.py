@@ -166,7 +166,10 @@ def test_the_specs_run_the_script_as_its_command_line_allows(
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     options = train.parse()
     assert options.seed is None
-    assert spec.name == f"supervised-{options.model}"
+    assert spec.name == f"supervised-{path.stem}"
+    assert path.stem.startswith(options.model)
+    if spec.data is not None:
+        assert options.directory == Path("/data", *spec.data)
 
 
 def test_a_fixed_image_size_cannot_be_changed(tmp_path: Path) -> None:
