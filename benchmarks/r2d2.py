@@ -157,12 +157,13 @@ def update_operations() -> float:
     """Return the floating-point operations of one update of the learner being measured."""
     from capsule.training.layers.backends import LIBRARY
     from capsule.training.networks.recurrent import make_recurrent_network
+    from capsule.training.state.frames import FrameLayout
 
     trainer = spec_of(Contender(LEARNER, 1)).trainer
     network = make_recurrent_network(
         trainer.network,
         frame_stack=4,
-        frame_shape=(84, 84),
+        layout=FrameLayout((84, 84)),
         actions=18,
         recurrent_units=trainer.recurrent_units,
         hidden_units=trainer.hidden_units,

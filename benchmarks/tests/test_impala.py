@@ -20,6 +20,7 @@ from learning import CORRECTIONS, LAGS, TASKS, Run, lag_variants, runs_of, train
 
 from capsule.training.losses.impala import impala_losses, softmax_policy
 from capsule.training.losses.v_trace import Correction
+from capsule.training.state.frames import FrameLayout
 
 SVG = "{http://www.w3.org/2000/svg}"
 SMALL = (
@@ -244,7 +245,7 @@ def test_the_shared_queue_has_the_same_network():
     ours = make_actor_critic_network(
         "shallow",
         frame_stack=4,
-        frame_shape=(84, 84),
+        layout=FrameLayout((84, 84)),
         actions=len(impala.minimal_actions()),
         recurrent_units=0,
         hidden_units=256,

@@ -121,7 +121,7 @@ def settings_of(document=CARTPOLE, products=FIXED_ORDER, **changes):
     network = make_actor_critic_network(
         "mlp" if document is CARTPOLE else "shallow",
         frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
+        layout=example.layout,
         actions=example.actions,
         recurrent_units=20,
         hidden_units=12,

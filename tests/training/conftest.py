@@ -130,9 +130,9 @@ def finish_run(directory, **options):
     return process.returncode, errors
 
 
-def kill_when_traced(directory, size):
+def kill_when_traced(directory, size, **options):
     """Start a run and kill it with signal 9 once its trace has this many bytes."""
-    process = start_run(directory)
+    process = start_run(directory, **options)
     trace = directory / contract.TRACE
     while process.poll() is None:
         if trace.exists() and trace.stat().st_size >= size:

@@ -12,6 +12,7 @@ from capsule.experiment.fields import (
     NonNegativeInt,
     PositiveInt,
     Probability,
+    added,
 )
 from capsule.experiment.scores import ReferenceScores, reference_of
 from capsule.experiment.trainers import PopulationSpec
@@ -89,6 +90,11 @@ class GymnasiumEnvironment(Model):
     frame_stack: PositiveInt = Field(
         1, description="Number of most recent frames in an observation."
     )
+    numbers: Annotated[tuple[str, ...], Field(min_length=1)] | None = added(
+        absent=None,
+        description="Entries of a Dict observation that the agent sees as numbers beside the image "
+        "that 'observation' names, e.g. [direction].",
+    )
     instruction: str | None = Field(
         None,
         description=(
@@ -108,7 +114,18 @@ class GymnasiumEnvironment(Model):
     def _consistent(self) -> GymnasiumEnvironment:
         if self.frames == "image" and self.masked_observations:
             raise ValueError("masked_observations does not apply to frames: image; leave it out")
+        if self.numbers is not None:
+            self._check_numbers(self.numbers)
         return self
+
+    def _check_numbers(self, numbers: tuple[str, ...]) -> None:
+        if self.frames != "image" or self.observation is None:
+            raise ValueError(
+                "numbers requires frames: image and an entry in observation that is the image; a "
+                "flat observation has all numbers already"
+            )
+        if len({self.observation, self.instruction, *numbers}) < len(numbers) + 2:
+            raise ValueError("numbers names an entry twice, or one that is seen otherwise")
 
 
 class MinAtarEnvironment(Model):

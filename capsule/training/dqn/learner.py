@@ -105,7 +105,7 @@ class DeepQLearning(BaseTrainer):
         self.network: Network = make_network(
             trainer.network,
             frame_stack=environment.frame_stack,
-            frame_shape=environment.frame_shape,
+            layout=environment.layout,
             actions=environment.actions,
             hidden_units=trainer.hidden_units,
             products=backend_for(context.spec.accelerator),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import StreamName
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 Frame = NDArray[Any]
@@ -72,6 +73,11 @@ class Environment(ABC):
         self._frame: Frame | None
         self._ended: bool
         self._forget()
+
+    @property
+    def layout(self) -> FrameLayout:
+        """What a frame holds."""
+        return FrameLayout(self.frame_shape)
 
     @property
     def ended(self) -> bool:

@@ -32,6 +32,7 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
@@ -50,31 +51,38 @@ _FINITE = (
 class GymnasiumTask(Environment):
     """One Gymnasium environment.
 
-    A frame is float32 ``[numbers]``, or an image, uint8 ``[channels, rows, columns]``.
+    A frame is float32 ``[numbers]``, an image, uint8 ``[channels, rows, columns]``, or both, packed
+    as :mod:`capsule.training.state.frames` says.
 
     A flat observation is what :func:`gymnasium.spaces.flatten` returns: discrete ones are one-hot,
     entries of a dictionary come in the order of their names. An image is an observation of uint8
-    ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its numbers.
+    ``[rows, columns, channels]`` or ``[rows, columns]``, and keeps its numbers. The numbers beside
+    an image are those entries of the dictionary, flattened, in the order in which the spec names
+    them.
 
     Streams:
         environment: one 32-bit seed per episode, for the environment's own generator.
 
     Raises:
         CapsuleError: CAP-T214, no such environment, or spaces of another kind; CAP-T216,
-            ``observation``, ``frames``, ``instruction`` or ``hidden`` does not fit the
-            observations.
+            ``observation``, ``frames``, ``numbers``, ``instruction`` or ``hidden`` does not fit
+            the observations.
     """
 
     def __init__(self, spec: GymnasiumEnvironment, streams: Mapping[StreamName, Stream]) -> None:
         super().__init__({"environment": streams["environment"]})
         self._task = _make(spec)
-        self._entry, self._told = spec.observation, _told_entry(spec, self._task.observation_space)
-        space = _seen_space(spec, self._task.observation_space)
-        self._view = _image_view(space) if spec.frames == "image" else _flat_view(spec, space)
+        self._told = _told_entry(spec, self._task.observation_space)
+        self._view = _view(spec, self._task.observation_space)
         self._choices = _choices(spec, self._task.action_space)
         self.actions = self._choices.number
         self.frame_shape, self.frame_dtype = self._view.shape, self._view.dtype
         self.frame_stack = spec.frame_stack
+
+    @property
+    def layout(self) -> FrameLayout:
+        """See :class:`Environment`."""
+        return self._view.layout
 
     def _begin(self) -> Frame:
         observation, _ = self._task.reset(seed=self._streams["environment"].integer(2**32))
@@ -98,8 +106,7 @@ class GymnasiumTask(Environment):
     def _frame_of(self, observation: Any) -> Frame:
         if self._told is not None:
             self.instruction = observation[self._told]
-        shown = observation if self._entry is None else observation[self._entry]
-        return self._view.frame(shown)
+        return self._view.frame(observation)
 
 
 class _Choices(NamedTuple):
@@ -149,11 +156,46 @@ class _View(NamedTuple):
         shape: Of a frame.
         dtype: Of its elements.
         frame: Returns the frame of an observation, in memory of its own.
+        layout: What a frame holds.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     frame: Callable[[Any], Frame]
+    layout: FrameLayout
+
+
+def _view(spec: GymnasiumEnvironment, space: _Space) -> _View:
+    """Return the view of a spec: of an entry, of an image beside numbers, or of everything."""
+    entry, seen = spec.observation, _seen_space(spec, space)
+    view = _image_view(seen) if spec.frames == "image" else _flat_view(spec, seen)
+    if entry is None:
+        return view
+    if spec.numbers is not None:
+        return _packed_view(spec, space, entry, view)
+    return view._replace(frame=lambda observation: view.frame(observation[entry]))
+
+
+def _packed_view(spec: GymnasiumEnvironment, space: _Space, image: str, view: _View) -> _View:
+    """Return the view of an image with the numbers of other entries behind it."""
+    entries = dict(space) if isinstance(space, spaces.Dict) else {}
+    parts = {}
+    for name in spec.numbers or ():
+        if name not in entries or not _is_numbers(entries[name]):
+            usable = [each for each in sorted(entries) if _is_numbers(entries[each])]
+            raise _misfit(
+                f"environment.numbers: {name!r} is no entry of numbers of {space}",
+                fix=f"name some of {', '.join(usable)}" if usable else "leave it out",
+            )
+        parts[name] = entries[name]
+    layout = FrameLayout(view.shape, sum(map(spaces.flatdim, parts.values())))
+
+    def frame(observation: Any) -> Frame:
+        flat = [spaces.flatten(part, observation[name]) for name, part in parts.items()]
+        numbers = np.concatenate([np.asarray(each, np.float32) for each in flat])
+        return layout.pack(view.frame(observation[image]), numbers)
+
+    return _View(layout.packed_shape, np.dtype(np.uint8), frame, layout)
 
 
 def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
@@ -172,7 +214,7 @@ def _flat_view(spec: GymnasiumEnvironment, space: _Space) -> _View:
         numbers: Frame = flat[seen]
         return numbers
 
-    return _View(seen.shape, dtype, frame)
+    return _View(seen.shape, dtype, frame, FrameLayout(seen.shape))
 
 
 def _image_view(space: _Space) -> _View:
@@ -189,7 +231,8 @@ def _image_view(space: _Space) -> _View:
         return np.array(image if image.ndim == 2 else image.transpose(2, 0, 1), order="C")
 
     rows, columns, *channels = shape
-    return _View((*channels, rows, columns), np.dtype(np.uint8), frame)
+    first = (*channels, rows, columns)
+    return _View(first, np.dtype(np.uint8), frame, FrameLayout(first))
 
 
 def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:

@@ -36,7 +36,6 @@ from capsule.experiment.trainers import LayersSpec
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     PlainName,
-    Shape,
     dense_shapes,
     make_convolutions,
 )
@@ -51,6 +50,7 @@ from capsule.training.networks.recurrent import (
     memory_inputs,
     unroll_lstm,
 )
+from capsule.training.state.frames import FrameLayout
 
 ImpalaTorsoName = PlainName | Literal["residual"]
 
@@ -122,7 +122,7 @@ def make_actor_critic_network(
     name: ImpalaTorsoName | LayersSpec,
     *,
     frame_stack: int,
-    frame_shape: Shape,
+    layout: FrameLayout,
     actions: int,
     recurrent_units: int,
     hidden_units: int,
@@ -135,7 +135,7 @@ def make_actor_critic_network(
     Args:
         name: Of the torso, or its layers.
         frame_stack: Frames of one observation.
-        frame_shape: Of one frame.
+        layout: Of one frame.
         actions: Actions to choose from.
         recurrent_units: Of the LSTM; the paper has 256, and on Atari 0, none.
         hidden_units: Of the torso's dense layer; the paper has 256, as has ``residual`` always.
@@ -144,9 +144,9 @@ def make_actor_critic_network(
         words: Most words of an instruction; 0 where there are none.
     """
     if name == "residual":
-        torso = make_residual_torso(frame_stack, frame_shape, products)
+        torso = make_residual_torso(frame_stack, layout, products)
     else:
-        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        stack = make_convolutions(name, frame_stack, layout, products)
         units = name.dense if isinstance(name, LayersSpec) else (hidden_units,)
         torso = make_plain_torso(stack, units)
     language = LanguageChannel(vocabulary, products) if vocabulary else None

@@ -12,6 +12,8 @@ that DQN used. They are drawn from the stream ``initialization``, never from tor
 Images are kept channels-last, which was the faster layout here, and flattened in the order row,
 column, channel. That permutes the columns of the first dense layer compared with implementations
 that flatten channel first; as its weights are drawn independently, it is the same distribution.
+The numbers of packed frames (:mod:`capsule.training.state.frames`) follow the features of the
+images, as they are: those of the oldest frame of a stack first.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import Activation, LayersSpec
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import LayerBackend
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 Shape = tuple[int, ...]
@@ -44,6 +47,44 @@ _CONVOLUTIONS = {  # output channels, kernel size, stride
 _SCALED = {"nature", "shallow"}
 
 
+class Inputs(NamedTuple):
+    """Observations as a network reads them.
+
+    Attributes:
+        seen: float32 ``[batch, channels, height, width]`` in channels-last memory, or
+            ``[batch, features]``.
+        numbers: float32 ``[batch, frame_stack * numbers]``; None where frames are not packed.
+    """
+
+    seen: torch.Tensor
+    numbers: torch.Tensor | None
+
+
+def unpacked(
+    layout: FrameLayout, observations: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Take packed frames apart; others are left as they are.
+
+    Args:
+        layout: Of a frame.
+        observations: ``[batch, frame_stack, *frame_shape]``.
+
+    Returns:
+        Images, ``[batch, frame_stack, *image]``, and numbers, as of :class:`Inputs`.
+    """
+    if not layout.numbers:
+        return observations, None
+    bounds = layout.image_bytes
+    shape = (*observations.shape[:2], *layout.image)
+    numbers = observations[..., bounds:].contiguous().view(torch.float32)
+    return observations[..., :bounds].reshape(shape), numbers.flatten(1)
+
+
+def joined(features: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
+    """Return features ``[batch, width]`` with the numbers of packed frames behind them."""
+    return features if numbers is None else torch.cat((features, numbers), 1)
+
+
 @dataclass(frozen=True)
 class Convolutions:
     """A stack of convolutions, or none for flat observations.
@@ -55,6 +96,7 @@ class Convolutions:
         width: Features of one observation.
         products: How its layers are computed.
         activation: What its hidden layers end in.
+        layout: Of a frame.
     """
 
     shapes: dict[str, Shape]
@@ -63,32 +105,33 @@ class Convolutions:
     width: int
     products: LayerBackend
     activation: Activation
+    layout: FrameLayout
 
-    def inputs(self, observations: torch.Tensor) -> torch.Tensor:
+    def inputs(self, observations: torch.Tensor) -> Inputs:
         """Bring observations into the network's layout and range.
 
         Args:
             observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
-
-        Returns:
-            float32 ``[batch, channels, height, width]`` in channels-last memory, or
-            ``[batch, features]``.
         """
-        if not self.strides:
-            return observations.flatten(1).to(torch.float32)
-        return images(observations, self.scale)
+        seen, numbers = unpacked(self.layout, observations)
+        return Inputs(self.prepare(seen), numbers)
 
-    def features(
-        self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor
-    ) -> torch.Tensor:
+    def prepare(self, seen: torch.Tensor) -> torch.Tensor:
+        """Do what :meth:`inputs` does, without the numbers of packed frames."""
+        if not self.strides:
+            return seen.flatten(1).to(torch.float32)
+        return images(seen, self.scale)
+
+    def features(self, parameters: Mapping[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
         """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
-        hidden = inputs
+        hidden = inputs.seen
         rectified = self.activation == "relu"
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
             hidden = self.products.convolution(hidden, weight, bias, stride, rectified=rectified)
             hidden = hidden if rectified else self.activate(hidden)
-        return hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+        flat = hidden.permute(0, 2, 3, 1).flatten(1) if self.strides else hidden
+        return joined(flat, inputs.numbers)
 
     def activate(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the activation makes of a hidden layer's outputs, of any shape."""
@@ -105,7 +148,7 @@ class Network(Convolutions):
 
     dense: int
 
-    def values(self, parameters: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    def values(self, parameters: Mapping[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
         return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
 
@@ -183,7 +226,7 @@ def make_network(
     name: PlainName | LayersSpec,
     *,
     frame_stack: int,
-    frame_shape: Shape,
+    layout: FrameLayout,
     actions: int,
     hidden_units: int,
     products: LayerBackend,
@@ -192,7 +235,7 @@ def make_network(
 
     ``hidden_units`` are those of a network of a name.
     """
-    stack = make_convolutions(name, frame_stack, frame_shape, products)
+    stack = make_convolutions(name, frame_stack, layout, products)
     hidden = (hidden_units,) if stack.strides else (hidden_units, hidden_units)
     widths = [stack.width, *(name.dense if isinstance(name, LayersSpec) else hidden), actions]
     shapes = dict(stack.shapes)
@@ -205,6 +248,7 @@ def make_network(
         stack.width,
         products,
         stack.activation,
+        layout,
         len(widths) - 1,
     )
 
@@ -212,7 +256,7 @@ def make_network(
 def make_convolutions(
     name: PlainName | LayersSpec,
     frame_stack: int,
-    frame_shape: Shape,
+    layout: FrameLayout,
     products: LayerBackend,
 ) -> Convolutions:
     """Describe the convolutions of the network of a name, or of layers.
@@ -227,6 +271,7 @@ def make_convolutions(
         scaled, activation = name.scaled and bool(convolutions), name.activation
     else:
         convolutions, scaled = _CONVOLUTIONS[name], name in _SCALED
+    frame_shape = layout.image
     width = frame_stack * math.prod(frame_shape)
     if convolutions:
         channels = frame_stack * math.prod(frame_shape[:-2])
@@ -240,7 +285,8 @@ def make_convolutions(
         width = channels * rows * columns
     strides = tuple(stride for _, _, stride in convolutions)
     scale = 1 / 255 if scaled else 1.0
-    return Convolutions(shapes, strides, scale, width, products, activation)
+    width += frame_stack * layout.numbers
+    return Convolutions(shapes, strides, scale, width, products, activation, layout)
 
 
 def _too_small(

@@ -54,8 +54,11 @@ from capsule.training.networks.feedforward import (
     convolution_shapes,
     dense_shapes,
     images,
+    joined,
     make_convolutions,
+    unpacked,
 )
+from capsule.training.state.frames import FrameLayout
 
 TorsoName = Literal["nature", "residual", "small-conv", "mlp"]
 Tensors = Mapping[str, torch.Tensor]
@@ -169,7 +172,7 @@ def make_recurrent_network(
     name: TorsoName | LayersSpec,
     *,
     frame_stack: int,
-    frame_shape: Shape,
+    layout: FrameLayout,
     actions: int,
     recurrent_units: int,
     hidden_units: int,
@@ -180,7 +183,7 @@ def make_recurrent_network(
     Args:
         name: Of the torso, or its layers.
         frame_stack: Frames of one observation.
-        frame_shape: Of one frame.
+        layout: Of one frame.
         actions: Actions to choose from.
         recurrent_units: Of the LSTM; 0 for none.
         hidden_units: Of the layer in each head, of ``mlp`` and of what replaces the LSTM.
@@ -188,9 +191,9 @@ def make_recurrent_network(
     """
     torso: Torso
     if name == "residual":
-        torso = make_residual_torso(frame_stack, frame_shape, products)
+        torso = make_residual_torso(frame_stack, layout, products)
     else:
-        stack = make_convolutions(name, frame_stack, frame_shape, products)
+        stack = make_convolutions(name, frame_stack, layout, products)
         units = () if stack.strides else (hidden_units,)
         torso = make_plain_torso(stack, name.dense if isinstance(name, LayersSpec) else units)
     shapes = dict(torso.shapes)
@@ -222,12 +225,13 @@ class _Plain:
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
         if stack.strides and stack.activation == "relu":
+            seen, numbers = unpacked(stack.layout, observations)
             layers = [
                 Convolution(parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"], s)
                 for layer, s in enumerate(stack.strides, start=1)
             ]
-            found = stack.products.rectified_convolutions(observations, stack.inputs, layers)
-            features = found.permute(0, 2, 3, 1).flatten(1)
+            found = stack.products.rectified_convolutions(seen, stack.prepare, layers)
+            features = joined(found.permute(0, 2, 3, 1).flatten(1), numbers)
         else:
             features = stack.features(parameters, stack.inputs(observations))
         for layer in range(1, self.dense + 1):
@@ -251,9 +255,11 @@ class _Residual:
     shapes: dict[str, Shape]
     width: int
     products: LayerBackend
+    layout: FrameLayout
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
-        hidden = images(observations, 1 / 255)
+        seen, numbers = unpacked(self.layout, observations)
+        hidden = images(seen, 1 / 255)
         for section in range(1, len(_SECTIONS) + 1):
             name = f"section{section}"
             hidden = self._convolve(parameters, f"{name}.conv", hidden, rectified=False)
@@ -262,7 +268,7 @@ class _Residual:
                 inner = f"{name}.block{block}.conv"
                 change = self._convolve(parameters, f"{inner}1", hidden.relu(), rectified=True)
                 hidden = hidden + self._convolve(parameters, f"{inner}2", change, rectified=False)
-        flat = hidden.relu().permute(0, 2, 3, 1).flatten(1)
+        flat = joined(hidden.relu().permute(0, 2, 3, 1).flatten(1), numbers)
         return dense(self.products, parameters, "dense1", flat).relu()
 
     def _convolve(
@@ -273,9 +279,10 @@ class _Residual:
         return self.products.convolution(padded, weight, bias, 1, rectified=rectified)
 
 
-def make_residual_torso(frame_stack: int, frame_shape: Shape, products: LayerBackend) -> Torso:
+def make_residual_torso(frame_stack: int, layout: FrameLayout, products: LayerBackend) -> Torso:
     """Describe the torso of IMPALA's large network for one kind of observation."""
     shapes: dict[str, Shape] = {}
+    frame_shape = layout.image
     before = frame_stack * math.prod(frame_shape[:-2])
     rows, columns = frame_shape[-2:]
     for section, channels in enumerate(_SECTIONS, start=1):
@@ -285,8 +292,9 @@ def make_residual_torso(frame_stack: int, frame_shape: Shape, products: LayerBac
                 name = f"section{section}.block{block}.conv{layer}"
                 shapes |= convolution_shapes(name, channels, channels, 3)
         rows, columns, before = -(-rows // 2), -(-columns // 2), channels
-    shapes |= dense_shapes("dense1", before * rows * columns, _RESIDUAL_UNITS)
-    return _Residual(shapes, _RESIDUAL_UNITS, products)
+    fan_in = before * rows * columns + frame_stack * layout.numbers
+    shapes |= dense_shapes("dense1", fan_in, _RESIDUAL_UNITS)
+    return _Residual(shapes, _RESIDUAL_UNITS, products, layout)
 
 
 def _maximum(inputs: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ def make_network(
     return make_recurrent_network(
         trainer.network,
         frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
+        layout=example.layout,
         actions=example.actions,
         recurrent_units=trainer.recurrent_units,
         hidden_units=trainer.hidden_units,

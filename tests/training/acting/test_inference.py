@@ -19,6 +19,7 @@ from capsule.training.acting.batching import ROWS, Batching, require_independent
 from capsule.training.acting.inference import Asked, InferenceReplica, Requests, counted, replica_of
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize, make_network
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import RequestWords, Stream, uniform_of
 from tests.training.conftest import CARTPOLE, ROOT, make_spec, start_variables
 
@@ -54,7 +55,7 @@ def network_of(name):
     network = make_network(
         name,
         frame_stack=stack,
-        frame_shape=shape,
+        layout=FrameLayout(shape),
         actions=ACTIONS,
         hidden_units=64,
         products=LIBRARY,

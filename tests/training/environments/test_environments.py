@@ -28,6 +28,7 @@ from capsule.experiment.spec import (
 from capsule.training.environments import make_environment
 from capsule.training.environments.minatar import _game_module
 from capsule.training.environments.preprocessing import AreaResize
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream, make_streams
 
 ATARI = AtariEnvironment(
@@ -715,7 +716,7 @@ gymnasium.register("capsule/Screen-v0", Screen)
 
 def screen(**changes):
     spec = {"suite": "gymnasium", "id": "capsule/Screen-v0", "frames": "image", **changes}
-    return make(GymnasiumEnvironment.model_validate(spec))[0]
+    return make(GymnasiumEnvironment.model_validate_json(json.dumps(spec)))[0]
 
 
 def test_an_image_has_its_channels_first_and_keeps_its_numbers():
@@ -729,6 +730,47 @@ def test_an_image_has_its_channels_first_and_keeps_its_numbers():
     second = environment.step(1).frame
     np.testing.assert_array_equal(second, first + 1)  # and the first one was not drawn over
     assert second.flags.c_contiguous
+
+
+def test_numbers_stand_behind_an_image_in_the_order_of_the_spec():
+    environment = screen(observation="grey", numbers=["kind", "floats"], frame_stack=2)
+    assert environment.layout == FrameLayout((4, 6), 3 + 72)
+    assert environment.frame_shape == environment.layout.packed_shape == (24 + 4 * 75,)
+    assert (environment.frame_dtype, environment.frame_stack) == (np.uint8, 2)
+    frame = environment.reset()
+    canvas = np.arange(72, dtype=np.uint8)
+    np.testing.assert_array_equal(frame[:24], canvas[::3])
+    numbers = np.concatenate(([0, 1, 0], canvas / np.float32(255))).astype("<f4")
+    assert frame[24:].tobytes() == numbers.tobytes()
+    np.testing.assert_array_equal(environment.step(1).frame[:24], canvas[::3] + 1)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "text"])
+def test_numbers_must_be_numbers(name, monkeypatch):
+    told = spaces.Dict({**Screen.shapes, "text": spaces.Text(9)})
+    monkeypatch.setattr(Screen, "observation_space", told)
+    said = rf"CAP-T216 environment\.numbers: '{name}' is no entry of numbers"
+    with pytest.raises(CapsuleError, match=said) as refused:
+        screen(observation="grey", numbers=[name])
+    assert "colour, flat, floats, grey, kind" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"numbers": ["kind"]},
+        {"numbers": ["kind"], "frames": "image"},
+        {"numbers": ["kind"], "observation": "grey"},
+        {"numbers": ["kind", "kind"], "observation": "grey", "frames": "image"},
+        {"numbers": ["grey"], "observation": "grey", "frames": "image"},
+        {"numbers": ["m"], "observation": "grey", "frames": "image", "instruction": "m"},
+        {"numbers": [], "observation": "grey", "frames": "image"},
+    ],
+)
+def test_numbers_go_with_an_image_and_are_named_once(section):
+    document = json.dumps({"suite": "gymnasium", "id": "x", **section})
+    with pytest.raises(ValidationError, match="numbers"):
+        GymnasiumEnvironment.model_validate_json(document)
 
 
 def test_an_image_may_be_grey():

@@ -10,6 +10,7 @@ from torch.nn import functional
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.actor_critic import make_actor_critic_network
+from capsule.training.state.frames import FrameLayout
 from tests.training.networks.test_language import reference as reference_language
 from tests.training.networks.test_recurrent import (
     CPU,
@@ -35,7 +36,7 @@ def network(name="mlp", recurrent=True, products=FIXED_ORDER, actions=5, **langu
     return make_actor_critic_network(
         name,
         frame_stack=stack,
-        frame_shape=shape,
+        layout=FrameLayout(shape),
         actions=actions,
         recurrent_units=units if recurrent else 0,
         hidden_units=17,
@@ -66,7 +67,7 @@ def sequences(net, name, time, batch, seed=0):
 
 def paper(name, **changes):
     arguments = {
-        "frame_stack": 1, "frame_shape": (3, 72, 96), "actions": 9,
+        "frame_stack": 1, "layout": FrameLayout((3, 72, 96)), "actions": 9,
         "recurrent_units": 256, "hidden_units": 256, "products": FIXED_ORDER,
     }  # fmt: skip
     return make_actor_critic_network(name, **arguments | changes)
@@ -78,7 +79,7 @@ def size_of(net):
 
 def test_the_shallow_network_of_atari():
     """Table G.1: 84x84, four frames, grey, feed-forward, the full action set."""
-    atari = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 18, "recurrent_units": 0}
+    atari = {"frame_stack": 4, "layout": FrameLayout((84, 84)), "actions": 18, "recurrent_units": 0}
     net = paper("shallow", **atari)
     assert net.shapes == {
         "conv1.weight": (16, 4, 8, 8),
@@ -97,7 +98,7 @@ def test_the_shallow_network_of_atari():
 
 def test_nature_has_three_convolutions():
     """Section 5.3.2: the shallow network of Atari "features three convolutional layers"."""
-    atari = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 6, "recurrent_units": 0}
+    atari = {"frame_stack": 4, "layout": FrameLayout((84, 84)), "actions": 6, "recurrent_units": 0}
     net = paper("nature", **atari | {"hidden_units": 512})
     convolutions = [shape for shape in net.shapes.values() if len(shape) == 4]
     assert convolutions == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]

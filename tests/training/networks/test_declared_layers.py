@@ -10,12 +10,13 @@ from capsule.training.layers.backends import FIXED_ORDER
 from capsule.training.networks.actor_critic import make_actor_critic_network
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.recurrent import make_recurrent_network
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 LAYERS = LayersSpec(convolutions=(ConvolutionSpec(filters=4, kernel=2),), dense=(6, 5))
 COMMON = {
     "frame_stack": 1,
-    "frame_shape": (3, 5, 5),
+    "layout": FrameLayout((3, 5, 5)),
     "actions": 3,
     "recurrent_units": 8,
     "hidden_units": 7,

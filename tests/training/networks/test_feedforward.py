@@ -11,6 +11,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trainers import ConvolutionSpec, LayersSpec
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, flatten, initialize, make_network
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 CPU = torch.device("cpu")
@@ -20,7 +21,7 @@ def nature(actions=4, hidden=512):
     return make_network(
         "nature",
         frame_stack=4,
-        frame_shape=(84, 84),
+        layout=FrameLayout((84, 84)),
         actions=actions,
         hidden_units=hidden,
         products=FIXED_ORDER,
@@ -54,7 +55,7 @@ def test_shallow_has_the_sizes_of_mnih_et_al_2013():
     network = make_network(
         "shallow",
         frame_stack=4,
-        frame_shape=(84, 84),
+        layout=FrameLayout((84, 84)),
         actions=4,
         hidden_units=256,
         products=FIXED_ORDER,
@@ -77,12 +78,12 @@ def test_shallow_has_the_sizes_of_mnih_et_al_2013():
 )
 def test_frames_that_are_too_small_for_the_convolutions_are_refused(name, fits):
     common = {"frame_stack": 1, "actions": 2, "hidden_units": 4, "products": FIXED_ORDER}
-    network = make_network(name, frame_shape=(3, *fits), **common)
+    network = make_network(name, layout=FrameLayout((3, *fits)), **common)
     last = f"conv{len(network.strides)}.weight"
     assert network.shapes["dense1.weight"][1] == network.shapes[last][0]  # a single place is left
     for shape in ((fits[0] - 1, fits[1]), (fits[0], fits[1] - 1)):
         with pytest.raises(CapsuleError, match=f"{shape[0]}x{shape[1]} are too small") as refusal:
-            make_network(name, frame_shape=(3, *shape), **common)
+            make_network(name, layout=FrameLayout((3, *shape)), **common)
         assert refusal.value.code == "CAP-T243"
 
 
@@ -90,7 +91,7 @@ def test_small_networks_have_their_sizes():
     conv = make_network(
         "small-conv",
         frame_stack=1,
-        frame_shape=(7, 10, 10),
+        layout=FrameLayout((7, 10, 10)),
         actions=6,
         hidden_units=128,
         products=FIXED_ORDER,
@@ -98,7 +99,12 @@ def test_small_networks_have_their_sizes():
     assert conv.shapes["conv1.weight"] == (16, 7, 3, 3)
     assert conv.shapes["dense1.weight"] == (128, 8 * 8 * 16)
     mlp = make_network(
-        "mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=64, products=FIXED_ORDER
+        "mlp",
+        frame_stack=1,
+        layout=FrameLayout((4,)),
+        actions=2,
+        hidden_units=64,
+        products=FIXED_ORDER,
     )
     shapes = [mlp.shapes[f"dense{layer}.weight"] for layer in (1, 2, 3)]
     assert shapes == [(64, 4), (64, 64), (2, 64)]
@@ -127,7 +133,12 @@ def test_nature_values_equal_torchs_layers():
 
 def test_mlp_values_equal_torchs_layers():
     network = make_network(
-        "mlp", frame_stack=1, frame_shape=(4,), actions=2, hidden_units=8, products=FIXED_ORDER
+        "mlp",
+        frame_stack=1,
+        layout=FrameLayout((4,)),
+        actions=2,
+        hidden_units=8,
+        products=FIXED_ORDER,
     )
     parameters = initialized(network)
     reference = nn.Sequential(
@@ -144,7 +155,7 @@ def test_mlp_values_equal_torchs_layers():
 def test_inputs_are_scaled_and_channels_last():
     frames = torch.arange(2 * 4 * 84 * 84, dtype=torch.int64).remainder(256).to(torch.uint8)
     frames = frames.view(2, 4, 84, 84)
-    inputs = nature().inputs(frames)
+    inputs = nature().inputs(frames).seen
     assert inputs.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(inputs, frames.float() / 255)
 
@@ -155,21 +166,21 @@ def test_frame_stacks_may_share_their_frames():
     assert shared.data_ptr() == frames.data_ptr()
     turned = shared.transpose(2, 3)
     network = nature()
-    assert torch.equal(network.inputs(shared), network.inputs(shared.contiguous()))
-    assert torch.equal(network.inputs(turned), network.inputs(turned.contiguous()))
+    assert torch.equal(network.prepare(shared), network.prepare(shared.contiguous()))
+    assert torch.equal(network.prepare(turned), network.prepare(turned.contiguous()))
 
 
 def test_a_batch_of_minatar_frames_keeps_its_channels():
     network = make_network(
         "small-conv",
         frame_stack=1,
-        frame_shape=(4, 10, 10),
+        layout=FrameLayout((4, 10, 10)),
         actions=6,
         hidden_units=16,
         products=FIXED_ORDER,
     )
     frames = (torch.rand(3, 1, 4, 10, 10) < 0.5).to(torch.uint8)
-    assert torch.equal(network.inputs(frames), frames.squeeze(1).float())
+    assert torch.equal(network.prepare(frames), frames.squeeze(1).float())
 
 
 def test_initialization_follows_its_formula_and_its_stream():
@@ -238,7 +249,7 @@ def own(layers, frame_shape=(3, 9, 8), products=FIXED_ORDER):
     return make_network(
         layers,
         frame_stack=1,
-        frame_shape=frame_shape,
+        layout=FrameLayout(frame_shape),
         actions=2,
         hidden_units=99,
         products=products,
@@ -286,9 +297,9 @@ def test_a_named_network_is_that_of_its_layers():
         ),
         dense=(512,),
     )
-    common = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 4, "hidden_units": 512}
+    common = {"frame_stack": 4, "layout": FrameLayout((84, 84)), "actions": 4, "hidden_units": 512}
     assert make_network(layers, **common, products=FIXED_ORDER) == nature()
-    flat = {**common, "frame_shape": (6,), "frame_stack": 1}
+    flat = {**common, "layout": FrameLayout((6,)), "frame_stack": 1}
     assert make_network(LayersSpec(dense=(512, 512)), **flat, products=FIXED_ORDER) == make_network(
         "mlp", **flat, products=FIXED_ORDER
     )

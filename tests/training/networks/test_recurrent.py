@@ -12,6 +12,7 @@ from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, LIBRARY
 from capsule.training.networks.feedforward import Parameters, initialize
 from capsule.training.networks.recurrent import _maximum, make_recurrent_network
+from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
 CPU = torch.device("cpu")
@@ -21,7 +22,7 @@ KINDS = {  # torso: frame stack, shape of a frame, recurrent units
     "mlp": (1, (4,), 13),
     "residual": (2, (21, 18), 19),
 }
-PAPER = {"frame_stack": 4, "frame_shape": (84, 84), "actions": 18}
+PAPER = {"frame_stack": 4, "layout": FrameLayout((84, 84)), "actions": 18}
 FEED_FORWARD = pytest.mark.parametrize("recurrent", [True, False])
 
 
@@ -30,7 +31,7 @@ def network(name="mlp", recurrent=True, products=FIXED_ORDER, actions=5):
     return make_recurrent_network(
         name,
         frame_stack=stack,
-        frame_shape=shape,
+        layout=FrameLayout(shape),
         actions=actions,
         recurrent_units=units if recurrent else 0,
         hidden_units=17,
@@ -132,7 +133,7 @@ def test_impalas_network_has_its_1_6_million_parameters():
     net = make_recurrent_network(
         "residual",
         frame_stack=1,
-        frame_shape=(3, 72, 96),
+        layout=FrameLayout((3, 72, 96)),
         actions=9,
         recurrent_units=256,
         hidden_units=1,

@@ -106,7 +106,7 @@ def recurrent(name, units=20, products=FIXED_ORDER):
     return make_recurrent_network(
         "mlp" if name == "cartpole" else "nature",
         frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
+        layout=example.layout,
         actions=example.actions,
         recurrent_units=units,
         hidden_units=12,

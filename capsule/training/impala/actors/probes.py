@@ -35,9 +35,13 @@ def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, S
     initialize(parameters, stream)
     streams = actor_streams(settings.seeds, 0)
     example = make_environment(settings.tasks[0], streams, training=True)
-    frames = uniforms(stream, *shape, example.frame_stack, *example.frame_shape)
+    layout = example.layout
+    frames = uniforms(stream, *shape, example.frame_stack, *layout.image)
     if example.frame_dtype == np.uint8:
         frames = (256 * frames).to(torch.uint8)
+    if layout.numbers:
+        numbers = 2 * uniforms(stream, *shape, example.frame_stack, layout.numbers) - 1
+        frames = torch.from_numpy(layout.pack(frames.numpy(), numbers.numpy()))
     actions = stream.integers(network.actions, math.prod(shape)).reshape(shape)
     inputs = Inputs(
         observations=frames,

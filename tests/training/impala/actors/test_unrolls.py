@@ -56,7 +56,7 @@ def settings_of(name="counting", length=7, units=5, products=FIXED_ORDER, trunca
     network = make_actor_critic_network(
         "shallow" if name == "sticky" else "mlp",
         frame_stack=example.frame_stack,
-        frame_shape=example.frame_shape,
+        layout=example.layout,
         actions=example.actions,
         recurrent_units=units,
         hidden_units=6,

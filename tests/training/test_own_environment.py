@@ -1,0 +1,113 @@
+"""An environment of one's own that shows an image and numbers: each trainer learns it, exactly."""
+
+import pytest
+
+from capsule.experiment import contract
+from tests.training.conftest import (
+    CARTPOLE,
+    claimed,
+    finish_run,
+    kill_when_traced,
+    make_spec,
+    merge,
+    new_run,
+    start_variables,
+)
+
+MODULE = """\
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Hunt(gymnasium.Env):
+    \"\"\"Walk to a cell that only the numbers name.\"\"\"
+
+    observation_space = spaces.Dict({
+        "image": spaces.Box(0, 255, (4, 4, 1), np.uint8),
+        "target": spaces.Box(0.0, 1.0, (2,), np.float32),
+        "mood": spaces.Discrete(3),
+    })
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.target = self.np_random.integers(0, 4, (2, 2))
+        return self.seen(), {}
+
+    def step(self, action):
+        move = [(0, 1), (1, 0), (0, -1), (-1, 0)][action]
+        self.place = np.clip(self.place + move, 0, 3)
+        found = bool((self.place == self.target).all())
+        return self.seen(), float(found), found, False, {}
+
+    def seen(self):
+        image = np.zeros((4, 4, 1), np.uint8)
+        image[tuple(self.place)] = 255
+        target = (self.target / 3).astype(np.float32)
+        return {"image": image, "target": target, "mood": int(self.place[0]) % 3}
+
+
+gymnasium.register("Hunt-v0", Hunt, max_episode_steps=20)
+"""
+HUNT = merge(
+    CARTPOLE,
+    {
+        "name": "hunt",
+        "environment": {
+            "id": "Hunt-v0",
+            "modules": ["hunting"],
+            "frames": "image",
+            "observation": "image",
+            "numbers": ["target", "mood"],
+            "frame_stack": 2,
+        },
+        "code": {"path": "tree"},
+    },
+)
+LAYERS = {"convolutions": [{"filters": 4, "kernel": 2}], "dense": [16]}
+TRAINERS = {
+    "dqn": {
+        "algorithm": "dqn", "network": LAYERS, "total_steps": 1_600, "replay_capacity": 600,
+        "replay_start": 200, "target_interval": 100, "exploration_steps": 600,
+    },
+    "r2d2": {
+        "algorithm": "r2d2", "network": LAYERS, "total_steps": 1_600, "actors": 2,
+        "replay_capacity": 800, "replay_start": 400, "recurrent_units": 8, "hidden_units": 8,
+        "sequence_length": 8, "sequence_stride": 4, "burn_in": 4, "batch_size": 4,
+        "micro_batches": [4], "update_interval": 4, "actor_update_interval": 8,
+    },
+    "impala": {
+        "algorithm": "impala", "network": LAYERS, "total_steps": 1_600, "actors": 4,
+        "batch_size": 2, "micro_batches": [2], "unroll_length": 4, "recurrent_units": 8,
+    },
+}  # fmt: skip
+
+
+def spec_of(algorithm):
+    return make_spec({**HUNT, "trainer": TRAINERS[algorithm]})
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Return a function that returns the variables of a run, which name the source tree."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "hunting.py").write_text(MODULE)
+
+    def variables(spec):
+        return {**start_variables(spec), contract.PROJECT_VARIABLE: str(tmp_path / "tree")}
+
+    return variables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "impala"])
+def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm):
+    spec = spec_of(algorithm)
+    whole, killed = (new_run(tmp_path / name, spec) for name in ("whole", "killed"))
+    status, errors = finish_run(whole, environment=environment(spec))
+    assert status == 0, errors
+    size = (whole / contract.TRACE).stat().st_size
+    kill_when_traced(killed, size / 2, environment=environment(spec))
+    assert finish_run(killed, environment=environment(spec))[0] == 0
+    assert claimed(killed) == claimed(whole)
