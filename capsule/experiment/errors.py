@@ -60,6 +60,7 @@ IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-T241": ExitCode.TRAINING_FAILED,
     "CAP-T242": ExitCode.TRAINING_FAILED,
     "CAP-T243": ExitCode.USAGE,
+    "CAP-T244": ExitCode.USAGE,
     "CAP-T301": ExitCode.TRAINING_FAILED,
     "CAP-T302": ExitCode.TRAINING_FAILED,
     "CAP-T303": ExitCode.TRAINING_FAILED,

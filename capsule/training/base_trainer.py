@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
+from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.trace import arrays_digest
 from capsule.training.train_state import TrainState
 from capsule.training.trainer import TrainerContext
@@ -38,12 +39,15 @@ class BaseTrainer:
 
     _train_state: TrainState
 
-    def __init__(self, context: TrainerContext, shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self, context: TrainerContext, shapes: Mapping[str, Shape], module: OwnModule | None
+    ) -> None:
         """Draw theta.
 
         Args:
             context: The run.
             shapes: Name to shape of the network's parameters.
+            module: The module of the user's own that is a part of the network, if one is.
         """
         self._context, self._spec = context, context.spec
         self._streams, self._trace, self._device = context.streams, context.trace, context.device
@@ -52,6 +56,8 @@ class BaseTrainer:
         self.loss: float | None = None
         self.online = Parameters(shapes, context.device)
         initialize(self.online, context.streams["initialization"])
+        if module is not None:
+            module.initialize(self.online.views, context.streams["initialization"])
         self._gradient = self.online.flat[:0]  # the last one, empty before the first
         self._minibatch: Sequence[tuple[NDArray[Any], ...]] = ()  # the last one, by shards
 

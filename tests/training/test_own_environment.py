@@ -1,10 +1,13 @@
 """An environment of one's own that shows an image and numbers: each trainer learns it, exactly."""
 
+import re
+
 import pytest
 
 from capsule.experiment import contract
 from tests.training.conftest import (
     CARTPOLE,
+    ROOT,
     claimed,
     finish_run,
     kill_when_traced,
@@ -84,8 +87,16 @@ TRAINERS = {
 }  # fmt: skip
 
 
-def spec_of(algorithm):
-    return make_spec({**HUNT, "trainer": TRAINERS[algorithm]})
+PAGE = (ROOT / "docs" / "environments.md").read_text()
+(NETS,) = re.findall(r"^```python\n(import torch\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+MODULE_SPEC = {"module": "nets:make", "dense": [8]}
+
+
+def spec_of(algorithm, network=LAYERS):
+    trainer = {**TRAINERS[algorithm], "network": network}
+    numerics = "native" if network is MODULE_SPEC else "portable-v3"
+    accelerator = {"kind": "cpu", "numerics": numerics}
+    return make_spec({**HUNT, "trainer": trainer, "accelerator": accelerator})
 
 
 @pytest.fixture
@@ -93,6 +104,7 @@ def environment(tmp_path):
     """Return a function that returns the variables of a run, which name the source tree."""
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "hunting.py").write_text(MODULE)
+    (tmp_path / "tree" / "nets.py").write_text(NETS)
 
     def variables(spec):
         return {**start_variables(spec), contract.PROJECT_VARIABLE: str(tmp_path / "tree")}
@@ -101,9 +113,10 @@ def environment(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", [LAYERS, MODULE_SPEC], ids=["layers", "module"])
 @pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "impala"])
-def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm):
-    spec = spec_of(algorithm)
+def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm, network):
+    spec = spec_of(algorithm, network)
     whole, killed = (new_run(tmp_path / name, spec) for name in ("whole", "killed"))
     status, errors = finish_run(whole, environment=environment(spec))
     assert status == 0, errors
@@ -111,3 +124,18 @@ def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm
     kill_when_traced(killed, size / 2, environment=environment(spec))
     assert finish_run(killed, environment=environment(spec))[0] == 0
     assert claimed(killed) == claimed(whole)
+
+
+@pytest.mark.parametrize("numerics", ["portable-v3", "portable-v2"])
+def test_no_portable_profile_takes_a_module(numerics):
+    accelerator = {"kind": "cpu", "numerics": numerics}
+    trainer = {**TRAINERS["dqn"], "network": MODULE_SPEC}
+    with pytest.raises(ValueError, match=r"trainer\.network\.module 'nets:make' requires"):
+        make_spec({**HUNT, "trainer": trainer, "accelerator": accelerator})
+
+
+@pytest.mark.parametrize("module", ["nets", "nets:", ":make", "a b:make", "nets:make:it"])
+def test_a_module_is_named_by_its_function(module):
+    trainer = {**TRAINERS["dqn"], "network": {"module": module}}
+    with pytest.raises(ValueError, match="module"):
+        make_spec({**HUNT, "trainer": trainer, "accelerator": {"numerics": "native"}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from capsule.experiment.evaluation import EvaluationSpec, StartSet
+from capsule.experiment.spec.accelerator import CpuAccelerator, CudaAccelerator
 from capsule.experiment.spec.environment import (
     AtariEnvironment,
     EnvironmentSpec,
@@ -14,7 +15,7 @@ from capsule.experiment.spec.environment import (
 )
 from capsule.experiment.spec.randomness import SeedsSpec
 from capsule.experiment.spec.recording import RecordingSpec
-from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer, LayersSpec
+from capsule.experiment.trainers import AlgorithmTrainer, ImpalaTrainer, LayersSpec, ModuleSpec
 
 MAX_UNROLLS_OF_A_RECORD = 8_192  # below 1 MiB; the tensors of 64 members take as much again
 
@@ -51,6 +52,7 @@ def check_program(
 
 
 def check_training(
+    accelerator: CpuAccelerator | CudaAccelerator,
     environment: EnvironmentSpec,
     evaluation: EvaluationSpec,
     recording: RecordingSpec,
@@ -84,6 +86,7 @@ def check_training(
             f"{recording.trace_interval}"
         )
     _check_network(environment, trainer)
+    _check_module(accelerator, trainer)
     if isinstance(trainer, ImpalaTrainer):
         _check_record(recording, trainer)
     _check_language(environment, trainer)
@@ -132,6 +135,8 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
     if isinstance(environment, GymnasiumEnvironment):
         kind, said = f"{kind}, {environment.frames}", f"environment.frames {environment.frames!r}"
     network = trainer.network
+    if isinstance(network, ModuleSpec):
+        return
     if isinstance(network, LayersSpec):
         flat = _FITTING_NETWORKS[kind] == ("mlp",)
         if flat == bool(network.convolutions):
@@ -140,11 +145,23 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
                 + ("vectors: leave it out" if flat else "images: declare one layer or more")
             )
         return
-    named, _ = get_args(type(trainer).model_fields["network"].annotation)
+    named, *_ = get_args(type(trainer).model_fields["network"].annotation)
     offered = get_args(get_args(named)[0])
     fitting = [name for name in _FITTING_NETWORKS[kind] if name in offered]
     if network not in fitting:
         raise ValueError(f"trainer.network {network!r} does not fit {said}; use {fitting[0]!r}")
+
+
+def _check_module(accelerator: CpuAccelerator | CudaAccelerator, trainer: AlgorithmTrainer) -> None:
+    """Reject a module of the user's own where a profile promises what it does not know."""
+    if not isinstance(trainer.network, ModuleSpec) or accelerator.kind == "cuda":
+        return
+    if accelerator.numerics != "native":
+        raise ValueError(
+            f"trainer.network.module {trainer.network.module!r} requires accelerator.numerics "
+            f"'native': {accelerator.numerics!r} promises the same bits on other processors, and "
+            "no profile knows what a module computes"
+        )
 
 
 def _check_tasks(

@@ -17,7 +17,7 @@ from capsule.experiment.spec.environment import EnvironmentSpec, GymnasiumEnviro
 from capsule.experiment.spec.image import CodeSpec, ImageSpec
 from capsule.experiment.spec.randomness import EntropySpec, SeedsSpec
 from capsule.experiment.spec.recording import LimitsSpec, RecordingSpec
-from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, TrainerSpec
+from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ModuleSpec, TrainerSpec
 
 MAX_DATA_SETS = 32
 
@@ -73,13 +73,15 @@ class Spec(Model):
             check_program(self.environment, self.evaluation, self.recording, self.seeds)
         elif self.environment is None:
             raise ValueError("environment is missing: trainer.algorithm needs one")
-        elif self.code is not None and not _has_own_modules(self.environment):
+        elif self.code is not None and not _has_own_modules(self.environment, self.trainer):
             raise ValueError(
-                "code is not used: it holds trainer.command, or environment.modules of suite "
-                "'gymnasium'; leave it out, or name a module in environment.modules"
+                "code is not used: it holds trainer.command, trainer.network.module, or "
+                "environment.modules of suite 'gymnasium'; leave it out, or name a module in one "
+                "of these"
             )
         else:
-            check_training(self.environment, self.evaluation, self.recording, self.trainer)
+            sections = (self.environment, self.evaluation, self.recording, self.trainer)
+            check_training(self.accelerator, *sections)
         return self
 
     @property
@@ -103,7 +105,9 @@ class Spec(Model):
         return TrainingSpec.model_construct(**dict(self))
 
 
-def _has_own_modules(environment: EnvironmentSpec) -> bool:
+def _has_own_modules(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> bool:
+    if isinstance(trainer.network, ModuleSpec):
+        return True
     return isinstance(environment, GymnasiumEnvironment) and bool(environment.modules)
 
 

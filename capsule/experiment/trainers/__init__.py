@@ -21,7 +21,13 @@ from capsule.experiment.trainers.impala import (
     Truncation,
     UnrollReplaySpec,
 )
-from capsule.experiment.trainers.layers import Activation, ConvolutionSpec, LayersSpec
+from capsule.experiment.trainers.layers import (
+    Activation,
+    ConvolutionSpec,
+    LayersSpec,
+    ModuleSpec,
+    OwnNetwork,
+)
 from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec, ScoreReference
 from capsule.experiment.trainers.r2d2 import R2d2Trainer
 
@@ -40,6 +46,8 @@ __all__ = [
     "LanguageSpec",
     "LayersSpec",
     "LockstepSchedule",
+    "ModuleSpec",
+    "OwnNetwork",
     "PopulationSpec",
     "R2d2Trainer",
     "RecordedSchedule",

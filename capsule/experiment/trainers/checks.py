@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capsule.experiment.trainers.layers import LayersSpec
+from capsule.experiment.trainers.layers import OwnNetwork
 
 
 def require_micro_batches(sizes: tuple[int, ...], batch_size: int) -> None:
@@ -18,7 +18,7 @@ def require_micro_batches(sizes: tuple[int, ...], batch_size: int) -> None:
 def require_no_units(trainer: Any) -> None:
     """Check that ``hidden_units`` is left out where a network declares its own dense layers."""
     default = type(trainer).model_fields["hidden_units"].default
-    if isinstance(trainer.network, LayersSpec) and trainer.hidden_units != default:
+    if isinstance(trainer.network, OwnNetwork) and trainer.hidden_units != default:
         raise ValueError(
             f"hidden_units {trainer.hidden_units} is not used by a network of your own: leave it "
             "out, and list the units of its layers in network.dense"

@@ -13,7 +13,7 @@ from capsule.experiment.trainers.checks import (
     require_multiple,
     require_no_units,
 )
-from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
+from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
 
 _FIELDS_OF_THE_OTHER_OPTIMIZER = {
     "centred-rmsprop": ("adam_epsilon", "max_gradient_norm"),
@@ -29,7 +29,7 @@ class DqnTrainer(Model):
 
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")
-    network: Annotated[DqnNetworkName | Layers, by_name_or_layers] = Field(
+    network: Annotated[DqnNetworkName | Layers | Module, by_kind] = Field(
         "nature",
         description=(
             "Convolutional network; 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "

@@ -16,7 +16,7 @@ from capsule.experiment.fields import (
     Word,
 )
 from capsule.experiment.trainers.checks import require_micro_batches, require_no_units
-from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
+from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
 from capsule.experiment.trainers.population import DRAWN_BY_MEMBERS, PopulationSpec
 
 # What a schedule log has room for. The longest training of Espeholt et al. 2018, 10^10 frames with
@@ -116,7 +116,7 @@ class ImpalaTrainer(Model):
 
     algorithm: Literal["impala"]
     total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned from.")
-    network: Annotated[ImpalaNetworkName | Layers, by_name_or_layers] = Field(
+    network: Annotated[ImpalaNetworkName | Layers | Module, by_kind] = Field(
         "shallow",
         description=(
             "'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "

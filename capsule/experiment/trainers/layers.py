@@ -1,4 +1,4 @@
-"""A network that is declared layer by layer, for tasks of one's own."""
+"""Networks for tasks of one's own: declared layer by layer, or a module of torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from capsule.experiment.fields import Model, PositiveInt
 
 Activation = Literal["relu", "tanh"]
+_FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
 class ConvolutionSpec(Model):
@@ -38,10 +39,29 @@ class LayersSpec(Model):
         return self
 
 
+class ModuleSpec(Model):
+    """A module of torch that makes features of observations, and the layers that follow it."""
+
+    module: Annotated[str, Field(pattern=_FUNCTION)] = Field(
+        description="Function that returns a torch.nn.Module, MODULE:FUNCTION: of the source tree "
+        "'code' or of a package in image.packages. Example: 'nets:make'."
+    )
+    dense: tuple[PositiveInt, ...] = Field(
+        (), description="Units of the dense layers that follow the module."
+    )
+    activation: Activation = Field("relu", description="What every one of these layers ends in.")
+
+
+OwnNetwork = LayersSpec | ModuleSpec
+
+
 def _kind(network: Any) -> str:
+    if isinstance(network, ModuleSpec) or (isinstance(network, dict) and "module" in network):
+        return "module"
     return "layers" if isinstance(network, dict | LayersSpec) else "name"
 
 
 Layers = Annotated[LayersSpec, Tag("layers")]
+Module = Annotated[ModuleSpec, Tag("module")]
 Named = Tag("name")  # of the networks that a trainer offers by their names
-by_name_or_layers = Discriminator(_kind)
+by_kind = Discriminator(_kind)

@@ -19,7 +19,7 @@ from capsule.experiment.trainers.checks import (
     require_micro_batches,
     require_multiple,
 )
-from capsule.experiment.trainers.layers import Layers, Named, by_name_or_layers
+from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
 
 R2d2NetworkName = Annotated[Literal["nature", "residual", "small-conv", "mlp"], Named]
 
@@ -34,7 +34,7 @@ class R2d2Trainer(Model):
     total_steps: PositiveInt = Field(
         2_500_000_000, description="Agent steps of training, summed over all actors."
     )
-    network: Annotated[R2d2NetworkName | Layers, by_name_or_layers] = Field(
+    network: Annotated[R2d2NetworkName | Layers | Module, by_kind] = Field(
         "nature",
         description=(
             "Network before the LSTM; 'residual' is the 15-layer network of R2D2+. Or the hidden "

@@ -108,9 +108,9 @@ class DeepQLearning(BaseTrainer):
             layout=environment.layout,
             actions=environment.actions,
             hidden_units=trainer.hidden_units,
-            products=backend_for(context.spec.accelerator),
+            products=backend_for(context.spec.accelerator, trainer.network),
         )
-        super().__init__(context, self.network.shapes)
+        super().__init__(context, self.network.shapes, self.network.module)
         self._trainer, self._environment, self._replay = trainer, environment, replay
         self.actions = environment.actions
         self.target = self.online.copy()

@@ -15,12 +15,8 @@ id is registered with: 200 for ``CartPole-v0``, 500 for ``CartPole-v1``, none fo
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -28,11 +24,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.frames import FrameLayout
+from capsule.training.state.source_tree import import_module
 from capsule.training.state.streams import Stream
 
 MAX_ACTIONS = 4_096  # of a product of choices: each has an output of the network
@@ -236,12 +232,9 @@ def _image_view(space: _Space) -> _View:
 
 
 def _make(spec: GymnasiumEnvironment) -> gymnasium.Env[Any, Any]:
-    folder = os.environ.get(contract.PROJECT_VARIABLE, contract.PROJECT_FOLDER)
-    if spec.modules and Path(folder).is_dir() and folder not in sys.path:
-        sys.path.append(folder)  # after the packages, none of which a module of it replaces
     for module in spec.modules:
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError as error:
             raise _unusable(
                 spec.id,

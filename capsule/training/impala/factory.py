@@ -174,7 +174,7 @@ def make_network(
         actions=example.actions,
         recurrent_units=trainer.recurrent_units,
         hidden_units=trainer.hidden_units,
-        products=backend_for(accelerator),
+        products=backend_for(accelerator, trainer.network),
         vocabulary=len(vocabulary.words),
         words=vocabulary.longest,
     )

@@ -25,6 +25,7 @@ import torch
 from torch.nn import functional
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
+from capsule.experiment.trainers import ModuleSpec, OwnNetwork
 from capsule.training.layers import kernels
 
 IMAGES = 32  # that pass a stack of convolutions together: so few stay in the cache
@@ -169,12 +170,20 @@ LIBRARY = LayerBackend()
 FIXED_ORDER = LayerBackend(fixed_order=True)
 
 
-def backend_for(accelerator: CpuAccelerator | CudaAccelerator) -> LayerBackend:
-    """Return how a trainer computes its layers.
+def backend_for(
+    accelerator: CpuAccelerator | CudaAccelerator, network: str | OwnNetwork
+) -> LayerBackend:
+    """Return how a trainer computes the layers of its network.
 
     The fixed order needs AVX2 and FMA. ``portable-v2`` is for processors without them, and so does
-    not use them on those that have them either.
+    not use them on those that have them either. A module of the user's own has no fixed order.
+
+    Args:
+        accelerator: The spec's section.
+        network: The spec's ``trainer.network``.
     """
+    if isinstance(network, ModuleSpec):
+        return LIBRARY
     on_cpu = isinstance(accelerator, CpuAccelerator) and accelerator.numerics != "portable-v2"
     return FIXED_ORDER if on_cpu and kernels.has_products() else LIBRARY
 

@@ -32,7 +32,7 @@ from typing import Literal
 
 import torch
 
-from capsule.experiment.trainers import LayersSpec
+from capsule.experiment.trainers import OwnNetwork
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.feedforward import (
     PlainName,
@@ -119,7 +119,7 @@ class ActorCriticNetwork(Architecture):
 
 
 def make_actor_critic_network(
-    name: ImpalaTorsoName | LayersSpec,
+    name: ImpalaTorsoName | OwnNetwork,
     *,
     frame_stack: int,
     layout: FrameLayout,
@@ -147,7 +147,7 @@ def make_actor_critic_network(
         torso = make_residual_torso(frame_stack, layout, products)
     else:
         stack = make_convolutions(name, frame_stack, layout, products)
-        units = name.dense if isinstance(name, LayersSpec) else (hidden_units,)
+        units = name.dense if isinstance(name, OwnNetwork) else (hidden_units,)
         torso = make_plain_torso(stack, units)
     language = LanguageChannel(vocabulary, products) if vocabulary else None
     shapes, width = dict(torso.shapes), torso.width

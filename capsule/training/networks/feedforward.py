@@ -29,9 +29,10 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.trainers import Activation, LayersSpec
+from capsule.experiment.trainers import Activation, LayersSpec, ModuleSpec, OwnNetwork
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import LayerBackend
+from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.streams import Stream
 
@@ -97,6 +98,7 @@ class Convolutions:
         products: How its layers are computed.
         activation: What its hidden layers end in.
         layout: Of a frame.
+        module: What makes the features instead, if that is a module of the user's own.
     """
 
     shapes: dict[str, Shape]
@@ -106,6 +108,7 @@ class Convolutions:
     products: LayerBackend
     activation: Activation
     layout: FrameLayout
+    module: OwnModule | None
 
     def inputs(self, observations: torch.Tensor) -> Inputs:
         """Bring observations into the network's layout and range.
@@ -118,6 +121,8 @@ class Convolutions:
 
     def prepare(self, seen: torch.Tensor) -> torch.Tensor:
         """Do what :meth:`inputs` does, without the numbers of packed frames."""
+        if self.module is not None:
+            return seen.to(torch.float32)
         if not self.strides:
             return seen.flatten(1).to(torch.float32)
         return images(seen, self.scale)
@@ -125,6 +130,8 @@ class Convolutions:
     def features(self, parameters: Mapping[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
         """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
         hidden = inputs.seen
+        if self.module is not None:
+            return joined(self.module.features(parameters, hidden), inputs.numbers)
         rectified = self.activation == "relu"
         for layer, stride in enumerate(self.strides, start=1):
             weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
@@ -223,7 +230,7 @@ class Parameters:
 
 
 def make_network(
-    name: PlainName | LayersSpec,
+    name: PlainName | OwnNetwork,
     *,
     frame_stack: int,
     layout: FrameLayout,
@@ -237,7 +244,7 @@ def make_network(
     """
     stack = make_convolutions(name, frame_stack, layout, products)
     hidden = (hidden_units,) if stack.strides else (hidden_units, hidden_units)
-    widths = [stack.width, *(name.dense if isinstance(name, LayersSpec) else hidden), actions]
+    widths = [stack.width, *(name.dense if isinstance(name, OwnNetwork) else hidden), actions]
     shapes = dict(stack.shapes)
     for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
         shapes |= dense_shapes(f"dense{layer}", fan_in, fan_out)
@@ -249,21 +256,28 @@ def make_network(
         products,
         stack.activation,
         layout,
+        stack.module,
         len(widths) - 1,
     )
 
 
 def make_convolutions(
-    name: PlainName | LayersSpec,
+    name: PlainName | OwnNetwork,
     frame_stack: int,
     layout: FrameLayout,
     products: LayerBackend,
 ) -> Convolutions:
-    """Describe the convolutions of the network of a name, or of layers.
+    """Describe the convolutions of the network of a name, or of layers, or what replaces them.
 
     Raises:
-        CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at.
+        CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at; CAP-T244,
+            the module of the user's own cannot be used.
     """
+    if isinstance(name, ModuleSpec):
+        module = OwnModule(name.module, (frame_stack, *layout.image))
+        width = module.width() + frame_stack * layout.numbers
+        facts = module.shapes(), (), 1.0, width, products, name.activation, layout, module
+        return Convolutions(*facts)
     shapes: dict[str, Shape] = {}
     activation: Activation = "relu"
     if isinstance(name, LayersSpec):
@@ -286,7 +300,7 @@ def make_convolutions(
     strides = tuple(stride for _, _, stride in convolutions)
     scale = 1 / 255 if scaled else 1.0
     width += frame_stack * layout.numbers
-    return Convolutions(shapes, strides, scale, width, products, activation, layout)
+    return Convolutions(shapes, strides, scale, width, products, activation, layout, None)
 
 
 def _too_small(

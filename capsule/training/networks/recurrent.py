@@ -45,7 +45,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.nn import functional
 
-from capsule.experiment.trainers import LayersSpec
+from capsule.experiment.trainers import OwnNetwork
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import Convolution, LayerBackend
 from capsule.training.networks.feedforward import (
@@ -58,6 +58,7 @@ from capsule.training.networks.feedforward import (
     make_convolutions,
     unpacked,
 )
+from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.frames import FrameLayout
 
 TorsoName = Literal["nature", "residual", "small-conv", "mlp"]
@@ -77,6 +78,10 @@ class Torso(Protocol):
     @property
     def width(self) -> int:
         """Features of one observation."""
+
+    @property
+    def module(self) -> OwnModule | None:
+        """The module of the user's own in it, if one is."""
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""
@@ -169,7 +174,7 @@ class RecurrentNetwork(Architecture):
 
 
 def make_recurrent_network(
-    name: TorsoName | LayersSpec,
+    name: TorsoName | OwnNetwork,
     *,
     frame_stack: int,
     layout: FrameLayout,
@@ -195,7 +200,7 @@ def make_recurrent_network(
     else:
         stack = make_convolutions(name, frame_stack, layout, products)
         units = () if stack.strides else (hidden_units,)
-        torso = make_plain_torso(stack, name.dense if isinstance(name, LayersSpec) else units)
+        torso = make_plain_torso(stack, name.dense if isinstance(name, OwnNetwork) else units)
     shapes = dict(torso.shapes)
     fan_in = torso.width + 1 + actions
     if recurrent_units:
@@ -221,6 +226,10 @@ class _Plain:
     width: int
     convolutions: Convolutions
     dense: int
+
+    @property
+    def module(self) -> OwnModule | None:
+        return self.convolutions.module
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
@@ -256,6 +265,7 @@ class _Residual:
     width: int
     products: LayerBackend
     layout: FrameLayout
+    module: None = None
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         seen, numbers = unpacked(self.layout, observations)

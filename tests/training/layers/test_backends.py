@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.experiment.spec import CpuAccelerator
+from capsule.experiment.trainers import ModuleSpec
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import FIXED_ORDER, IMAGES, LIBRARY, Convolution, backend_for
 from capsule.training.networks.feedforward import images
@@ -297,11 +298,12 @@ def test_what_is_not_a_number_stays_one(instructions):
 
 
 def test_only_processors_without_fma_and_gpus_leave_it_to_the_library():
-    assert backend_for(CpuAccelerator()) is FIXED_ORDER
-    assert backend_for(CpuAccelerator(numerics="native")) is FIXED_ORDER
-    assert backend_for(CpuAccelerator(numerics="portable-v2")) is LIBRARY
+    assert backend_for(CpuAccelerator(), "mlp") is FIXED_ORDER
+    assert backend_for(CpuAccelerator(numerics="native"), "mlp") is FIXED_ORDER
+    assert backend_for(CpuAccelerator(), ModuleSpec(module="nets:make")) is LIBRARY
+    assert backend_for(CpuAccelerator(numerics="portable-v2"), "mlp") is LIBRARY
     kernels.limit_instruction_set("none")
     try:
-        assert backend_for(CpuAccelerator()) is LIBRARY
+        assert backend_for(CpuAccelerator(), "mlp") is LIBRARY
     finally:
         kernels.limit_instruction_set("AVX-512")
