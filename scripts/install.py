@@ -26,8 +26,14 @@ def main(parts: list[str]) -> int:
     """Install the host side and ``parts`` into the environment that runs this; return a status."""
     needed = ["setup", "host", *(["train"] if parts else []), *(["dev"] if "dev" in parts else [])]
     locked = [word for name in needed for word in ("--requirements", str(part_file(name)))]
-    # Building the native parts needs hatchling and ziglang, which are locked with dev.
-    checkout = ["--no-deps", "--build-constraints", str(part_file("dev")), "--editable", str(ROOT)]
+    # Building the native parts needs hatchling and ziglang, which are locked with dev. Where these
+    # are installed, they build: the C library that the compiler makes for itself serves tests, too.
+    builder = (
+        ["--no-build-isolation"]
+        if "dev" in parts
+        else ["--build-constraints", str(part_file("dev"))]
+    )
+    checkout = ["--no-deps", *builder, "--editable", str(ROOT)]
     sources = machine_sources(SourcesSpec())
     for arguments in (["--require-hashes", "--no-build", *locked], checkout):
         command = [find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]

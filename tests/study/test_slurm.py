@@ -136,7 +136,6 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.network
-@pytest.mark.slow
 def test_the_commands_for_clusters_without_docker(cluster, workplace, monkeypatch):
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

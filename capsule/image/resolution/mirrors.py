@@ -18,6 +18,7 @@ from typing import BinaryIO, Self
 from urllib.parse import quote, unquote, urlsplit
 
 import requests
+import urllib3
 
 from capsule import __version__
 from capsule.experiment.spec import SourcesSpec
@@ -106,7 +107,7 @@ class Downloader:
                 if size > limit:
                     raise DownloadError(f"{place}: larger than {limit:,} bytes")
                 target.write(chunk)
-        except (requests.RequestException, OSError) as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise DownloadError(f"{place}: {error}") from error
 
     def _chunks(self, place: str) -> Iterable[bytes]:
