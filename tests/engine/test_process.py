@@ -114,6 +114,7 @@ def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(
         "print(made.VALUE, sys.argv[1])\n"
         "print(os.path.dirname(capsule.__file__))\n"
         "print(importlib.util.find_spec('capsule.engine'), importlib.util.find_spec('docker'))\n"
+        "print(os.path.exists(made.__cached__))\n"  # though no run may write bytecode
         "open(sys.argv[1] + '/file', 'w').write('kept')\n"
         "sys.exit(7)"
     )
@@ -124,6 +125,7 @@ def test_a_task_sees_the_locked_wheels_the_locked_code_and_its_directory(
     environments = "/capsule/local/lib" if enclosed else str(cache.root / "environments")
     assert lines[1].startswith(environments)
     assert lines[2] == "None None"
+    assert lines[3] == "True"
     assert (run_directory / "file").read_text() == "kept"
 
 
