@@ -20,7 +20,7 @@ import re
 import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -138,20 +138,16 @@ class Cache:
             Path(name).unlink(missing_ok=True)
         return target
 
-    def digest(self, path: Path, sha256: Callable[[Path], str] = sha256_file) -> str:
+    def digest(self, path: Path) -> str:
         """Return the SHA-256 of a file outside the cache, remembered by its size and time.
 
         A convenience for resolving; whatever enters the cache is hashed by :meth:`add`.
-
-        Args:
-            path: The file.
-            sha256: Hashes it, if that was not done before.
         """
         facts = path.stat()
         known = f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}"
         note = self.folder("digests") / sha256_hex(known.encode())
         if not note.exists():
-            write_atomic(note, sha256(path).encode())
+            write_atomic(note, sha256_file(path).encode())
         return note.read_text()
 
     def derived(self, key: str) -> Path:

@@ -145,7 +145,7 @@ def test_a_forged_listing_or_archive_is_tampering(made, workplace, tmp_path):
     def swap(files):
         files["data/label.tar.zst"] = files["data/digits.tar.zst"]
 
-    for number, (change, code) in enumerate(((lie, "CAP-V015"), (swap, "CAP-V004"))):
+    for number, (change, code) in enumerate(((lie, "CAP-V040"), (swap, "CAP-V004"))):
         forged = forge(made, change, tmp_path / f"{number}.capsule.tar")
         done = made.verify(forged, "--mode", "integrity", cwd=workplace)
         assert done.document["verdict"] == "tampered"

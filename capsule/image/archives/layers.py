@@ -8,12 +8,14 @@ Equal entries always give equal bytes: POSIX ustar headers (IEEE Std 1003.1-2017
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
+from capsule.experiment.canonical import open_regular
 from capsule.host.errors import CapsuleError
 
 EPOCH = 1_577_836_800  # 2020-01-01T00:00:00Z: the time of every file in every image
@@ -254,6 +256,17 @@ def _entry_of(
         raise refused("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
     content = slice_of(stream, info.offset_data, info.size)
     return TarEntry(path, owner, "file", info.mode & 0o777, info.size, content)
+
+
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """Yield what a regular file holds, if ``path`` is no link.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        while chunk := stream.read(CHUNK):
+            yield chunk
 
 
 def slice_of(stream: BinaryIO, offset: int, size: int) -> Content:

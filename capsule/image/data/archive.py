@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from capsule.experiment.canonical import open_regular
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import (
-    CHUNK,
     TarEntry,
     Write,
+    file_chunks,
     refused,
     tar_header,
     write_tar,
@@ -84,14 +82,8 @@ def _entries(listing: Listing, place_of: Callable[[str], Path]) -> Iterator[TarE
         elif kind == "symlink":
             yield TarEntry(name, _OWNER, "symlink", _LINK_MODE, target=rest)
         else:
-            content = partial(_chunks, place_of(name))
+            content = partial(file_chunks, place_of(name).resolve())
             yield TarEntry(name, _OWNER, "file", _FILE_MODE, int(rest.split()[0]), content)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with open_regular(path.resolve(), os.O_NOFOLLOW) as stream:
-        while chunk := stream.read(CHUNK):
-            yield chunk
 
 
 def _fact(entry: TarEntry) -> str:

@@ -11,12 +11,12 @@ import requests
 import urllib3
 
 from capsule import __version__
-from capsule.experiment.canonical import sha256_file
+from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.network import trusted_certificates
-from capsule.image.cache import Cache
+from capsule.image.cache import Cache, file_state, folder_state
 from capsule.image.data.listing import (
     Listing,
     Meter,
@@ -25,7 +25,7 @@ from capsule.image.data.listing import (
     list_data,
     pin_of,
 )
-from capsule.image.data.places import read_listing, remember
+from capsule.image.data.places import keep_listing, read_listing, remember
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ def capture_data(
 ) -> dict[str, LockedData] | None:
     """Pin the data sets of a spec.
 
-    A file is hashed once, until its size or time changes; a run hashes all of it.
+    A data set is hashed once, until something in it changes; a run hashes it anyway.
 
     Args:
         data: The spec's section; None if it has none.
@@ -65,7 +65,7 @@ def capture_data(
         listing, place = _captured(name, spec, base, cache, pinned, progress)
         pins[name] = pin_of(listing)
         if pinned and pins[name] not in pinned and not may_change:
-            raise _changed(name, read_listing(pinned[0], cache), listing)
+            raise _changed(name, read_listing(pinned[0].sha256, cache), listing)
         remember(cache, listing, place, spec.url)
     return pins
 
@@ -93,8 +93,7 @@ def _captured(
                 f"data.{name}.path {spec.path!r}: {place} does not exist",
                 fix="Name a file or a folder, relative to the spec.",
             )
-        meter = Meter(f"hashing the data set {name!r}", progress)
-        listing = list_data(name, place, lambda path: cache.digest(path, meter.sha256))
+        listing = _listed(name, place, cache, progress)
     else:
         raise CapsuleError(
             "CAP-L301",
@@ -103,6 +102,18 @@ def _captured(
         )
     _check_expected(name, spec, listing)
     return listing, place
+
+
+def _listed(name: str, place: Path, cache: Cache, progress: Progress) -> Listing:
+    """List a data set, or return what was found when each file had the same state as now."""
+    state = folder_state(place) if place.is_dir() else " ".join(map(str, file_state(place)))
+    note = cache.data.folder("states") / sha256_hex(f"{place} {state}".encode())
+    known = read_listing(note.read_text(), cache) if note.exists() else None
+    if known is not None:
+        return known
+    listing = list_data(name, place, Meter(f"hashing the data set {name!r}", progress).sha256)
+    write_atomic(note, keep_listing(cache, listing).encode())
+    return listing
 
 
 def _check_expected(name: str, spec: DataSpec, listing: Listing) -> None:
@@ -152,7 +163,7 @@ def _fetched(
         )
     expected = [spec.sha256] if spec.sha256 is not None else []
     for pin in pinned:
-        expected += [fact.split()[-1] for fact in (read_listing(pin, cache) or {}).values()]
+        expected += [fact.split()[-1] for fact in (read_listing(pin.sha256, cache) or {}).values()]
     sha256 = next((each for each in expected if cache.data.has(each)), None)
     if sha256 is None:
         with cache.data.scratch() as scratch:
@@ -160,8 +171,7 @@ def _fetched(
             sha256 = sha256_file(scratch / "file")
             place = cache.data.add(scratch / "file", sha256)
     place = cache.data.path(sha256)
-    listing = list_data(name, place, cache.digest, called=called)
-    return place, listing
+    return place, {called: f"file {place.stat().st_size} {sha256}"}
 
 
 def _download(name: str, url: str, target: Path, progress: Progress) -> None:

@@ -67,10 +67,12 @@ class FoundData(NamedTuple):
             progress: Told how far that is, every few seconds.
 
         Raises:
-            CapsuleError: CAP-E044, it is not the pinned one; CAP-L302 to CAP-L305, it cannot be
-                one.
+            CapsuleError: CAP-E044, it is not the pinned one, or cannot be read.
         """
-        found = _listed(name, self.path, pin_of(self.listing), self.listing, progress)
+        try:
+            found = _listed(name, self.path, pin_of(self.listing), self.listing, progress)
+        except CapsuleError as error:  # a bundle may list what no spec can pin
+            raise _differs(name, self.path, error.message) from error
         if found == self.listing:
             return pin_of(found)
         raise _differs(name, self.path, first_difference(self.listing, found))
@@ -141,7 +143,7 @@ def _find(
             fix=f"Name the file or folder where it lies with --data {name}=PATH, or ask for a "
             "bundle that carries it (capsule run --embed-data).",
         )
-    url, listing = None if known is None else known.url, read_listing(pin, cache)
+    url, listing = None if known is None else known.url, read_listing(pin.sha256, cache)
     if listing is None:
         listing = _listed(name, path, pin, None, progress)
         if (found := pin_of(listing)) != pin:
@@ -188,12 +190,12 @@ def keep_listing(cache: Cache, listing: Listing) -> str:
     return digest
 
 
-def read_listing(pin: LockedData, cache: Cache) -> Listing | None:
-    """Return the listing of a pinned data set, if it is in the cache."""
-    if not cache.data.has(pin.sha256):
+def read_listing(sha256: str, cache: Cache) -> Listing | None:
+    """Return the listing with a digest, if it is in the cache."""
+    if not cache.data.has(sha256):
         return None
-    data = cache.data.path(pin.sha256).read_bytes()
-    return parse_listing(data) if sha256_hex(data) == pin.sha256 else None
+    data = cache.data.path(sha256).read_bytes()
+    return parse_listing(data) if sha256_hex(data) == sha256 else None
 
 
 def unpacked_place(cache: Cache, pin: LockedData) -> Path:

@@ -17,13 +17,13 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from capsule.experiment import contract
-from capsule.experiment.canonical import open_regular, sha256_hex
+from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import CHUNK, TarEntry, refused, safe_path, write_tar
+from capsule.image.archives.layers import TarEntry, file_chunks, refused, safe_path, write_tar
 from capsule.image.cache import Cache
 from capsule.image.resolution.credentials import find_credential, is_credential_name
 
@@ -214,10 +214,10 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, "is a pipe, socket or device")
         if not tree.accepts_credentials(name):
-            _refuse_credentials(name, _chunks(path))
+            _refuse_credentials(name, file_chunks(path))
         # As git has it: all other bits depend on the umask of whoever checked the tree out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
-        return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: _chunks(path))
+        return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: file_chunks(path))
     except OSError as error:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
 
@@ -227,12 +227,6 @@ def _refuse_credentials(name: str, content: Iterable[bytes]) -> None:
         raise _credential(name, "has a name that is typical of credentials")
     if kind := find_credential(content):
         raise _credential(name, f"holds {kind}")
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with open_regular(path, os.O_NOFOLLOW) as stream:
-        while chunk := stream.read(CHUNK):
-            yield chunk
 
 
 def _safe_target(root: Path, name: str) -> str:

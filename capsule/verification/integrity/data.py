@@ -28,14 +28,14 @@ from capsule.image.data.places import (
     remember,
     unpacked_place,
 )
-from capsule.verification.integrity.layers import bad_layer, check_ratio, unpack
+from capsule.verification.integrity.layers import bad_layer, check_ratio, contradiction, unpack
 
 
 def check_data(run: RecordedRun) -> None:
     """Check the listing of each data set, and each data set that the bundle carries.
 
     Raises:
-        CapsuleError: CAP-V015, a listing is not the locked one; CAP-V004, a data set cannot be
+        CapsuleError: CAP-V040, a listing is not the locked one; CAP-V004, a data set cannot be
             unpacked, or is not the listed one.
     """
     for name, pin in (run.lock.data or {}).items():
@@ -96,9 +96,9 @@ def _listing(run: RecordedRun, name: str, pin: LockedData) -> Listing:
     try:
         listing = parse_listing(run.bundle.content(member, MAX_LISTING_BYTES))
     except ValueError as error:
-        raise _contradiction(member, str(error)) from error
+        raise contradiction(member, str(error)) from error
     if (found := pin_of(listing)) != pin:
-        raise _contradiction(member, f"it lists {found.sha256}, and the lock pins {pin.sha256}")
+        raise contradiction(member, f"it lists {found.sha256}, and the lock pins {pin.sha256}")
     return listing
 
 
@@ -118,11 +118,3 @@ def _archive(run: RecordedRun, name: str, listing: Listing) -> Iterator[Path]:
         if found != listing:
             raise bad_layer(member, f"of the listed files, {first_difference(listing, found)}")
         yield archive
-
-
-def _contradiction(member: str, what: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-V015",
-        f"{member} contradicts the lock: {what}",
-        fix="Do not trust this bundle; ask its signer for a consistent one.",
-    )

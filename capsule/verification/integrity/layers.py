@@ -71,9 +71,9 @@ def layer_identities(run: RecordedRun) -> dict[str, LayerIdentity]:
         return {PROJECT: project} if project else {}
     layers = _layers(run.bundle, lock, run.claims.image)
     if layers["base"].sha256 != lock.image.base:
-        raise _contradiction(run_bundle.IMAGE_MANIFEST, "the base layer is not the locked one")
+        raise contradiction(run_bundle.IMAGE_MANIFEST, "the base layer is not the locked one")
     if layers.get(PROJECT) != project:
-        raise _contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
+        raise contradiction(run_bundle.IMAGE_MANIFEST, "the source tree is not the locked one")
     return layers
 
 
@@ -82,24 +82,22 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
     manifest = bundle.content(run_bundle.IMAGE_MANIFEST, MAX_IMAGE_DOCUMENT_BYTES)
     # Compared before it is parsed: what the parser sees is at least what was claimed.
     if (digest := f"sha256:{sha256_hex(config)}") != claim.config:
-        raise _contradiction(
-            run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one"
-        )
+        raise contradiction(run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one")
     try:
         names = _names(parse_canonical_json(config), lock)
         sizes = _sizes(parse_canonical_json(manifest))
         expected = image_manifest(config, list(zip(claim.layers, sizes, strict=True)))
         named = list(zip(names, claim.layers, strict=True))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _contradiction("an image document", f"it has an unexpected form ({error})") from error
+        raise contradiction("an image document", f"it has an unexpected form ({error})") from error
     if manifest != expected:
-        raise _contradiction(
+        raise contradiction(
             run_bundle.IMAGE_MANIFEST, "it is not the manifest of the claimed layers"
         )
     # By the rules of another assembler the image cannot be built here either (CAP-I102).
     recipe = recipe_of(lock.image) if lock.image.assembler == ASSEMBLER_VERSION else None
     if recipe is not None and config != image_config(lock, recipe, named):
-        raise _contradiction(
+        raise contradiction(
             run_bundle.IMAGE_CONFIG, "it is not the configuration that the lock gives"
         )
     return {
@@ -132,7 +130,8 @@ def _sizes(manifest: Any) -> list[int]:
     return sizes
 
 
-def _contradiction(path: str, what: str) -> CapsuleError:
+def contradiction(path: str, what: str) -> CapsuleError:
+    """Return the error of a member that is not what the lock and the claims make it."""
     return CapsuleError(
         "CAP-V040",
         f"{path} contradicts the lock or the claims: {what}",

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import os
 import threading
 from pathlib import Path
 
@@ -13,21 +14,8 @@ from capsule.experiment.spec import DataSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.data.capture import capture_data
-from capsule.image.data.listing import list_data, pin_of
+from capsule.image.data.listing import Meter, list_data, pin_of
 from capsule.image.data.places import find_data, read_listing
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    (folder / "1.txt").write_text("1\n")
-    return folder
 
 
 def capture(spec, base, cache, earlier=(), told=None):
@@ -70,6 +58,20 @@ def test_a_changed_file_is_named_until_it_is_pinned_again(folder, cache):
     changed = capture({"path": "digits"}, folder.parent, cache)
     assert changed != pin
     assert capture({"path": "digits"}, folder.parent, cache, [lock_with(changed)]) == changed
+
+
+def test_a_data_set_is_hashed_once_until_something_in_it_changes(folder, cache, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(Meter, "sha256", lambda _, path: hashed.append(path.name) or "0" * 64)
+    for _ in range(2):
+        capture({"path": "digits"}, folder.parent, cache)
+    assert hashed == ["1.txt"]
+    os.utime(folder / "1.txt", ns=(0, 0))  # which changes the time of change, as any writing does
+    capture({"path": "digits"}, folder.parent, cache)
+    assert hashed == ["1.txt"] * 2
+    for _ in range(2):
+        capture({"path": "digits/1.txt"}, folder.parent, cache)
+    assert hashed == ["1.txt"] * 3
 
 
 def test_another_machine_names_the_digests(folder, cache, tmp_path):
@@ -140,7 +142,7 @@ def test_a_file_is_downloaded_once(folder, cache, server):
     pin = capture(spec, folder.parent, cache, told=told)
     assert told == ["downloading the data set 'digits'"]
     name = "data set.csv.gz"
-    assert read_listing(pin, cache) == {
+    assert read_listing(pin.sha256, cache) == {
         name: f"file 15 {sha256_hex(bytes([0x1F, 0x8B]) + b', not decoded')}"
     }
     found = find_data(lock_with(pin), cache, print)["digits"]

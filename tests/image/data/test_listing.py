@@ -174,9 +174,8 @@ def test_what_is_no_listing_is_refused(document):
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/./b"])
 def test_a_path_that_leads_elsewhere_is_refused(path):
-    with pytest.raises(CapsuleError) as caught:
+    with pytest.raises(ValueError, match="not a plain path"):
         parse_listing(listing_document({path: "folder"}))
-    assert caught.value.code == "CAP-I107"
 
 
 def test_a_meter_tells_how_far_it_is_every_few_seconds(tmp_path, monkeypatch):

@@ -7,22 +7,8 @@ import pytest
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.cache import Cache
 from capsule.image.data.listing import list_data, pin_of
 from capsule.image.data.places import find_data, parse_places, remember
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    (folder / "1.txt").write_text("1\n")
-    return folder
 
 
 @pytest.fixture
@@ -76,6 +62,14 @@ def test_another_data_set_is_refused(lock, folder, cache, known):
     said = r"1\.txt now has the SHA-256" if known else "its digest is"
     with pytest.raises(CapsuleError, match=said) as caught:
         find(lock, cache, digits=folder).check("digits", print)
+    assert caught.value.code == "CAP-E044"
+
+
+def test_what_cannot_be_pinned_is_not_the_pinned_data_set(lock, folder, cache):
+    found = find(lock, cache, digits=folder)
+    (folder / "2.txt").symlink_to("/etc/passwd")
+    with pytest.raises(CapsuleError, match="outside of the data set") as caught:
+        found.check("digits", print)
     assert caught.value.code == "CAP-E044"
 
 
