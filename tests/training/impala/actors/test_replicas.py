@@ -56,7 +56,7 @@ def settings(monkeypatch):
     """A function that says what makes the actors of a small CartPole run."""
 
     def make(products, **changes):
-        monkeypatch.setattr(factory, "backend_for", lambda _: products)
+        monkeypatch.setattr(factory, "backend_for", lambda *_: products)
         spec = make_spec(IMPALA, **changes)
         example = make_environment(spec.environment, make_streams(spec.seeds), training=True)
         network = factory.make_network(spec.trainer, example, spec.accelerator)
@@ -283,14 +283,14 @@ def test_the_self_test_passes_where_rows_are_independent(products, network, sett
 
 @pytest.mark.parametrize("mode", [{}, SERVED], ids=["actor", "server"])
 def test_a_run_does_not_start_where_rows_depend_on_each_other(mode, begin, monkeypatch):
-    monkeypatch.setattr(factory, "backend_for", lambda _: LeakyProducts())
+    monkeypatch.setattr(factory, "backend_for", lambda *_: LeakyProducts())
     with pytest.raises(CapsuleError) as caught:
         begin(**mode)
     assert caught.value.code == "CAP-T321"
 
 
 def test_it_is_a_declared_relaxation_to_do_without(begin, monkeypatch):
-    monkeypatch.setattr(factory, "backend_for", lambda _: LeakyProducts())
+    monkeypatch.setattr(factory, "backend_for", lambda *_: LeakyProducts())
     begin(determinism={"batch_invariance": False})
 
 
@@ -307,7 +307,7 @@ def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
     products, begin, monkeypatch
 ):
     """Under the libraries' products the rows of a batch are part of the result, and so set."""
-    monkeypatch.setattr(factory, "backend_for", lambda _: products)
+    monkeypatch.setattr(factory, "backend_for", lambda *_: products)
     alone = begin(**SERVED)
     expected = digests(alone, UPDATES)
     requests = UPDATES * alone._trainer.interval_steps
@@ -357,7 +357,7 @@ def test_a_replicas_death_is_named_and_a_run_goes_on_from_what_was_saved(begin):
 @pytest.mark.slow
 def test_a_replica_that_fails_at_its_start_says_why(begin, monkeypatch):
     broken = BrokenProducts()
-    monkeypatch.setattr(factory, "backend_for", lambda _: broken)
+    monkeypatch.setattr(factory, "backend_for", lambda *_: broken)
     with pytest.raises(CapsuleError) as caught:
         begin(workers=2, **SERVED)
     assert caught.value.code == "CAP-T332"
