@@ -68,6 +68,6 @@ step check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
 step bash scripts/lint-c.sh
 printf '\n== mypy\n' >&2
 wait "$types" || { cat .cache/mypy.log >&2; exit 1; }
-# Three processes, each with whole groups of tests in the order of tests/conftest.py: one of them mostly
-# waits for containers.
-step pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"
+# Four processes, each with whole groups of tests in the order of tests/conftest.py: one of them mostly
+# waits for containers, and others for processes of a cluster.
+step pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --durations 40 -m "$chosen" "$@"

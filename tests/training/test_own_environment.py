@@ -113,8 +113,11 @@ def environment(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [LAYERS, MODULE_SPEC], ids=["layers", "module"])
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "impala"])
+@pytest.mark.parametrize(
+    ("algorithm", "network"),
+    [("dqn", LAYERS), ("dqn", MODULE_SPEC), ("r2d2", MODULE_SPEC), ("impala", MODULE_SPEC)],
+    ids=["dqn-layers", "dqn-module", "r2d2-module", "impala-module"],
+)
 def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm, network):
     spec = spec_of(algorithm, network)
     whole, killed = (new_run(tmp_path / name, spec) for name in ("whole", "killed"))
