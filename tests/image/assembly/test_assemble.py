@@ -207,7 +207,7 @@ def interpreters():
     return found
 
 
-# Everything that turns packages into layers needs the standard library and 'packaging' only.
+# What turns packages into layers needs the standard library and two libraries without native code.
 LAYER_SCRIPT = """
 import hashlib, sys
 from contextlib import ExitStack
@@ -231,11 +231,13 @@ print(digest.hexdigest())
 @pytest.mark.parametrize("python", interpreters().items(), ids=lambda item: item[0])
 def test_layers_by_other_pythons(tmp_path, python):
     import packaging
+    import rfc8785
 
     (tmp_path / "tiny.deb").write_bytes(build_deb(TINY_DEB))
     (tmp_path / "small.whl").write_bytes(build_wheel(TINY_WHEEL))
     libraries = tmp_path / "libraries"
-    shutil.copytree(Path(packaging.__file__).parent, libraries / "packaging")
+    for library in (packaging, rfc8785):
+        shutil.copytree(Path(library.__file__).parent, libraries / library.__name__)
     digests = [
         subprocess.run(
             [executable, "-c", LAYER_SCRIPT, tmp_path],
