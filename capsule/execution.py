@@ -7,6 +7,7 @@ second way to execute anything.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -54,6 +55,7 @@ PROGRAM_FAILED = "CAP-T302"
 MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
+FILM = ("python3.11", "-P", "-m", "capsule.training.film", RUN_DIRECTORY)
 Document = TypeVar("Document", bound=Model)
 
 # Prints what a program sees of its surroundings, as one JSON object, the fields of
@@ -315,6 +317,60 @@ def look(
         ) from error
 
 
+def film(
+    lock: Lock,
+    engine: Engine,
+    directory: Path,
+    order: contract.EpisodeOrder,
+    tensors: Path,
+    *,
+    limits: LimitsSpec,
+    reporter: Reporter,
+) -> contract.Film:
+    """Play the last evaluation of a run again, and film one of its episodes.
+
+    Args:
+        lock: The locked experiment; ``engine`` must have been prepared for it.
+        engine: Where it runs.
+        directory: Becomes its run directory, which then has the screens; there is none yet.
+        order: What to play and to film.
+        tensors: Those of the run's last checkpoint.
+        limits: What it may use.
+        reporter: Told about the progress.
+
+    Raises:
+        CapsuleError: CAP-T… as the training side reported it; CAP-E047, it ended in a way that it
+            could not report; CAP-E… as in :func:`execute`.
+    """
+    checkpoints = directory / contract.CHECKPOINTS
+    checkpoints.mkdir(parents=True)
+    name = contract.checkpoint_name(order.step)
+    shutil.copyfile(tensors, checkpoints / f"{name}.safetensors")
+    write_atomic(directory / contract.JOB, contract.Job.of(lock).document())
+    write_atomic(directory / contract.EPISODE_ORDER, order.document())
+    attempt = Attempt(directory, lock.spec, replay=None)
+    task = _task(lock.spec, attempt, FILM, directory, limits, USUAL, {})
+    reporter.note(f"playing the evaluation of step {order.step:,} again")
+    ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
+    check_run_directory(directory)
+    if ended.reason == "interrupted":
+        raise CapsuleError("CAP-E012", "the replay was interrupted", fix="Start it again.")
+    if (failure := _reported_failure(directory)) is not None:
+        raise failure
+    if ended.reason != "exited" or ended.status != 0:
+        raise CapsuleError(
+            "CAP-E047",
+            f"the program that plays the evaluation ended with status {ended.status} "
+            f"({ended.reason}); last output: {''.join(_last_lines(directory / contract.LOG, 1))!r}",
+            fix=_FIX.get(
+                ended.reason,
+                "If there is no such module, the training code in the "
+                "bundle is older than 'capsule replay'; make the bundle again with this Capsule.",
+            ),
+        )
+    return _checked(contract.Film, directory / contract.FILM)
+
+
 def _task(
     spec: Spec,
     attempt: Attempt,
@@ -452,20 +508,8 @@ def _outcome(
             fix="Resume it with 'capsule run --resume'"
             + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
         )
-    failure = run_directory / contract.FAILURE
-    if failure.exists():
-        report = _checked(contract.Failure, failure)
-        at = "" if report.step is None else f" (step {report.step})"
-        if report.code not in IMAGE_CODES:
-            raise _malformed(
-                failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
-            )
-        log = run_directory / contract.LOG
-        if report.code == PROGRAM_FAILED:
-            lines = "".join(f"\n  {line}" for line in _last_lines(log, 8))
-            fix = f"Correct the program. Its whole output is in {log}."
-            raise CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
-        raise CapsuleError(report.code, report.message + at, fix=report.fix)
+    if (failure := _reported_failure(run_directory)) is not None:
+        raise failure
     result = run_directory / contract.RESULT
     if ended.reason != "exited" or ended.status != 0 or not result.exists():
         raise CapsuleError(
@@ -475,6 +519,25 @@ def _outcome(
             fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
         )
     return _result(spec, run_directory)
+
+
+def _reported_failure(run_directory: Path) -> CapsuleError | None:
+    """Return the error that the training side left, if it left one."""
+    failure = run_directory / contract.FAILURE
+    if not failure.exists():
+        return None
+    report = _checked(contract.Failure, failure)
+    at = "" if report.step is None else f" (step {report.step})"
+    if report.code not in IMAGE_CODES:
+        return _malformed(
+            failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
+        )
+    log = run_directory / contract.LOG
+    if report.code == PROGRAM_FAILED:
+        lines = "".join(f"\n  {line}" for line in _last_lines(log, 8))
+        fix = f"Correct the program. Its whole output is in {log}."
+        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
+    return CapsuleError(report.code, report.message + at, fix=report.fix)
 
 
 def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:

@@ -59,6 +59,8 @@ MODELS: dict[str, type[Model]] = {
     "checkpoints": contract.CheckpointIndex,
     "evaluation": contract.Evaluation,
     "population": contract.Ancestry,
+    "episode-order": contract.EpisodeOrder,
+    "film": contract.Film,
     "result": contract.Result,
     "outputs": contract.Outputs,
     "program-result": contract.ProgramResult,

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.evaluation import digest_of_starts
@@ -35,6 +35,9 @@ CHECKPOINTS = "checkpoints"  # folder of checkpoint_name(step).{json,safetensors
 CHECKPOINT_INDEX = "checkpoints.json"  # CheckpointIndex
 EVALUATION = "evaluation.json"  # Evaluation
 DENSE = "dense.jsonl"  # capsule.experiment.dense (Job.dense)
+EPISODE_ORDER = "episode-order.json"  # EpisodeOrder; written by the host
+FILM = "film.json"  # Film; appears last
+SCREENS = "screens.zlib"  # of a Film: the screens, one after the other, in the format of RFC 1950
 RESULT = "result.json"  # Result; appears last, by atomic rename
 FAILURE = "failure.json"  # Failure; instead of RESULT
 ENTROPY_REPORT = "entropy.json"  # capsule.entropy.report.EntropyReport; written by the host
@@ -67,6 +70,8 @@ READ_FILES = frozenset(
             ENTROPY_PROFILE,
             LEDGER,
             DATA,
+            FILM,
+            SCREENS,
             LOG,
             STANDARD_OUTPUT,
             ENDED,
@@ -309,6 +314,29 @@ class Evaluation(Model):
     def start_set(self) -> str:
         """SHA-256 of the start sequences, see :func:`digest_of_starts`."""
         return digest_of_starts(self.starts)
+
+
+class EpisodeOrder(Model):
+    """What ``python -m capsule.training.film`` is asked for: the last evaluation, played again."""
+
+    schema_id: Literal["capsule/episode-order/v1"] = Field(
+        "capsule/episode-order/v1", alias="schema"
+    )
+    seed: int = Field(description="Root seed of the stream 'evaluation'.")
+    step: int = Field(description="Agent steps after which the network was evaluated.")
+    starts: tuple[tuple[int, ...], ...] = Field(description="Action indices of each start.")
+    episode: NonNegativeInt = Field(description="The episode to film: the index of its start.")
+
+
+class Film(Model):
+    """The evaluation that was played, and the screens of one of its episodes."""
+
+    schema_id: Literal["capsule/film/v1"] = Field("capsule/film/v1", alias="schema")
+    point: EvaluationPoint
+    screens: NonNegativeInt = Field(description="One where the start ends, and one a step.")
+    rows: NonNegativeInt = Field(description="Height of a screen in pixels.")
+    columns: NonNegativeInt = Field(description="Its width in pixels, of three bytes each.")
+    rate: float = Field(description="Screens a second.")
 
 
 class Result(Model):

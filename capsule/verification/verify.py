@@ -24,18 +24,18 @@ from capsule.machine.fingerprint import take_fingerprint
 from capsule.machine.kind import machine_kind
 from capsule.verification.analysis.divergence import analyse, compare_results
 from capsule.verification.execution.admission import (
+    NO_KEY,
     check_code,
     check_embedded,
-    check_gpu_host,
     check_unconfined,
-    identify_image,
-    prepare_image,
+    prepare_executor,
     require_claimed_image,
+    require_trust,
     reservations,
 )
 from capsule.verification.execution.challenge import challenge, fresh_seed, judge_challenge
 from capsule.verification.execution.grading import judge
-from capsule.verification.execution.reexecution import Executor, reexecution_folder
+from capsule.verification.execution.reexecution import reexecution_folder
 from capsule.verification.findings import (
     EnvironmentFinding,
     IntegrityFinding,
@@ -43,20 +43,17 @@ from capsule.verification.findings import (
     VerificationFindings,
 )
 from capsule.verification.integrity.consistency import check_consistency
-from capsule.verification.integrity.data import supplied_data
 from capsule.verification.request import (
     OTHER_CLAIM,
     OTHER_LOCK,
     OTHER_SPEC,
     VerifyRequest,
-    lowered,
 )
 from capsule.verification.variation import CONTROL
 from capsule.verification.verdict import Grade, Judgement, Report
 
 INTACT = "the bundle is unchanged since it was signed, and agrees with itself"
 WITHOUT_IMAGE = "executed without the claimed image, which decides nothing about the run: "
-NO_KEY = "CAP-V002"
 
 
 def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
@@ -126,15 +123,7 @@ def _verify(
 
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
         found.trust = TrustFinding(bundle.authentic, bundle.fingerprint, bundle.signers)
-        if not (bundle.authentic or request.allow_untrusted):
-            raise CapsuleError(
-                NO_KEY,
-                f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
-                "was given to check that with",
-                fix="Get the signer's public key from a source you trust, then pass --key, or add "
-                "the key to the file allowed_signers in your configuration folder; or pass "
-                "--allow-untrusted to check everything but who signed it.",
-            )
+        require_trust(request, bundle)
         request.expected.check(lock, claims)
         if request.mode.name == "integrity":
             nothing = isinstance(claims, ProgramClaims) and claims.nothing
@@ -182,18 +171,14 @@ def _execute(
 
     # Image: the claimed one, if the verifier accepts what it is made of.
     mode.check(lock)
-    limits = lowered(lock.spec.limits, request.limits)
     found.own_code = check_code(lock, request.code)
-    check_gpu_host(lock, engine, strange=request.image != "rebuilt", note=note)
-    data = supplied_data(run, cache, request.data, note)
-    prepared = prepare_image(request, run, engine, cache, reporter)
-    found.image = image = identify_image(request, run, prepared)
+    executor, image = prepare_executor(request, run, engine, cache, reporter)
+    found.image = image
     require_claimed_image(request, run, image)
     if request.image == "rebuilt":  # what the signer's own image is made of is not known
         found.packages = check_packages(lock, cache, debian=False)
 
     # Execution, comparison, verdict.
-    executor = Executor(engine, limits, data, reporter)
     if mode.challenges:
         note("executing a prefix with a fresh seed, twice")
         found.fresh_seed = fresh_seed(run, executor.segment, note)

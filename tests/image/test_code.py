@@ -12,6 +12,7 @@ PROGRAMS = {  # what is started inside an image, or imported there by a program 
     "capsule.training.arrivals",
     "capsule.training.determinism.child_processes",
     "capsule.training.determinism.self_test",
+    "capsule.training.film",
     "capsule.training.impala.actors.ray.node",
     "capsule.training.instruments.hooks",
     "capsule.training.own_program.recorder",

@@ -18,6 +18,7 @@ from typing import Any
 import ale_py
 import numpy as np
 from ale_py import roms
+from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import AtariEnvironment, StreamName
@@ -29,6 +30,7 @@ from capsule.training.state.streams import Stream
 # Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
 # Miniature Golf's strokes and par become booleans (ale-py 0.12; Arcade-Learning-Environment #732).
 _UNCOPYABLE = {"miniature_golf", "pitfall2"}
+FRAME_RATE = 60  # of the console, per second
 _EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
 
 
@@ -76,10 +78,16 @@ class AtariGame(MarkedEnvironment):
         self.frame_dtype = np.dtype(np.uint8)
         self.frame_stack = spec.frame_stack
         self.frame_skip = spec.frame_skip
+        self.screen_rate = FRAME_RATE / spec.frame_skip
         height, width = self._ale.getScreenDims()
         self._resize = AreaResize(height, width)
         self._screens = np.zeros((2, height, width), np.uint8)  # grey, the newest two seen
         self._newest = 0
+
+    def screen(self) -> NDArray[np.uint8]:
+        """Return the emulator's last screen in colour."""
+        screen: NDArray[np.uint8] = self._ale.getScreenRGB()
+        return screen
 
     def _begin(self) -> Frame:
         self._power_on()

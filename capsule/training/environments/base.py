@@ -56,6 +56,7 @@ class Environment(ABC):
         frame_skip: Emulator frames per agent step; 1 where there is no emulator.
         lives: Lives left in the running episode; 0 where the game counts none.
         instruction: What the agent is told to do now, in words; empty where nothing is said.
+        screen_rate: Screens that a person would see in a second, one for each agent step.
     """
 
     actions: int
@@ -65,6 +66,7 @@ class Environment(ABC):
     frame_skip: int = 1
     lives: int = 0
     instruction: str = ""
+    screen_rate: float = 10.0
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
         self._streams = streams
@@ -112,6 +114,17 @@ class Environment(ABC):
             RuntimeError: The episode has ended, or none was begun.
         """
         return self._take(action, self._advance_frame, code=self.actions + action)
+
+    def screen(self) -> NDArray[np.uint8]:
+        """Return what a person would see of the running episode now.
+
+        Returns:
+            uint8 ``[rows, columns, 3]``: red, green and blue.
+
+        Raises:
+            CapsuleError: CAP-T217, there are no pictures of this environment.
+        """
+        raise no_pictures(f"{type(self).__name__} draws none")
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot: streams, and the actions since the episode's start.
@@ -239,3 +252,13 @@ class Environment(ABC):
     def _set_streams(self, states: Mapping[StreamName, Any]) -> None:
         for name, saved in states.items():
             self._streams[name].restore(saved)
+
+
+def no_pictures(reason: str) -> CapsuleError:
+    """Return the error of an environment that cannot be seen."""
+    return CapsuleError(
+        "CAP-T217",
+        f"there are no pictures of this environment: {reason}",
+        fix="Use an environment that supports Gymnasium's render mode 'rgb_array', and add the "
+        "packages that it draws with to image.packages.",
+    )

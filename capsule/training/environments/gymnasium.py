@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import GymnasiumEnvironment, StreamName
-from capsule.training.environments.base import Environment, Frame, Transition
+from capsule.training.environments.base import Environment, Frame, Transition, no_pictures
 from capsule.training.state.frames import FrameLayout
 from capsule.training.state.source_tree import import_module
 from capsule.training.state.streams import Stream
@@ -79,6 +79,23 @@ class GymnasiumTask(Environment):
     def layout(self) -> FrameLayout:
         """See :class:`Environment`."""
         return self._view.layout
+
+    @property
+    def screen_rate(self) -> float:  # type: ignore[override]
+        """What the environment states."""
+        return float(self._task.metadata.get("render_fps") or Environment.screen_rate)
+
+    def screen(self) -> NDArray[np.uint8]:
+        """Return what the environment renders, which needs the libraries that it draws with."""
+        # Set when it is needed only: making it so has some environments draw at every step.
+        self._task.unwrapped.render_mode = "rgb_array"
+        try:
+            screen = self._task.render()
+        except (gymnasium.error.Error, ImportError) as error:
+            raise no_pictures(str(error)) from error
+        if not (isinstance(screen, np.ndarray) and screen.dtype == np.uint8 and screen.ndim == 3):
+            raise no_pictures(f"it renders {type(screen).__name__}, not an array of colours")
+        return screen
 
     def _begin(self) -> Frame:
         observation, _ = self._task.reset(seed=self._streams["environment"].integer(2**32))

@@ -10,12 +10,18 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import MinAtarEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
 
+# Of the channels, in order: those of Okabe and Ito (Color Universal Design, 2008), and two greys.
+_COLOURS = (
+    *((0, 158, 115), (213, 94, 0), (86, 180, 233), (230, 159, 0), (240, 228, 66)),
+    *((0, 114, 178), (204, 121, 167), (255, 255, 255), (170, 170, 170), (110, 110, 110)),
+)
 ACTIONS = 6  # every game takes all six, also those without effect (Young and Tian, section 2)
 
 
@@ -39,6 +45,14 @@ class MinAtarGame(Environment):
         height, width, channels = self._game.state_shape()
         self.frame_shape = (channels, height, width)
         self.frame_dtype = np.dtype(np.uint8)
+
+    def screen(self) -> NDArray[np.uint8]:
+        """Return the grid in colour; of several objects in a cell, the one of the first channel."""
+        frame = self._newest_frame()
+        screen = np.zeros((*frame.shape[1:], 3), np.uint8)
+        for channel, colour in reversed([*zip(frame, _COLOURS, strict=False)]):
+            screen[channel > 0] = colour
+        return screen
 
     def _begin(self) -> Frame:
         self._game.random = np.random.RandomState(self._streams["environment"].integer(2**32))

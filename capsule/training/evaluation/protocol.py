@@ -45,6 +45,7 @@ from capsule.training.state.streams import Stream
 FRAMES_PER_MINUTE = 60 * 60
 
 MakeEnvironment = Callable[[int], Environment]
+Watch = Callable[[int, Environment], None]
 QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
@@ -212,6 +213,7 @@ def evaluate(
     policy: EvaluatedPolicy,
     step: int,
     choose: Choose = greedy,
+    watch: Watch | None = None,
 ) -> EvaluationPoint:
     """Play one episode per start and return the scores.
 
@@ -228,6 +230,8 @@ def evaluate(
         policy: The policy that plays: row ``k`` is start ``k``, inactive once its episode is over.
         step: Training step of the network, for the record.
         choose: What makes actions of the policy's values; begun anew for every evaluation.
+        watch: Called with index and environment of each episode after its start, and after every
+            step of it.
 
     Returns:
         Per start, in order, the score as an exact hexadecimal float and the agent's steps.
@@ -239,6 +243,9 @@ def evaluate(
     _rehearse(players, policy, rows)
     # max_minutes may be less than one step, and a stochastic start may have ended the game.
     playing = [row for row, player in enumerate(players) if most[row] > 0 and not player.ended]
+    if watch:
+        for row in playing:
+            watch(row, players[row].environment)
     while playing:
         actions = choose(policy(_seen(players, playing, rows)), playing)
         for row, action in zip(playing, actions, strict=True):
@@ -246,6 +253,8 @@ def evaluate(
             lengths[row] += 1
             if spec.action_sweep and players[row].lost_life and not players[row].ended:
                 players[row].sweep()
+            if watch:
+                watch(row, players[row].environment)
         playing = [row for row in playing if not players[row].ended and lengths[row] < most[row]]
     return EvaluationPoint(
         step=step, returns=tuple(score.hex() for score in scores), lengths=tuple(lengths)
@@ -256,12 +265,13 @@ class _Player:
     """An environment, with what an agent sees of it next.
 
     Attributes:
+        environment: Where it plays.
         script: Actions of the start that are still to be taken.
         lost_life: The last step lost a life.
     """
 
     def __init__(self, environment: Environment, start: Sequence[int]) -> None:
-        self._environment = environment
+        self.environment = environment
         self.frame_skip = environment.frame_skip
         self.script = deque(start)
         self.ended = self.lost_life = False
@@ -275,13 +285,13 @@ class _Player:
     @property
     def instruction(self) -> str:
         """What the agent is told to do now."""
-        return self._environment.instruction
+        return self.environment.instruction
 
     def play(self, action: int) -> float:
         """Take one step and return the game's reward."""
-        before = self._environment.lives  # lives may also be gained, which ends nothing
-        transition = self._environment.step(action)
-        self.lost_life = self._environment.lives < before
+        before = self.environment.lives  # lives may also be gained, which ends nothing
+        transition = self.environment.step(action)
+        self.lost_life = self.environment.lives < before
         self._note(transition, action)
         return transition.game_reward
 
@@ -306,14 +316,14 @@ class _Player:
 
     def sweep(self) -> None:
         """Take every action for one emulator frame: in many games one of them serves the ball."""
-        actions = range(self._environment.actions)
+        actions = range(self.environment.actions)
         self._note(self._take_frames(actions), actions[-1])
 
     def _take_frames(self, actions: Sequence[int]) -> Transition:
         """Take actions for one emulator frame each until the game ends; rewards are added up."""
         reward = 0.0
         for action in actions:
-            transition = self._environment.step_frame(action)
+            transition = self.environment.step_frame(action)
             reward += transition.game_reward
             self.ended = transition.ended
             if self.ended:

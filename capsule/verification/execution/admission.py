@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from capsule import __version__, execution
+from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
@@ -18,22 +19,42 @@ from capsule.image.assembly.base import is_genuine
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
+from capsule.verification.execution.reexecution import Executor
 from capsule.verification.findings import ImageFinding
+from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import (
     Name,
     embedded_image,
     registry_image,
     supplied_layers,
 )
-from capsule.verification.request import ImageChoice, VerifyRequest
+from capsule.verification.request import ImageChoice, VerifyRequest, lowered
 from capsule.verification.verdict import ImageSource
 
-NO_DEBIAN = "CAP-I303"
+NO_KEY, NO_DEBIAN = "CAP-V002", "CAP-I303"
 SIGNERS: dict[ImageSource | None, str] = {
     "embedded": "; the image was the signer's own and was not rebuilt from the lock",
     "registry": "; the image was taken from a registry and was not rebuilt from the lock",
     "supplied-base": "; the base layer was the signer's own and was not built from the packages",
 }
+
+
+def require_trust(request: VerifyRequest, bundle: OpenedBundle) -> None:
+    """Reject a bundle without a trusted signature, unless the user accepts that.
+
+    Raises:
+        CapsuleError: CAP-V002.
+    """
+    if bundle.authentic or request.allow_untrusted:
+        return
+    raise CapsuleError(
+        NO_KEY,
+        f"the bundle is intact and names {bundle.fingerprint} as its signer, but no key "
+        "was given to check that with",
+        fix="Get the signer's public key from a source you trust, then pass --key, or add "
+        "the key to the file allowed_signers in your configuration folder; or pass "
+        "--allow-untrusted to check everything but who signed it.",
+    )
 
 
 def check_unconfined(choice: EngineChoice, *, image: bool) -> None:
@@ -123,6 +144,26 @@ def check_gpu_host(
         )
     for finding in findings:
         note(f"warning: {finding}")
+
+
+def prepare_executor(
+    request: VerifyRequest,
+    run: RecordedRun,
+    engine: Engine,
+    cache: Cache,
+    reporter: execution.Reporter,
+) -> tuple[Executor, ImageFinding]:
+    """Make the engine ready to execute the lock of a run, and say with which image.
+
+    Raises:
+        CapsuleError: CAP-V055 of :func:`check_gpu_host`; what :func:`prepare_image` and
+            :func:`capsule.verification.integrity.data.supplied_data` raise.
+    """
+    limits = lowered(run.lock.spec.limits, request.limits)
+    check_gpu_host(run.lock, engine, strange=request.image != "rebuilt", note=reporter.note)
+    data = supplied_data(run, cache, request.data, reporter.note)
+    prepared = prepare_image(request, run, engine, cache, reporter)
+    return Executor(engine, limits, data, reporter), identify_image(request, run, prepared)
 
 
 def prepare_image(

@@ -1,0 +1,112 @@
+"""``capsule replay``: an animated picture of an episode, played again as it was claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule.cli import options
+from capsule.cli.common import guarded, print_json
+from capsule.cli.defaults import trusted_files
+
+
+@guarded
+def command(
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="Bundle of a run by one of Capsule's trainers.")
+    ],
+    *,
+    episode: Annotated[
+        int | None,
+        options.option(
+            "--episode N",
+            "Episode of the last evaluation, from 0 on. By default it is the one with the highest "
+            "return.",
+            options.OUTPUT,
+            min=0,
+        ),
+    ] = None,
+    begin: Annotated[
+        float,
+        options.option(
+            "--begin SECONDS", "Where in the episode the picture begins.", options.OUTPUT, min=0
+        ),
+    ] = 0.0,
+    seconds: Annotated[
+        float | None,
+        options.option(
+            "--seconds SECONDS",
+            "How much of the episode the picture shows. By default it shows all.",
+            options.OUTPUT,
+            min=0,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        options.option(
+            "--output -o FILE", "Picture to write: .gif, .png or .webp.", options.OUTPUT
+        ),
+    ] = Path("play.gif"),
+    keys: options.KeysOption = None,
+    allowed_signers: options.AllowedSignersOption = None,
+    allow_untrusted: options.UntrustedOption = False,
+    engine: options.EngineOption = "auto",
+    base: options.BaseOption = "packages",
+    code: options.CodeOption = "own",
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Play the last evaluation of a run again, and write an animated picture of an episode.
+
+    The final network plays all episodes in the image of the run. A picture is only written if
+    every return and every length is the one that the bundle claims.
+
+    Examples:
+        # Write play.gif, which shows the best episode of the evaluation.
+        capsule replay run.capsule.tar
+
+        # Show the first ten seconds of another episode.
+        capsule replay run.capsule.tar --key alice.pub --episode 3 --seconds 10
+    """
+    from capsule.bundle.trust import load_policy
+    from capsule.experiment.canonical import check_output, write_output
+    from capsule.image.cache import Cache
+    from capsule.report.pictures import animation, check_form
+    from capsule.report.progress import open_reporter
+    from capsule.verification.replay import replayed
+    from capsule.verification.request import Mode, VerifyRequest
+
+    check_form(output)
+    check_output(output)
+    trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
+    request = VerifyRequest(
+        bundle=bundle,
+        trust=load_policy(keys=trusted.keys, allowed_signers=trusted.allowed_signers),
+        mode=Mode("full"),
+        engine=engine,
+        allow_untrusted=allow_untrusted,
+        base=base,
+        code=code,
+    )
+    with (
+        open_reporter(quiet=quiet) as reporter,
+        replayed(request, episode, Cache(), reporter) as replay,
+    ):
+        reporter.note(f"drawing {replay.film.screens:,} screens")
+        drawn = animation(replay.film, replay.screens, output.suffix, begin=begin, seconds=seconds)
+    write_output(output, drawn)
+    point, number = replay.film.point, replay.episode
+    score, steps = float.fromhex(point.returns[number]), point.lengths[number]
+    if as_json:
+        facts = {"episode": number, "return": score, "steps": steps, "step": point.step}
+        run = {"claim_id": replay.claim_id, "authentic": replay.authentic, "signer": replay.signer}
+        document = {"schema": "capsule/replay/v1", "file": str(output), **run, **facts}
+        print_json({**document, "episodes": len(point.returns)})
+        return
+    typer.echo(f"claim    {replay.claim_id}")
+    typer.echo(f"signer   {replay.signer}{'' if replay.authentic else ' (not trusted)'}")
+    typer.echo(f"equal    {len(point.returns)} of {len(point.returns)} episodes, as claimed")
+    typer.echo(f"episode  {number}: return {score:g} in {steps:,} steps")
+    typer.echo(f"picture  {output} ({len(drawn):,} bytes)")

@@ -1,0 +1,127 @@
+"""``python -m capsule.training.film RUN_DIRECTORY``: play the last evaluation again, and film it.
+
+The directory holds the job of the run (``job.json``), what is asked for (``episode-order.json``)
+and the tensors of the last checkpoint. Every episode is played, not only the one that is filmed, so
+that the host can compare the whole evaluation with the claimed one.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from io import BufferedWriter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capsule.experiment import contract
+from capsule.experiment.contract import EpisodeOrder, EvaluationPoint, Film, Job
+from capsule.experiment.errors import CapsuleError
+from capsule.training.determinism import flags
+from capsule.training.state.run_directory import read_job, record_failure, write_document
+
+if TYPE_CHECKING:
+    from capsule.training.environments import Environment
+
+
+def film(directory: Path) -> None:
+    """Play the evaluation that the directory asks for, and write what it gave.
+
+    Raises:
+        CapsuleError: CAP-T217, there are no pictures of the environment; what the trainer, the
+            environment and the determinism flags raise.
+    """
+    job = read_job(directory)
+    order = EpisodeOrder.parse((directory / contract.EPISODE_ORDER).read_bytes())
+    flags.prepare(job.spec)
+    flags.apply(job.spec)
+    with (directory / contract.SCREENS).open("wb") as stream:
+        camera = Camera(order.episode, stream)
+        point = play(directory, job, order, camera)
+        camera.close()
+    rows, columns = camera.size
+    document = Film(
+        point=point, screens=camera.screens, rows=rows, columns=columns, rate=camera.rate
+    )
+    write_document(directory / contract.FILM, document)
+
+
+def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> EvaluationPoint:
+    """Play every episode of the last evaluation."""
+    # These import torch, which must not happen before flags.prepare().
+    from safetensors.numpy import load_file
+
+    from capsule.training.evaluation.action_choice import choice_of
+    from capsule.training.evaluation.protocol import evaluate, evaluation_environments
+    from capsule.training.registry import make_trainer
+    from capsule.training.state.streams import make_streams
+    from capsule.training.state.trace import Trace
+    from capsule.training.trainer import TrainerContext
+
+    spec = job.spec.training()
+    seeds = spec.seeds.model_copy(update={"root": order.seed})
+    device = flags.device_of(spec)
+    workers = flags.usable_cores() if device.type == "cpu" else 1
+    state = directory / contract.STATE
+    state.mkdir(exist_ok=True)
+    trace = Trace(directory / contract.TRACE)
+    trainer = make_trainer(
+        TrainerContext(state, spec, seeds, make_streams(seeds), trace, device, workers)
+    )
+    name = f"{contract.checkpoint_name(order.step)}.safetensors"
+    tensors = load_file(directory / contract.CHECKPOINTS / name)
+    network = trainer.online.zeros_like()
+    network.load({each: tensors[f"parameters/{each}"] for each in network.views})
+    point = evaluate(
+        evaluation_environments(spec.environment, seeds, spec.evaluation.starts),
+        order.starts,
+        spec.evaluation,
+        trainer.policy(network),
+        order.step,
+        choice_of(spec.evaluation, seeds, len(order.starts)),
+        camera,
+    )
+    trainer.close()
+    return point
+
+
+class Camera:
+    """Writes the screens of one episode.
+
+    Attributes:
+        screens: Number of screens written.
+        size: Rows and columns of a screen.
+        rate: Screens a second.
+    """
+
+    def __init__(self, episode: int, stream: BufferedWriter) -> None:
+        self._episode, self._stream = episode, stream
+        self._packer = zlib.compressobj(level=1)  # neighbouring lines are alike; more takes longer
+        self.screens, self.size, self.rate = 0, (0, 0), 0.0
+
+    def __call__(self, episode: int, environment: Environment) -> None:
+        """Write the screen of the environment, if the episode is the one that is filmed."""
+        if episode != self._episode:
+            return
+        screen = environment.screen()
+        self._stream.write(self._packer.compress(screen.tobytes()))
+        self.screens += 1
+        self.size, self.rate = screen.shape[:2], environment.screen_rate
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._stream.write(self._packer.flush())
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the directory named by the only argument asks for; return the exit status."""
+    directory = Path(arguments[0])
+    try:
+        film(directory)
+    except CapsuleError as error:
+        record_failure(directory, error, None)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

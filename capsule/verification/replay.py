@@ -1,0 +1,167 @@
+"""``capsule replay``: the last evaluation of a run, played again, and the screens of an episode.
+
+The network of the last checkpoint plays in the image of the run. What it plays is what the bundle
+claims, as every return and length is compared before anything is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsule import execution
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.run_bundle import RecordedRun
+from capsule.engine.select import open_engine
+from capsule.execution import Reporter
+from capsule.experiment import contract
+from capsule.experiment.contract import EpisodeOrder, Evaluation, EvaluationPoint, Film
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import CapsuleError
+from capsule.host.platform import require_execution
+from capsule.image.cache import Cache
+from capsule.machine.compare import check_requirements
+from capsule.machine.fingerprint import take_fingerprint
+from capsule.verification.execution.admission import (
+    check_code,
+    check_embedded,
+    check_unconfined,
+    prepare_executor,
+    require_claimed_image,
+    require_trust,
+)
+from capsule.verification.execution.reexecution import reexecution_folder
+from capsule.verification.integrity.consistency import check_consistency
+from capsule.verification.request import VerifyRequest
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An evaluation that was played again and gave what its bundle claims.
+
+    Attributes:
+        claim_id: The run's.
+        signer: Fingerprint of the key that signed the bundle.
+        authentic: Whether the user trusts that key.
+        episode: Index of the episode that was filmed.
+        film: What was played.
+        screens: File with the screens of the episode.
+    """
+
+    claim_id: str
+    signer: str
+    authentic: bool
+    episode: int
+    film: Film
+    screens: Path
+
+
+@contextmanager
+def replayed(
+    request: VerifyRequest, episode: int | None, cache: Cache, reporter: Reporter
+) -> Iterator[Replay]:
+    """Play the last evaluation of a run again; its screens exist inside the context.
+
+    Args:
+        request: The bundle, and what is trusted and executed.
+        episode: The episode to film; None: the first of those with the highest return.
+        cache: Content-addressed store of packages and layers.
+        reporter: Told about each stage.
+
+    Raises:
+        CapsuleError: CAP-V090, the run has no evaluation of one network, or not this episode;
+            CAP-V091 (exit status 1), the evaluation gave something other than the bundle claims;
+            what ``capsule verify`` raises of a bundle that it does not execute.
+    """
+    reporter.note(f"checking {request.bundle.name}")
+    with open_bundle(request.bundle, request.trust) as bundle:
+        run = RecordedRun.read(bundle)
+        check_consistency(run)
+        require_trust(request, bundle)
+        claimed, order = _order(run, episode)
+        require_execution()
+        check_unconfined(request.engine, image=run.claims.image is not None)
+        check_embedded(request.engine, request.image)
+        engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        if unmet := check_requirements(run.lock.spec, take_fingerprint(engine.describe())):
+            raise unmet[0]
+        check_code(run.lock, request.code)
+        executor, image = prepare_executor(request, run, engine, cache, reporter)
+        require_claimed_image(request, run, image)
+        with reexecution_folder(reporter.note) as directory:
+            film = execution.film(
+                run.lock,
+                engine,
+                directory,
+                order,
+                bundle.member(run_bundle.checkpoint_member(order.step)),
+                limits=executor.limits,
+                reporter=reporter,
+            )
+            _compare(claimed, film.point)
+            yield Replay(
+                claim_id=bundle.claim_id,
+                signer=bundle.fingerprint,
+                authentic=bundle.authentic,
+                episode=order.episode,
+                film=film,
+                screens=directory / contract.SCREENS,
+            )
+
+
+def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, EpisodeOrder]:
+    """Return the last evaluation of a run as it is claimed, and what to do to play it again."""
+    trainer = run.lock.spec.trainer
+    if isinstance(trainer, CommandTrainer):
+        raise _unplayable("it is of a program, whose agent Capsule does not know")
+    if getattr(trainer, "population", None) is not None:
+        raise _unplayable("it trained a population, and does not say which member was evaluated")
+    evaluation = run.bundle.read(run_bundle.RUN + contract.EVALUATION, Evaluation)
+    last = evaluation.points[-1]
+    returns = [float.fromhex(score) for score in last.returns]
+    if episode is None:
+        episode = returns.index(max(returns))
+    if episode >= len(returns):
+        raise CapsuleError(
+            "CAP-V090",
+            f"--episode {episode}: the evaluation has {len(returns)} episodes",
+            fix=f"Give a number from 0 to {len(returns) - 1}.",
+        )
+    streams = run.bundle.read(run_bundle.STREAMS, contract.StreamProfiles).streams
+    seeds = {stream.name: stream.seed for stream in streams}
+    return last, EpisodeOrder(
+        seed=seeds["evaluation"], step=last.step, starts=evaluation.starts, episode=episode
+    )
+
+
+def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:
+    """Reject an evaluation that is not the claimed one."""
+    if played == claimed:
+        return
+    claims, plays = (
+        [*zip(map(float.fromhex, point.returns), point.lengths, strict=False)]
+        for point in (claimed, played)
+    )
+    differing = [
+        number for number, each in enumerate(claims) if plays[number : number + 1] != [each]
+    ]
+    number = differing[0] if differing else 0
+    (score, length), (other, steps) = claims[number], (*plays[number:], (float("nan"), 0))[0]
+    raise CapsuleError(
+        "CAP-V091",
+        f"{len(differing)} of {len(claims)} episodes, played again, are not as the bundle claims: "
+        f"episode {number} returned {other:g} in {steps:,} steps, and claims {score:g} in "
+        f"{length:,}",
+        fix="Find out with 'capsule verify' what else differs.",
+    )
+
+
+def _unplayable(reason: str) -> CapsuleError:
+    return CapsuleError(
+        "CAP-V090",
+        f"the run cannot be replayed: {reason}",
+        fix="Give the bundle of a run of one agent by one of Capsule's trainers.",
+    )
