@@ -47,8 +47,8 @@ from capsule.image.closure import check_packages
 from capsule.image.data.places import FoundData
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.compare import select_gpu
-from capsule.machine.gpu import load_nvml, read_gpus
+from capsule.machine.devices import FIRST, Device, choose_device, read_devices, visible_devices
+from capsule.machine.gpu import load_nvml
 
 POLL_SECONDS = 0.2
 PROGRAM_FAILED = "CAP-T302"
@@ -390,7 +390,7 @@ def _task(
         environment={**environment_variables(spec), **surroundings.variables},
         data=dict(_mounted(name, found) for name, found in data.items()),
         limits=limits,
-        gpu=_gpu_index(spec.accelerator),
+        gpu=_device(spec.accelerator),
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )
@@ -452,13 +452,25 @@ def _write_ledger(
     write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
 
 
-def _gpu_index(accelerator: CpuAccelerator | CudaAccelerator) -> int | None:
-    """Choose the GPU; the first where this machine cannot see the engine's GPUs."""
+def _device(accelerator: CpuAccelerator | CudaAccelerator) -> Device | None:
+    """Choose the GPU; the engine's first where this machine has no NVIDIA driver to ask.
+
+    Raises:
+        CapsuleError: CAP-M002, no GPU that this process sees is the one of the spec.
+    """
     if accelerator.kind == "cpu":
         return None
-    _, gpus = read_gpus(load_nvml())
-    gpu = select_gpu(gpus, accelerator)
-    return 0 if gpu is None else gpu.index
+    if not (devices := read_devices(load_nvml())):
+        return FIRST
+    visible = visible_devices(devices, os.environ)
+    if (device := choose_device(visible, accelerator)) is None:
+        raise CapsuleError(
+            "CAP-M002",
+            f"the spec requires {accelerator.gpu or 'an NVIDIA GPU'}, and this process sees "
+            f"{', '.join(each.name for each in visible) or 'none'}",
+            fix="Use a machine with that GPU, or change CUDA_VISIBLE_DEVICES.",
+        )
+    return device
 
 
 class _EventTail:

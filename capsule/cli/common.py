@@ -51,6 +51,22 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return command
 
 
+def use_gpu(wanted: str | None) -> None:
+    """Have this process see no other NVIDIA GPU than the one that the user names, if any.
+
+    Raises:
+        CapsuleError: CAP-M009, this process sees no such GPU; CAP-M008 of
+            :func:`capsule.machine.devices.visible_devices`.
+    """
+    if wanted is None:
+        return
+    from capsule.machine.devices import VISIBLE, find_device, read_devices, visible_devices
+    from capsule.machine.gpu import load_nvml
+
+    visible = visible_devices(read_devices(load_nvml()), os.environ)
+    os.environ[VISIBLE] = find_device(visible, wanted).uuid
+
+
 def _fail(error: CapsuleError, *, as_json: bool) -> None:
     from capsule.cli.error_document import ErrorDocument
     from capsule.report.text import printable

@@ -86,6 +86,15 @@ DataOption = Annotated[
         EXECUTION,
     ),
 ]
+GpuOption = Annotated[
+    str | None,
+    option(
+        "--gpu GPU",
+        "NVIDIA GPU that a CUDA spec gets: its index, or enough of its UUID. By default it is the "
+        "first one that CUDA_VISIBLE_DEVICES names and the spec accepts.",
+        EXECUTION,
+    ),
+]
 JsonOption = Annotated[
     bool,
     option("--json", "Print the result as one JSON object.", OUTPUT),

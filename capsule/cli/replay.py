@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, use_gpu
 from capsule.cli.defaults import trusted_files
 
 
@@ -53,6 +53,7 @@ def command(
     allowed_signers: options.AllowedSignersOption = None,
     allow_untrusted: options.UntrustedOption = False,
     engine: options.EngineOption = "auto",
+    gpu: options.GpuOption = None,
     base: options.BaseOption = "packages",
     code: options.CodeOption = "own",
     as_json: options.JsonOption = False,
@@ -79,6 +80,7 @@ def command(
     from capsule.verification.request import Mode, VerifyRequest
 
     check_form(output)
+    use_gpu(gpu)
     check_output(output)
     trusted = trusted_files(keys, allowed_signers, others=allow_untrusted)
     request = VerifyRequest(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, locked, print_json
+from capsule.cli.common import guarded, locked, print_json, use_gpu
 from capsule.cli.defaults import public_half, signing_key
 from capsule.host.run_directory import LOCK, WORK
 
@@ -35,6 +35,7 @@ def command(
     passphrase_file: options.PassphraseOption = None,
     resume: options.ResumeOption = None,
     engine: options.EngineOption = "auto",
+    gpu: options.GpuOption = None,
     cluster: options.ClusterOption = None,
     learners: options.LearnersOption = 1,
     replicas: options.ReplicasOption = 1,
@@ -80,6 +81,7 @@ def command(
 
     # Whatever is wrong with the command line is found before anything is made or executed.
     require_execution()
+    use_gpu(gpu)
     asked = _spec_of(resume, spec, overrides)
     _check_processes(learners, replicas, asked)
     places = parse_places(data or [])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsule.cli import options
-from capsule.cli.common import guarded, print_json
+from capsule.cli.common import guarded, print_json, use_gpu
 from capsule.cli.defaults import trusted_files
 from capsule.cli.passphrase import unlock
 
@@ -45,6 +45,7 @@ def command(
     expect_lock: options.ExpectLockOption = None,
     expect_claim: options.ExpectClaimOption = None,
     engine: options.EngineOption = "auto",
+    gpu: options.GpuOption = None,
     image: options.ImageOption = "rebuilt",
     pull: options.PullOption = None,
     base: options.BaseOption = "packages",
@@ -123,6 +124,7 @@ def command(
             f"--pull {pull} contradicts --image embedded",
             fix="Use only one of the two options.",
         )
+    use_gpu(gpu)
     wanted = None if vary is None else parse_names(vary)
     if vary is not None and sign is not None:
         raise CapsuleError(

@@ -287,7 +287,7 @@ class ContainerEngine:
         if task.processors is not None:
             settings["cpuset_cpus"] = task.processors
         if task.gpu is not None:
-            settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu)]
+            settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu.place)]
         return settings
 
     def _user(self, run_directory: Path) -> dict[str, str]:

@@ -34,21 +34,21 @@ _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
 
 def gpu_request(
-    version: Mapping[str, Any], info: Mapping[str, Any], index: int = 0
+    version: Mapping[str, Any], info: Mapping[str, Any], place: str = "0"
 ) -> DeviceRequest:
     """Return the request for one GPU, in the way that this engine understands.
 
     Args:
         version: Answer of ``GET /version``.
         info: Answer of ``GET /info``.
-        index: Its NVML index.
+        place: Its name, see :class:`capsule.machine.devices.Device`.
 
     Raises:
         CapsuleError: CAP-E003, the engine has no way to give one.
     """
     from docker.types import DeviceRequest
 
-    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={index}"])
+    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={place}"])
     name, number = engine_name(version), component(version)["Version"]
     if name == "podman":
         if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
@@ -59,7 +59,7 @@ def gpu_request(
     if _discovered(info) or _described(info.get("CDISpecDirs") or ()):
         return cdi
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        return DeviceRequest(device_ids=[str(index)], capabilities=[["gpu"]])
+        return DeviceRequest(device_ids=[place], capabilities=[["gpu"]])
     raise no_gpu(f"Docker {number} has neither the CDI device {_GPU} nor an NVIDIA runtime")
 
 

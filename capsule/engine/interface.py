@@ -11,6 +11,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
+from capsule.machine.devices import Device
 
 # What stands in arguments for wherever the task sees it.
 RUN_DIRECTORY = "{run_directory}"
@@ -52,7 +53,7 @@ class Task:
         run_directory: Existing folder on this machine; the only thing the task can write for good.
         environment: Variables of the task, on top of the image's own. Nothing else is inherited.
         limits: What it may use.
-        gpu: NVML index of the NVIDIA GPU it needs, the only one it sees; None without.
+        gpu: The NVIDIA device that it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
         data: Files and folders of this machine that it sees read-only, by their paths below
             :data:`capsule.experiment.contract.DATA_FOLDER`.
@@ -65,7 +66,7 @@ class Task:
     run_directory: Path
     environment: Mapping[str, str]
     limits: LimitsSpec
-    gpu: int | None = None
+    gpu: Device | None = None
     arguments: tuple[str, ...]
     cluster: Workers | RemoteCluster | None = None
     hostname: str | None = None

@@ -246,7 +246,7 @@ class RunningProcess:
 
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
-    gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": str(task.gpu)}
+    gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": task.gpu.uuid}
     return {
         **task.environment,
         **gpu,

@@ -146,9 +146,13 @@ def check_requirements(spec: Spec, here: Fingerprint) -> list[CapsuleError]:
 
 
 def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
-    """Return the first GPU that is the one ``accelerator`` asks for."""
+    """Return the first GPU that is, or has as a MIG device, the one ``accelerator`` asks for.
+
+    One that does not answer is no GPU, and one in MIG mode gives nothing but its MIG devices.
+    """
     for gpu in gpus:
-        named = accelerator.gpu in (None, gpu.name)
+        names = (gpu.mig_devices or ()) if gpu.mig_enabled else (gpu.name,)
+        named = any(accelerator.gpu in (None, name) for name in names if name is not None)
         capable = accelerator.compute_capability in (None, gpu.compute_capability)
         if named and capable:
             return gpu

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from capsule.experiment.fields import MAX_FACTS, Model
 from capsule.experiment.mounts import file_system_of
+from capsule.machine.devices import visible_gpus
 from capsule.machine.gpu import Driver, Gpu, load_nvml, read_gpus
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -77,14 +78,17 @@ class Fingerprint(Model):
 
 
 def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = None) -> Fingerprint:
-    """Take this machine's fingerprint.
+    """Take this machine's fingerprint, with the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves to runs.
 
     Args:
         engine: What the engine says of itself: ``name`` and, where it has them, ``version``,
             ``api``, ``runtime``, ``storage-driver``, ``cgroup``. None if there is none.
         scratch: A folder in which run directories are made; default: that for temporary files.
+
+    Raises:
+        CapsuleError: CAP-M008, the variable is ambiguous.
     """
-    driver, gpus = read_gpus(load_nvml())
+    driver, gpus = read_gpus(nvml := load_nvml())
     libc = " ".join(part for part in platform.libc_ver() if part)
     return Fingerprint(
         cpu=read_cpu(),
@@ -96,7 +100,7 @@ def take_fingerprint(engine: Mapping[str, str] | None, scratch: Path | None = No
         scratch=file_system_of((scratch or Path(tempfile.gettempdir())).resolve()),
         engine=None if engine is None else dict(engine),
         driver=driver,
-        gpus=gpus,
+        gpus=visible_gpus(gpus, nvml, os.environ),
     )
 
 

@@ -8,7 +8,7 @@ in ``unavailable``. Source: NVIDIA Management Library API reference, device and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -149,7 +149,7 @@ def _constants(nvml: Any, prefix: str) -> dict[int, str]:
     }
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Some getters of the binding give bytes, others text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -165,18 +165,18 @@ def _compute_capability(nvml: Any, gpu: Any) -> str:
     return f"{major}.{minor}"
 
 
-def _mig_devices(nvml: Any, gpu: Any) -> tuple[str, ...]:
-    """Name each MIG device; the slots of a GPU need not be filled in order."""
-    names = []
+def mig_parts(nvml: Any, gpu: Any) -> Iterator[tuple[int, Any]]:
+    """Yield slot and handle of each MIG device; the slots of a GPU need not be filled in order."""
     for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
-            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+            yield slot, nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_NOT_FOUND:
                 raise
-        else:
-            names.append(_text(nvml.nvmlDeviceGetName(handle)))
-    return tuple(names)
+
+
+def _mig_devices(nvml: Any, gpu: Any) -> tuple[str, ...]:
+    return tuple(text_of(nvml.nvmlDeviceGetName(part)) for _, part in mig_parts(nvml, gpu))
 
 
 def _remapped_rows(nvml: Any, gpu: Any) -> RemappedRows:
@@ -195,7 +195,7 @@ def _uncorrected_errors(nvml: Any, gpu: Any) -> int:
 
 
 def _uuid_sha256(nvml: Any, gpu: Any) -> str:
-    uuid = _text(nvml.nvmlDeviceGetUUID(gpu))
+    uuid = text_of(nvml.nvmlDeviceGetUUID(gpu))
     return hashlib.sha256(UUID_DOMAIN + uuid.encode()).hexdigest()
 
 
@@ -206,12 +206,12 @@ def _cuda_version(nvml: Any) -> str:
 
 
 DRIVER_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "version": lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()),
+    "version": lambda nvml: text_of(nvml.nvmlSystemGetDriverVersion()),
     "cuda": _cuda_version,
 }
 
 GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "name": lambda nvml, gpu: _text(nvml.nvmlDeviceGetName(gpu)),
+    "name": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetName(gpu)),
     "architecture": _architecture,
     "compute_capability": _compute_capability,
     "cuda_cores": lambda nvml, gpu: nvml.nvmlDeviceGetNumGpuCores(gpu),
@@ -221,10 +221,10 @@ GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "mig_devices": _mig_devices,
     "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
     "memory_bus_bits": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryBusWidth(gpu),
-    "part_number": lambda nvml, gpu: _text(nvml.nvmlDeviceGetBoardPartNumber(gpu)),
-    "vbios": lambda nvml, gpu: _text(nvml.nvmlDeviceGetVbiosVersion(gpu)),
-    "gsp_firmware": lambda nvml, gpu: _text(nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
-    "inforom": lambda nvml, gpu: _text(nvml.nvmlDeviceGetInforomImageVersion(gpu)),
+    "part_number": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetBoardPartNumber(gpu)),
+    "vbios": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    "gsp_firmware": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
+    "inforom": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetInforomImageVersion(gpu)),
     "ecc_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
     "uncorrected_errors": _uncorrected_errors,
     "remapped_rows": _remapped_rows,

@@ -70,8 +70,10 @@ def test_other_refusals_are_not():
 
 def test_the_gpu_asked_for_is_the_one_requested():
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
-    assert gpu_request(version("28.3.0"), info, 3)["DeviceIDs"] == ["nvidia.com/gpu=3"]
-    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, 2)["DeviceIDs"] == ["2"]
+    assert gpu_request(version("28.3.0"), info, "3")["DeviceIDs"] == ["nvidia.com/gpu=3"]
+    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, "0:2")["DeviceIDs"] == [
+        "0:2"
+    ]
 
 
 DOCKER = {"Components": [{"Name": "Engine", "Version": "28.3.0"},

@@ -241,7 +241,6 @@ def test_the_gpu_asked_for_is_found_among_others():
         ({"architecture": "blackwell"}, "may differ"),
         ({"cuda_cores": 14592}, "may differ"),
         ({"sm_count": 114}, "may differ"),
-        ({"mig_enabled": True}, "may differ"),
         ({"mig_devices": ("NVIDIA H200 MIG 1g.18gb",)}, "may differ"),
         ({"name": "NVIDIA H100"}, "may differ"),
         ({"memory_bytes": 80 << 30}, "may differ"),
@@ -260,6 +259,15 @@ def test_each_fact_of_a_gpu(change, effect):
     assert found.pop(f"gpu.{field}") == effect
     assert set(found.values()) == {"none"}
     assert grade(recorded, here, CUDA) == ("statistical" if effect == "may differ" else "bitwise")
+
+
+def test_a_part_of_a_gpu_is_another_one_than_the_whole():
+    part = {"mig_enabled": True, "mig_devices": ("NVIDIA H200 MIG 1g.18gb",)}
+    recorded, here = machine(gpus=(H200,)), machine(gpus=(H200.model_copy(update=part),))
+    found = effects(recorded, here, CUDA)
+    assert found["gpu.mig_enabled"] == found["gpu.mig_devices"] == "may differ"
+    undivided = machine(gpus=(H200.model_copy(update={"mig_enabled": True, "mig_devices": ()}),))
+    assert grade(recorded, undivided, CUDA) == "inconclusive"  # it gives nothing to runs
 
 
 def test_a_gpu_that_says_nothing_is_not_called_equal():

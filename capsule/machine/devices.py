@@ -1,0 +1,180 @@
+"""The NVIDIA devices that a run may get: whole GPUs, and the parts of those that are in MIG mode.
+
+``CUDA_VISIBLE_DEVICES`` is how people and schedulers (Slurm among them) say which devices are
+theirs. It is followed as in the CUDA C++ Programming Guide, section "CUDA Environment Variables":
+indices, or prefixes of UUIDs, of which the first invalid one hides itself and all after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from capsule.experiment.spec import CudaAccelerator
+from capsule.host.errors import CapsuleError
+from capsule.machine.gpu import Gpu, mig_parts, text_of
+
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+
+
+class Device(NamedTuple):
+    """A device on which a run can train.
+
+    Attributes:
+        gpu: NVML index of the GPU.
+        place: What container engines call the device: ``0`` the GPU with that index, ``0:1`` its
+            part in slot 1 (the NVIDIA container toolkit's device names by index).
+        uuid: NVML's identifier, such as ``GPU-2c1d…`` or ``MIG-7f0e…``.
+        name: NVML's name, which for a part ends in its profile.
+        compute_capability: Of the GPU, such as ``9.0``.
+    """
+
+    gpu: int
+    place: str
+    uuid: str
+    name: str
+    compute_capability: str
+
+
+FIRST = Device(0, "0", "0", "", "")  # of an engine whose GPUs this machine cannot ask about
+
+
+def read_devices(nvml: Any) -> tuple[Device, ...]:
+    """Return every device of this machine, in the order of the PCI bus.
+
+    A GPU that does not answer is no device, and one in MIG mode is as many as it has parts.
+
+    Args:
+        nvml: The binding, as :func:`capsule.machine.gpu.load_nvml` returns it.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()
+    try:
+        found: list[Device] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                found += _devices_of(nvml, index)
+            except nvml.NVMLError:
+                continue
+        return tuple(found)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _devices_of(nvml: Any, index: int) -> list[Device]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+
+    def device(place: str, handle: Any) -> Device:
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        return Device(index, place, text_of(uuid), text_of(name), f"{major}.{minor}")
+
+    if not _in_mig_mode(nvml, handle):
+        return [device(str(index), handle)]
+    return [device(f"{index}:{slot}", part) for slot, part in mig_parts(nvml, handle)]
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError as error:
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return False
+
+
+def visible_devices(
+    devices: tuple[Device, ...], variables: Mapping[str, str]
+) -> tuple[Device, ...]:
+    """Return the devices that programs with these environment variables see, in their order.
+
+    Args:
+        devices: Those of the machine.
+        variables: Of the environment.
+
+    Raises:
+        CapsuleError: CAP-M008, an index could mean several devices.
+    """
+    chosen = variables.get(VISIBLE)
+    if chosen is None:
+        return devices
+    visible: list[Device] = []
+    for word in chosen.split(","):
+        device = _named(devices, word.strip(), variables)
+        if device is None or device in visible:
+            break
+        visible.append(device)
+    return tuple(visible)
+
+
+def _named(devices: tuple[Device, ...], word: str, variables: Mapping[str, str]) -> Device | None:
+    """Return the device that one word of the variable names, None if it names none or several."""
+    if not word.isdecimal():
+        return _one(device for device in devices if word and device.uuid.startswith(word))
+    whole = [device for device in devices if ":" not in device.place]
+    by_bus = variables.get(ORDER) == "PCI_BUS_ID"
+    if not by_bus and len({device.name for device in whole}) > 1:
+        raise CapsuleError(
+            "CAP-M008",
+            f"{VISIBLE} has the index {word}, but this machine has GPUs of several models, which "
+            "CUDA numbers by their speed",
+            fix=f"Name the GPU by its UUID (nvidia-smi -L), or set {ORDER}=PCI_BUS_ID.",
+        )
+    return _one(device for device in whole if device.place == word)
+
+
+def _one(found: Iterable[Device]) -> Device | None:
+    devices = tuple(found)
+    return devices[0] if len(devices) == 1 else None
+
+
+def find_device(devices: tuple[Device, ...], wanted: str) -> Device:
+    """Return the device that a user names by its place (``1``, ``0:2``) or by its UUID.
+
+    Args:
+        devices: Those of the machine that are visible.
+        wanted: The name; of a UUID, enough characters to tell it from the others.
+
+    Raises:
+        CapsuleError: CAP-M009, it names no visible device, or several.
+    """
+    found = _one(device for device in devices if device.place == wanted) or _one(
+        device for device in devices if wanted and device.uuid.startswith(wanted)
+    )
+    if found is None:
+        seen = ", ".join(f"{device.place} ({device.name}, {device.uuid})" for device in devices)
+        raise CapsuleError(
+            "CAP-M009",
+            f"--gpu {wanted!a} is not one of the GPUs that this process sees: {seen or 'none'}",
+            fix=f"Give one of these indices or UUIDs; {VISIBLE} hides the others.",
+        )
+    return found
+
+
+def choose_device(devices: Iterable[Device], accelerator: CudaAccelerator) -> Device | None:
+    """Return the first device that is the one ``accelerator`` asks for."""
+    for device in devices:
+        named = accelerator.gpu in (None, device.name)
+        capable = accelerator.compute_capability in (None, device.compute_capability)
+        if named and capable:
+            return device
+    return None
+
+
+def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return those of a machine's GPUs that programs with these environment variables see.
+
+    Args:
+        gpus: All of them, by their NVML indices.
+        nvml: See :func:`read_devices`.
+        variables: Of the environment.
+
+    Raises:
+        CapsuleError: CAP-M008 of :func:`visible_devices`.
+    """
+    if VISIBLE not in variables:
+        return gpus
+    visible = visible_devices(read_devices(nvml), variables)
+    return tuple(gpus[index] for index in dict.fromkeys(device.gpu for device in visible))

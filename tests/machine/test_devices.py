@@ -1,0 +1,204 @@
+"""Which GPU a run gets, asked through NVIDIA's own binding on machines that a stand-in plays."""
+
+import pytest
+
+from capsule.experiment.spec import CudaAccelerator
+from capsule.host.errors import CapsuleError
+from capsule.machine.devices import (
+    Device,
+    choose_device,
+    find_device,
+    visible_devices,
+)
+from tests.machine.conftest import MACHINES
+
+READ = """
+import json
+from capsule.machine.devices import read_devices
+from capsule.machine.gpu import load_nvml
+print(json.dumps(read_devices(load_nvml())))
+"""
+FIRST, SECOND = (device["uuid"] for device in MACHINES["two-equal"]["devices"])
+BIG, SMALL = (part["uuid"] for part in MACHINES["a100-mig"]["devices"][0]["slots"].values())
+
+
+@pytest.fixture
+def devices(on_machine):
+    return lambda name: tuple(Device(*facts) for facts in on_machine(name, READ))
+
+
+def places(devices):
+    return [device.place for device in devices]
+
+
+def asked(**facts):
+    return CudaAccelerator(kind="cuda", cuda="13.0", cudnn=">=9", driver=">=580", **facts)
+
+
+def test_each_gpu_is_a_device(devices):
+    first, second = devices("two-different")
+    assert first == Device(
+        0,
+        "0",
+        "GPU-33333333-0000-4000-8000-000000000003",
+        "NVIDIA GeForce RTX 4090",
+        "8.9",
+    )
+    assert (second.gpu, second.place, second.name) == (1, "1", "NVIDIA H100 80GB HBM3")
+
+
+def test_a_gpu_in_mig_mode_is_its_parts(devices):
+    big, small = devices("a100-mig")
+    assert (big.gpu, big.place, big.uuid) == (0, "0:1", BIG)
+    assert (small.gpu, small.place, small.uuid) == (0, "0:2", SMALL)
+    assert {big.compute_capability, small.compute_capability} == {"8.0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("failing-handle", ["1"]), ("lost-at-once", []), ("none", [])]
+)
+def test_a_gpu_that_does_not_answer_is_no_device(devices, name, found):
+    assert places(devices(name)) == found
+
+
+@pytest.mark.parametrize("name", ["no-driver", "mismatch"])
+def test_a_machine_without_a_working_driver_has_no_devices(devices, name):
+    assert devices(name) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("1,0", ["1", "0"]),
+        (" 0 , 1 ", ["0", "1"]),
+        (SECOND, ["1"]),
+        (SECOND[:-1], ["1"]),
+        ("GPU-1111", []),  # both begin so
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,-1,1", ["0"]),  # an invalid word hides what follows it
+        ("0,0", ["0"]),
+        ("2", []),
+    ],
+)
+def test_what_cuda_visible_devices_leaves(devices, value, found):
+    variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert places(visible_devices(devices("two-equal"), variables)) == found
+
+
+def test_an_index_among_different_models_is_refused_unless_the_order_is_known(devices):
+    both = devices("two-different")
+    with pytest.raises(CapsuleError, match="CAP-M008") as caught:
+        visible_devices(both, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert caught.value.exit_code == 4
+    ordered = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert places(visible_devices(both, ordered)) == ["1"]
+    named = {"CUDA_VISIBLE_DEVICES": both[1].uuid}
+    assert places(visible_devices(both, named)) == ["1"]
+
+
+def test_a_part_is_visible_by_its_uuid_only(devices):
+    parts = devices("a100-mig")
+    assert places(visible_devices(parts, {"CUDA_VISIBLE_DEVICES": SMALL})) == ["0:2"]
+    assert visible_devices(parts, {"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "place"),
+    [
+        ("two-equal", "1", "1"),
+        ("two-equal", FIRST, "0"),
+        ("a100-mig", "0:2", "0:2"),
+        ("a100-mig", BIG, "0:1"),
+    ],
+)
+def test_a_user_names_a_device_by_index_or_uuid(devices, name, wanted, place):
+    assert find_device(devices(name), wanted).place == place
+
+
+@pytest.mark.parametrize("wanted", ["2", "", "GPU-1111", "0:1", "h100"])
+def test_a_name_of_no_device_or_of_several_is_refused(devices, wanted):
+    with pytest.raises(CapsuleError, match=r"CAP-M009.*1 \(NVIDIA H100 80GB HBM3, GPU-1111") as e:
+        find_device(devices("two-equal"), wanted)
+    assert e.value.exit_code == 4
+
+
+def test_the_first_device_that_the_spec_accepts_is_chosen(devices):
+    both, parts = devices("two-different"), devices("a100-mig")
+    assert choose_device(both, asked()).place == "0"
+    assert choose_device(both, asked(gpu="NVIDIA H100 80GB HBM3")).place == "1"
+    assert choose_device(both, asked(compute_capability="9.0")).place == "1"
+    assert choose_device(both, asked(gpu="NVIDIA H200")) is None
+    assert choose_device(parts, asked(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb")).place == "0:2"
+    assert choose_device(parts, asked(gpu="NVIDIA A100-SXM4-40GB")) is None
+
+
+FINGERPRINT = """
+import json
+from capsule.machine.compare import check_requirements
+from capsule.machine.fingerprint import take_fingerprint
+from tests.machine.test_devices import asked, spec_of
+here = take_fingerprint(None)
+unmet = [str(error) for error in check_requirements(spec_of(asked()), here)]
+print(json.dumps([[gpu.index for gpu in here.gpus], unmet]))
+"""
+
+
+def spec_of(accelerator):
+    from tests.machine.test_compare import CUDA
+
+    return CUDA.model_copy(update={"accelerator": accelerator})
+
+
+@pytest.mark.parametrize(
+    ("name", "visible", "gpus", "code"),
+    [
+        ("two-equal", "1", [1], None),
+        ("two-equal", f"{SECOND},{FIRST}", [1, 0], None),
+        ("two-equal", "", [], "CAP-M001"),
+        ("a100-mig", SMALL, [0], None),
+        ("a100-mig", "0", [], "CAP-M001"),
+        ("failing-handle", "1", [1], None),
+        ("old-driver", "0", [0], "CAP-M003"),
+    ],
+)
+def test_a_fingerprint_has_the_gpus_that_are_left_to_runs(on_machine, name, visible, gpus, code):
+    found, unmet = on_machine(name, FINGERPRINT, CUDA_VISIBLE_DEVICES=visible)
+    assert found == gpus
+    assert [error.split()[0] for error in unmet] == ([] if code is None else [code])
+
+
+USE = """
+import json, os, sys
+from capsule.cli.common import use_gpu
+from capsule.execution import _device
+from capsule.host.errors import CapsuleError
+from tests.machine.test_devices import asked
+try:
+    use_gpu(os.environ.get("WANTED"))
+    print(json.dumps(_device(asked()).uuid))
+except CapsuleError as error:
+    print(json.dumps(error.code))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "found"),
+    [
+        ("two-equal", {}, FIRST),
+        ("two-equal", {"WANTED": "1"}, SECOND),
+        ("two-equal", {"WANTED": SECOND, "CUDA_VISIBLE_DEVICES": "0,1"}, SECOND),
+        ("two-equal", {"WANTED": "1", "CUDA_VISIBLE_DEVICES": "0"}, "CAP-M009"),
+        ("two-equal", {"CUDA_VISIBLE_DEVICES": ""}, "CAP-M002"),
+        ("two-different", {"CUDA_VISIBLE_DEVICES": "0"}, "CAP-M008"),
+        ("a100-mig", {"WANTED": "0:2"}, SMALL),
+        ("no-driver", {}, "0"),  # an engine elsewhere may have one
+    ],
+)
+def test_a_run_gets_the_gpu_that_the_user_and_the_scheduler_leave_it(
+    on_machine, name, variables, found
+):
+    assert on_machine(name, USE, **variables) == found
