@@ -126,6 +126,7 @@ def prepare(
     sources: SourcesSpec,
     supplied: Mapping[Literal["base", "code"], Path] | None = None,
     project: Path | None = None,
+    to_run: bool = True,
     reporter: Reporter,
 ) -> Image | None:
     """Fetch what the lock names, assemble the image, and make the engine ready to run it.
@@ -137,6 +138,7 @@ def prepare(
         sources: Where missing packages may come from, beside the machine's own configuration.
         supplied: Uncompressed layers that need not be built, as a bundle carries them.
         project: The layer of a program's source tree, as a bundle carries it.
+        to_run: Whether it is to run here, so that a GPU that it needs has to be at hand.
         reporter: Told about each stage.
 
     Returns:
@@ -146,6 +148,8 @@ def prepare(
         CapsuleError: A package is not available, differs, or nothing asks for it (CAP-I…), or the
             engine refuses (CAP-E…).
     """
+    if to_run:
+        engine.check(lock)
     image = None
     if engine.name == "process":
         _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock.image))

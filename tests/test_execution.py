@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsule import execution
+from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit
 from capsule.execution import (
     MAX_READ_BYTES,
@@ -18,6 +20,7 @@ from capsule.execution import (
 )
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.experiment.spec import SourcesSpec
 from tests.verification.runs import CARTPOLE, make_lock
 
 EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
@@ -51,6 +54,32 @@ def refused(code, call, *arguments):
         call(*arguments)
     assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TRAINING_FAILED)
     return caught.value.message
+
+
+class Refusing:
+    """An engine that can make everything ready, and run nothing."""
+
+    name = "process"
+
+    def __init__(self):
+        self.prepared = []
+
+    def check(self, _lock):
+        raise no_gpu("there is none")
+
+    def prepare(self, lock, image, _cache, *, progress):  # noqa: ARG002 - the interface
+        self.prepared.append(lock)
+
+
+def test_an_image_is_built_where_it_cannot_run(monkeypatch):
+    monkeypatch.setattr(execution, "_obtain", lambda *_: None)
+    engine, lock = Refusing(), make_lock(CARTPOLE)
+    facts = {"sources": SourcesSpec(), "reporter": Recorder()}
+    with pytest.raises(CapsuleError, match="CAP-E003"):
+        execution.prepare(lock, engine, None, **facts)
+    assert engine.prepared == []
+    execution.prepare(lock, engine, None, to_run=False, **facts)
+    assert engine.prepared == [lock]
 
 
 class Reporting:

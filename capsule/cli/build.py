@@ -54,7 +54,9 @@ def command(
     with open_reporter(quiet=quiet) as reporter:
         lock, sources = locked(spec, overrides, cache, progress=reporter.note)
         chosen = open_engine(engine, progress=reporter.note)
-        image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
+        image = execution.prepare(
+            lock, chosen, cache, sources=sources, to_run=False, reporter=reporter
+        )
         if archive is not None and image is not None:
             save_archive(image, archive)
     if as_json:

@@ -97,6 +97,10 @@ class Instrumented:
         """Return the engine's facts."""
         return self.engine.describe()
 
+    def check(self, lock: Lock) -> None:
+        """Reject a lock that the engine cannot run."""
+        self.engine.check(lock)
+
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """Make the engine ready."""
         self.engine.prepare(lock, image, cache, progress=progress)

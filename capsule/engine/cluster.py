@@ -89,6 +89,10 @@ class OnCluster:
         which = f"docker:{cluster.count}" if isinstance(cluster, Workers) else "remote"
         return {**self._engine.describe(), "cluster": which}
 
+    def check(self, lock: Lock) -> None:
+        """See :class:`Engine`."""
+        self._engine.check(lock)
+
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """See :class:`Engine`."""
         self._engine.prepare(lock, image, cache, progress=progress)

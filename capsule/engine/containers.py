@@ -97,9 +97,14 @@ class ContainerEngine:
         """Return the versions of runc and of NVIDIA's toolkit, where there is such a thing."""
         return gpu_components(self._version)
 
+    def check(self, lock: Lock) -> None:
+        """See :class:`capsule.engine.interface.Engine`."""
+        if lock.spec.accelerator.kind == "cuda":
+            gpu_request(self._version, self._info)
+
     def prepare(
         self,
-        lock: Lock,
+        lock: Lock,  # noqa: ARG002 - other engines need it
         image: Image | None,
         cache: Cache,  # noqa: ARG002 - other engines need it
         *,
@@ -108,13 +113,11 @@ class ContainerEngine:
         """Load the image if the engine lacks it, and check that the engine sees what was locked.
 
         Raises:
-            CapsuleError: CAP-E003 the engine has no GPU to give, CAP-E004 it shows another image
-                than was loaded, CAP-E006 it refuses the image or went away.
+            CapsuleError: CAP-E004 the engine shows another image than was loaded, CAP-E006 it
+                refuses the image or went away.
         """
         if image is None:
             raise ValueError(f"{self.name} needs an image")
-        if lock.spec.accelerator.kind == "cuda":
-            gpu_request(self._version, self._info)
         if self.unlimited is not None:
             progress(self.unlimited)
         with engine_errors(self.name):

@@ -107,6 +107,13 @@ class Engine(Protocol):
     def describe(self) -> dict[str, str]:
         """Return facts for the fingerprint: ``name``, ``version`` and what else is known."""
 
+    def check(self, lock: Lock) -> None:
+        """Reject a lock that needs what the engine cannot give to runs.
+
+        Raises:
+            CapsuleError: CAP-E003, it needs a GPU.
+        """
+
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
         """Make everything ready that :meth:`run` needs; instant when it already is.
 

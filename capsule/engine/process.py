@@ -60,6 +60,13 @@ class ProcessEngine:
         """Return the name, and Capsule's version: there is no other program to name."""
         return {"name": self.name, "version": capsule.__version__}
 
+    def check(self, lock: Lock) -> None:
+        """See :class:`capsule.engine.interface.Engine`."""
+        if lock.spec.accelerator.kind == "cuda" and not any(
+            Path(path).exists() for path in _GPU_DRIVERS
+        ):
+            raise no_gpu("no NVIDIA driver is loaded")
+
     def prepare(
         self,
         lock: Lock,
@@ -71,16 +78,12 @@ class ProcessEngine:
         """Make the Python environment of the lock, once per set of packages and code.
 
         Raises:
-            CapsuleError: CAP-E003 no GPU driver, CAP-E013 a wheel is missing or damaged, CAP-E014
+            CapsuleError: CAP-E013 a wheel is missing or damaged, CAP-E014
                 the training code is not the locked one, CAP-E015 uv cannot make the environment
                 (the interpreter or a wheel does not fit this machine), CAP-I103 to CAP-I108 a
                 package of the interpreter is missing or damaged, CAP-I112 the source tree is
                 missing.
         """
-        if lock.spec.accelerator.kind == "cuda" and not any(
-            Path(path).exists() for path in _GPU_DRIVERS
-        ):
-            raise no_gpu("no NVIDIA driver is loaded")
         self._environment = prepare_environment(lock, cache, progress)
         self._project = _unpacked(lock.project, cache) if lock.project else None
         refusal = namespaces_refused()

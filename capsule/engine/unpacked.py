@@ -53,17 +53,19 @@ class UnpackedImageEngine(ABC):
     ) -> AbstractContextManager[RunningProcess]:
         """Start a task with data sets mounted; afterwards nothing of it is left."""
 
-    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:
+    def check(self, lock: Lock) -> None:
+        """See :class:`capsule.engine.interface.Engine`."""
+        if lock.spec.accelerator.kind == "cuda":
+            raise no_gpu(f"Capsule's engine {self.name} gives no GPU to a run")
+
+    def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:  # noqa: ARG002 - other engines need it
         """Unpack the image, once per set of layers.
 
         Raises:
-            CapsuleError: CAP-E003 the run needs a GPU; CAP-E004, CAP-I107 and CAP-I110
-                (:func:`unpacked_root`).
+            CapsuleError: CAP-E004, CAP-I107 and CAP-I110 (:func:`unpacked_root`).
         """
         if image is None:
             raise ValueError(f"the engine {self.name} needs an image")
-        if lock.spec.accelerator.kind == "cuda":
-            raise no_gpu(f"Capsule's engine {self.name} gives no GPU to a run")
         self._root = unpacked_root(image, cache, progress)
         self._image = image
         losses = "; ".join(self._losses())

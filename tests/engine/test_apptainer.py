@@ -74,11 +74,11 @@ def test_what_a_container_confines_more_is_said(program, make_image, make_lock, 
     assert "not filtered" in said[-1]
 
 
-def test_gpus_and_clusters_are_refused(program, make_image, make_lock, cache):
+def test_gpus_and_clusters_are_refused(program, make_lock):
     assert program.exists()
     engine = ApptainerEngine()
     with pytest.raises(CapsuleError) as raised:
-        engine.prepare(make_lock(accelerator=CUDA), make_image(), cache, progress=lambda _: None)
+        engine.check(make_lock(accelerator=CUDA))
     assert raised.value.code == "CAP-E003"
     with pytest.raises(CapsuleError) as raised:
         OnCluster(engine, RemoteCluster("head:6379", None))

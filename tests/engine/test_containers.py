@@ -15,6 +15,7 @@ from capsule.engine import containers
 from capsule.engine.containers import ContainerEngine, run_label, task_user
 from capsule.engine.select import open_engine
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.machine.devices import FIRST
 
 pytestmark = pytest.mark.engine
 
@@ -363,17 +364,19 @@ def test_a_container_that_cannot_start(run, engine, run_directory):
 
 
 def test_a_gpu_that_is_not_there_is_inconclusive_before_anything_starts(
-    run, engine, run_directory, make_task, make_lock, make_image, cache
+    run, engine, run_directory, make_lock, make_image, cache
 ):
     if engine._info.get("Runtimes", {}).get("nvidia"):
         pytest.skip("this machine has a GPU to give")
     with pytest.raises(CapsuleError) as refusal:
-        run("echo started > /out/started", gpu=0)
+        run("echo started > /out/started", gpu=FIRST)
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
     cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
     with pytest.raises(CapsuleError) as refusal:
-        engine.prepare(make_lock(accelerator=cuda), make_image(), cache, progress=print)
+        engine.check(make_lock(accelerator=cuda))
     assert refusal.value.code == "CAP-E003"
+    # Its image can be made where there is no GPU.
+    engine.prepare(make_lock(accelerator=cuda), make_image(), cache, progress=print)
     assert not (run_directory / "started").exists()
     assert containers_of(engine, run_directory) == []
 

@@ -386,11 +386,11 @@ def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path, inte
     assert "broken" in refusal.value.message
 
 
-def test_a_gpu_that_is_not_there_is_inconclusive(make_lock, cache, monkeypatch):
+def test_a_gpu_that_is_not_there_is_inconclusive(make_lock, monkeypatch):
     monkeypatch.setattr("capsule.engine.process._GPU_DRIVERS", ())
     cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
     with pytest.raises(CapsuleError) as refusal:
-        ProcessEngine().prepare(make_lock(accelerator=cuda), None, cache, progress=lambda _: None)
+        ProcessEngine().check(make_lock(accelerator=cuda))
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
 
 

@@ -138,6 +138,9 @@ class Machine:
     def describe(self):
         return {"name": self.name, "version": capsule.__version__}
 
+    def check(self, _lock):
+        pass
+
     def prepare(self, *_arguments, **_options):
         pass
 

@@ -75,6 +75,9 @@ class StandIn:
     def describe(self) -> dict[str, str]:
         return {"name": self.name}
 
+    def check(self, lock):
+        """Nothing: it can run everything."""
+
     def prepare(self, lock, image, cache, *, progress):
         """Nothing: the tests' environment has everything."""
 

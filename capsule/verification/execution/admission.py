@@ -180,6 +180,7 @@ def prepare_image(
             :func:`capsule.execution.prepare` raises.
     """
     lock = run.lock
+    engine.check(lock)
     if request.image == "embedded":
         with embedded_image(run) as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
