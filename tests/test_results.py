@@ -9,6 +9,7 @@ import pytest
 
 from capsule.bundle.trust import load_policy
 from capsule.study.study_bundle import open_study
+from scripts import gallery
 
 pytestmark = pytest.mark.slow  # every table is computed again, with its bootstrap intervals
 
@@ -30,13 +31,24 @@ def rows_of(page, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def test_the_table_of_agents_is_that_of_the_signed_files():
+    page = (RESULTS / "README.md").read_text()
+    assert gallery.written(page) == page, "run: python scripts/gallery.py table"
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
 def test_studies_are_signed_agree_with_themselves_and_are_listed(path):
     study = opened(path)
-    rows = {re.match(r"\[(.+?)\]", row[0])[1]: row for row in rows_of(RESULTS / "README.md", "#")}
-    row = rows[path.parent.name]
-    assert int(row[1]) == len(study.results.members)
-    assert study.claim_id.startswith(row[-1].strip("`."))
+    heading = "## Agents" if (path.parent / gallery.FACTS).exists() else "## Studies"
+    rows = [
+        row
+        for row in rows_of(RESULTS / "README.md", heading)
+        if row[0].startswith(f"[{path.parent.name}]")
+    ]
+    if heading == "## Studies":
+        assert [int(row[1]) for row in rows] == [len(study.results.members)]
+    assert rows
+    assert all(study.claim_id.startswith(row[-1].strip("`.")) for row in rows)
     assert study.results.lock.study.name == path.parent.name
     assert study.claim_id in (path.parent / "report.html").read_text()
 

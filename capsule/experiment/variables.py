@@ -85,6 +85,13 @@ def environment_variables(spec: Spec) -> dict[str, str]:
             # CUDA's own default numbers the GPUs by its guess of their speed.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
+        if settings.algorithms != "off":
+            # Of the attention in programs of the user's own, whose backward pass otherwise adds in
+            # any order: read by Hugging Face's transformers and by NVIDIA's Transformer Engine.
+            variables |= {
+                "FLASH_ATTENTION_DETERMINISTIC": "1",
+                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+            }
         if settings.cublas_workspace is not None:
             variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
     if settings.propagation:  # see capsule/training/determinism/child_processes.py

@@ -60,7 +60,7 @@ def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> Eval
     spec = job.spec.training()
     seeds = spec.seeds.model_copy(update={"root": order.seed})
     device = flags.device_of(spec)
-    workers = flags.usable_cores() if device.type == "cpu" else 1
+    workers = flags.usable_cores()
     state = directory / contract.STATE
     state.mkdir(exist_ok=True)
     trace = Trace(directory / contract.TRACE)

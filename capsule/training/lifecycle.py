@@ -97,8 +97,7 @@ class TrainingAttempt:
         self._end = _end_of(spec, job.stop_after)
         self._complete = self._end == spec.trainer.total_steps and not job.segment
         device = flags.device_of(spec)
-        alone = device.type != "cpu" or job.dense is not None  # one stream keeps cuBLAS in order
-        workers = 1 if alone else workers
+        workers, evaluators = processors_of(job, device.type, workers)
         state = directory / contract.STATE
         state.mkdir(parents=True, exist_ok=True)
         for folder in (directory, directory / contract.CHECKPOINTS, state, state / NETWORKS):
@@ -127,7 +126,7 @@ class TrainingAttempt:
         )
         self._events = EventLog(directory / contract.EVENTS, self.learner, spec.trainer.total_steps)
         self._evaluator = Evaluator(
-            directory, spec, self.learner, seeds, self._streams["evaluation"], stop, workers
+            directory, spec, self.learner, seeds, self._streams["evaluation"], stop, evaluators
         )
         self._checkpointer = Checkpointer(
             directory,
@@ -213,6 +212,19 @@ def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
         # 53 bits: numbers in canonical JSON (RFC 8785) are doubles.
         write_document(path, DrawnSeed(root=secrets.randbits(53)))
     return seeds.model_copy(update={"root": DrawnSeed.model_validate_json(path.read_bytes()).root})
+
+
+def processors_of(job: Job, device: str, free: int) -> tuple[int, int]:
+    """Return how many processors training and evaluation use; changes no bit.
+
+    Args:
+        job: What to do. A dense record is written by a single thread.
+        device: The type of the networks' device. Evaluations on a GPU take turns, as cuBLAS repeats
+            its bits for one stream only (cuBLAS Library, "Results Reproducibility").
+        free: Processors that may be used.
+    """
+    training = 1 if job.dense is not None else free
+    return training, training if device == "cpu" else 1
 
 
 def _end_of(spec: TrainingSpec, stop_after: int | None) -> int:

@@ -35,7 +35,8 @@ class TrainerContext:
         streams: Every stream of the run.
         trace: Where every interval is recorded.
         device: Where the networks live.
-        workers: Threads or processes to use; changes no result.
+        workers: Processors to use; changes no result. A learner on a GPU has one thread, and its
+            actors, which act on the CPU, have all of them.
         learners: Processes to share the gradient of a batch; changes no result. 1: this one alone,
             with its threads.
         replicas: Processes that answer the actors, of trainers whose spec has them answered by

@@ -8,9 +8,18 @@ import time
 import pytest
 
 from capsule.experiment import contract
-from capsule.experiment.contract import CheckpointIndex, Evaluation, Event, Result, StreamProfiles
+from capsule.experiment.contract import (
+    CheckpointIndex,
+    DenseWindow,
+    Evaluation,
+    Event,
+    Job,
+    Result,
+    StreamProfiles,
+)
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.trace import first_difference, trace_head
+from capsule.training.lifecycle import processors_of
 from capsule.training.state.checkpoint import load_tensors
 from capsule.training.state.run_directory import record_runtime
 from tests.training.conftest import (
@@ -25,6 +34,20 @@ from tests.training.conftest import (
     read,
     start_run,
 )
+
+
+@pytest.mark.parametrize(
+    ("how", "device", "processors"),
+    [
+        ({}, "cpu", (16, 16)),
+        ({}, "cuda", (16, 1)),  # actors play on all processors beside a learner on a GPU
+        ({"dense": DenseWindow(first=4, last=8)}, "cpu", (1, 1)),
+        ({"dense": DenseWindow(first=4, last=8)}, "cuda", (1, 1)),
+    ],
+)
+def test_the_processors_of_a_run(how, device, processors):
+    job = Job(spec=make_spec(CARTPOLE), **how)
+    assert processors_of(job, device, 16) == processors
 
 
 def test_a_finished_run_keeps_the_contract(cartpole_run):

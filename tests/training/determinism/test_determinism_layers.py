@@ -89,6 +89,15 @@ def test_another_fixed_value_is_no_relaxation(choice):
         ),
         ({"cublas_workspace": None}, CUDA, {"CUBLAS_WORKSPACE_CONFIG": None}),
         ({"tf32": True}, CUDA, {"NVIDIA_TF32_OVERRIDE": "1"}),
+        (
+            {"algorithms": "off"},
+            CUDA,
+            {
+                "TORCHINDUCTOR_DETERMINISTIC": "0",
+                "FLASH_ATTENTION_DETERMINISTIC": None,
+                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": None,
+            },
+        ),
     ],
 )
 def test_variables_follow_the_switches(determinism, accelerator, changed):

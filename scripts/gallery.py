@@ -1,0 +1,139 @@
+# ruff: noqa: INP001
+"""Publish a finished study of agents in results/, and write the table of all of them.
+
+``publish`` signs the study of a folder into ``results/NAME``, with its report and the facts that a
+study's bundle does not have: on which machine its members ran, and for how long. They are read from
+the members' bundles. ``table`` writes the section "Agents" of results/README.md from what lies
+there; a test compares it with what this would write.
+
+usage: python scripts/gallery.py publish studies/NAME --key KEY
+       python scripts/gallery.py table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from capsule.bundle import run_bundle
+from capsule.bundle.bundle import open_bundle
+from capsule.bundle.claims import Observations
+from capsule.bundle.trust import TrustPolicy
+from capsule.report.scores import Score, ScoredTask
+from capsule.study.results import MemberResult
+from capsule.study.study_bundle import StudyBundle, open_study
+
+RESULTS = Path(__file__).parents[1] / "results"
+FACTS = "members.json"
+SECTION = re.compile(r"(<!-- agents -->\n).*(<!-- end of agents -->)", re.DOTALL)
+HEAD = """\
+| study | group | task | steps | runs | score | best run | hours | machine | claim id |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+NORMAL_95 = 1.96  # standard errors on either side of a mean that 95 % of them cover
+
+
+def publish(study: Path, key: Path) -> None:
+    """Sign a study into a folder of its name in ``results``."""
+    folder = RESULTS / study.name
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.capsule-study.tar"):
+        old.unlink()
+    for words in (
+        ["bundle", study, "--key", key, "-o", folder],
+        ["report", study, "-o", folder / "report.html"],
+    ):
+        subprocess.run([sys.executable, "-m", "capsule", "study", *map(str, words)], check=True)
+    facts = {path.parent.name: facts_of(path) for path in study.glob("members/*/*.capsule.tar")}
+    (folder / FACTS).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Return what a member's bundle says of its machine, and how large it is."""
+    with open_bundle(path, []) as bundle:
+        observed = bundle.read(run_bundle.OBSERVATIONS, Observations)
+    cpu = observed.fingerprint.cpu
+    return {
+        "bytes": path.stat().st_size,
+        "cores": cpu.usable_cores,
+        "engine": observed.engine["name"],
+        "processor": cpu.name,
+        "seconds": round(observed.training_seconds),
+    }
+
+
+def section() -> str:
+    """Return the table of every study in ``results`` that has facts of its members."""
+    rows: list[Sequence[str]] = []
+    for facts in sorted(RESULTS.glob(f"*/{FACTS}")):
+        (path,) = facts.parent.glob("*.capsule-study.tar")
+        with open_study(path, TrustPolicy.of([])) as (_, study):
+            rows += rows_of(study, json.loads(facts.read_text()))
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def rows_of(study: StudyBundle, facts: dict[str, dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """Yield a row for each group and task of a study."""
+    name = study.results.lock.study.name
+    groups: dict[tuple[str, ScoredTask], list[MemberResult]] = {}
+    for member in study.results.members:
+        for task in member.scores:
+            groups.setdefault((member.plan.group, task), []).append(member)
+    for (group, task), members in groups.items():
+        scores = [member.scores[task]["final"] for member in members]
+        ran = [facts[member.identity.name] for member in members]
+        machines = {f"{each['cores']} cores of {each['processor']}" for each in ran}
+        yield (
+            f"[{name}]({name}/)",
+            group,
+            task.name,
+            f"{scores[0].step:,}",
+            str(len(scores)),
+            interval_of(scores),
+            f"{max(score.summary.mean for score in scores):.4g}",
+            f"{fmean(each['seconds'] for each in ran) / 3600:.2g}",
+            "; ".join(sorted(machines)),
+            f"`{study.claim_id[:16]}...`",
+        )
+
+
+def interval_of(scores: Sequence[Score]) -> str:
+    """Return the mean of some runs, or of the episodes of a single one, and its 95 % interval."""
+    if len(scores) == 1:
+        summary, number = scores[0].summary, scores[0].episodes
+        mean, deviation = summary.mean, summary.standard_deviation or 0.0
+    else:
+        means, number = [score.summary.mean for score in scores], len(scores)
+        mean, deviation = fmean(means), stdev(means)
+    return f"{mean:.4g} ± {NORMAL_95 * deviation / number**0.5:.2g}"
+
+
+def written(page: str) -> str:
+    """Return results/README.md with the table in it."""
+    return SECTION.sub(lambda found: found[1] + section() + found[2], page)
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    publishing = commands.add_parser("publish")
+    publishing.add_argument("study", type=Path)
+    publishing.add_argument("--key", type=Path, required=True)
+    commands.add_parser("table")
+    options = parser.parse_args()
+    if options.command == "publish":
+        publish(options.study, options.key)
+    page = RESULTS / "README.md"
+    page.write_text(written(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
