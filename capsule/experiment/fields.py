@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from capsule.experiment.canonical import canonical_json, parse_canonical_json
+from capsule.experiment.versions import CONSTRAINT
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -25,8 +26,7 @@ Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
 DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-_CONSTRAINT = r"(==|!=|>=|<=|>|<|~=)?[0-9]+(\.[0-9]+)*(\.\*)?"
-VersionConstraint = Annotated[str, Field(pattern=rf"^{_CONSTRAINT}(, ?{_CONSTRAINT})*$")]
+VersionConstraint = Annotated[str, Field(pattern=CONSTRAINT)]
 
 
 # What a run says of itself in names and values: flags, libraries. A real one has some dozens.

@@ -27,6 +27,7 @@ from capsule.experiment.spec import (
     relaxations,
 )
 from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.versions import satisfies
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
@@ -138,9 +139,6 @@ def check_requirements(spec: Spec, here: Fingerprint) -> list[CapsuleError]:
         CAP-M001 no usable GPU, CAP-M002 not the GPU asked for, CAP-M003 driver outside the
         constraint, CAP-M004 processor without AVX2 or FMA, CAP-M005 too little memory. Not raised,
         so that all of them can be shown; each has exit code 4.
-
-    Raises:
-        CapsuleError: CAP-M006 the spec's driver constraint is not one.
     """
     return [error for _, error in _unmet(spec, here)]
 
@@ -365,7 +363,7 @@ def _unmet_cuda(
                 fix="Use a machine with that GPU. A run on another one is another experiment.",
             ),
         )
-    if not _driver_meets(accelerator.driver, here.driver.version):
+    if not satisfies(here.driver.version or "", accelerator.driver):
         yield (
             "driver.version",
             CapsuleError(
@@ -389,30 +387,3 @@ def _no_gpu(asked: str, nvml: str) -> CapsuleError:
         f"the spec requires {asked}, and this machine has none ({reason})",
         fix="Use a machine with an NVIDIA GPU and its driver; Capsule never falls back to the CPU.",
     )
-
-
-def _driver_meets(constraint: str, version: str | None) -> bool:
-    """Check a driver version; a bare version in the constraint stands for itself and its patches.
-
-    Raises:
-        CapsuleError: CAP-M006.
-    """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
-    parts = (part.strip() for part in constraint.split(","))
-    written = ",".join(
-        f"=={part.removesuffix('.*')}.*" if part[:1].isdigit() else part for part in parts
-    )
-    try:
-        allowed = SpecifierSet(written)
-    except InvalidSpecifier as error:
-        raise CapsuleError(
-            "CAP-M006",
-            f"accelerator.driver {constraint!r} is not a version constraint",
-            fix="Write it as '>=580.65' or '>=580.65,<590'.",
-        ) from error
-    try:
-        return version is not None and Version(version) in allowed
-    except InvalidVersion:  # a driver that cannot be placed does not meet a constraint
-        return False

@@ -20,12 +20,12 @@ from urllib.parse import unquote, urlsplit
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
+from capsule.experiment.versions import satisfies
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.resolution.sources import MachineSources, machine_sources, write_index
 
 if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
     from packaging.tags import Tag
 
 PYTHON = "3.11"
@@ -170,7 +170,7 @@ def check_accelerator(
     for field, library in (("cuda", "CUDA"), ("cudnn", "cuDNN")):
         wanted = getattr(accelerator, field)
         version = found.get(library)
-        if version is None or not version_set(wanted, f"accelerator.{field}").contains(version):
+        if version is None or not satisfies(version, wanted):
             raise CapsuleError(
                 "CAP-L108",
                 f"accelerator.{field} asks for {library} {wanted}, but the wheels bring "
@@ -178,28 +178,6 @@ def check_accelerator(
                 fix=f"Set accelerator.{field} to that version, or pin a torch in "
                 f"image.packages that is built for {library} {wanted}.",
             )
-
-
-def version_set(constraint: str, field: str) -> SpecifierSet:
-    """Parse a version constraint; a bare version such as ``13.0`` means ``==13.0.*``.
-
-    Raises:
-        CapsuleError: CAP-L109 it is not one.
-    """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    clauses = [clause.strip() for clause in constraint.split(",")]
-    full = [
-        f"=={clause.removesuffix('.*')}.*" if clause[:1].isdigit() else clause for clause in clauses
-    ]
-    try:
-        return SpecifierSet(",".join(full), prereleases=True)
-    except InvalidSpecifier as error:
-        raise CapsuleError(
-            "CAP-L109",
-            f"{field} {constraint!r} is not a version constraint",
-            fix="Write, for example, '13.0', '>=9.10' or '>=12.8,<14'.",
-        ) from error
 
 
 def compile_wheels(

@@ -22,6 +22,7 @@ from capsule.experiment.contract import Runtime
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator, Spec
 from capsule.experiment.variables import environment_variables
+from capsule.experiment.versions import satisfies
 from capsule.training.determinism import cpu, self_test, torch_flags
 from capsule.training.determinism.child_processes import check_start, environment_of
 
@@ -152,18 +153,10 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
             f"accelerator.compute_capability is {wanted.compute_capability}, here is {capability}",
             "Use a GPU of that compute capability.",
         )
-    if driver is None or not _satisfies(driver, wanted.driver):
+    if driver is None or not satisfies(driver, wanted.driver):
         _no_gpu(f"accelerator.driver is {wanted.driver}, here is {driver}", "Install that driver.")
-    for name, found, constraint in (
-        ("cuda", str(torch.version.cuda), wanted.cuda),
-        ("cudnn", _cudnn_version(), wanted.cudnn),
-    ):
-        if not _satisfies(found, constraint):
-            raise CapsuleError(
-                "CAP-T106",
-                f"accelerator.{name} is {constraint}, the image brings {found}",
-                fix="Pin packages that bring that version, and lock again.",
-            )
+    _check_library("cuda", wanted.cuda, str(torch.version.cuda), "nvidia-cuda-runtime")
+    _check_library("cudnn", wanted.cudnn, _cudnn_version(), "nvidia-cudnn")
     return {
         "kind": "cuda",
         "name": facts.name,
@@ -172,6 +165,32 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         "memory_bytes": facts.total_memory,
         "driver": driver,
     }
+
+
+def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:
+    """Check a library by the wheel that brings it, as the lock was, and that torch loaded that one.
+
+    Args:
+        field: Of the spec's section ``accelerator``.
+        constraint: What it says.
+        loaded: The version that torch reports, which has fewer numbers than the wheel's.
+        distribution: Name of the wheel; a suffix such as ``-cu12`` may follow.
+
+    Raises:
+        CapsuleError: CAP-T106.
+    """
+    names = re.compile(rf"{distribution}(-cu[0-9]+)?")
+    wheels = (each for each in importlib.metadata.distributions() if names.fullmatch(each.name))
+    brought = next((wheel.version for wheel in wheels), loaded)
+    if not satisfies(brought, constraint):
+        reason = f"accelerator.{field} is {constraint}, the image brings {brought}"
+    elif not satisfies(brought, loaded):
+        reason = f"the image brings {distribution} {brought}, but torch loaded {loaded}"
+    else:
+        return
+    raise CapsuleError(
+        "CAP-T106", reason, fix="Pin packages that bring that version, and lock again."
+    )
 
 
 def _cudnn_version() -> str:
@@ -211,31 +230,6 @@ def _driver_version() -> str | None:
     finally:
         nvml.nvmlShutdown()
     return text.value.decode() if status == 0 else None
-
-
-def _satisfies(version: str, constraint: str) -> bool:
-    """Say whether ``version`` meets every clause of ``constraint``.
-
-    A clause is an operator of PEP 440 and a version; without an operator, or with trailing ``.*``,
-    it is a prefix: '13.0' and '==13.0.*' admit 13.0.2.
-    """
-    return all(_meets(version, clause.strip()) for clause in constraint.split(","))
-
-
-def _meets(version: str, clause: str) -> bool:
-    found = re.fullmatch(r"(==|>=|<=|~=|>|<)?\s*([0-9]+(?:\.[0-9]+)*)(\.\*)?", clause)
-    if found is None:
-        return False
-    operator, bound = found[1] or "prefix", [int(part) for part in found[2].split(".")]
-    have = [int(part) for part in re.findall(r"[0-9]+", version)]
-    size = max(len(have), len(bound))
-    left, right = (parts + [0] * (size - len(parts)) for parts in (have, bound))
-    if operator == "prefix" or found[3]:
-        return have[: len(bound)] == bound
-    if operator == "~=":
-        return left >= right and have[: len(bound) - 1] == bound[:-1]
-    checks = {"==": left == right, ">=": left >= right, "<=": left <= right}
-    return (checks | {">": left > right, "<": left < right})[operator]
 
 
 def _no_gpu(message: str, fix: str) -> None:

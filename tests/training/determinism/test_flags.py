@@ -1,14 +1,17 @@
 """Determinism flags: each in a fresh interpreter, as they must be there before it starts."""
 
 import json
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from capsule.experiment import contract
+from capsule.experiment.errors import CapsuleError
 from capsule.experiment.variables import environment_variables
-from capsule.training.determinism.flags import _satisfies
+from capsule.training.determinism.flags import _check_library
 from tests.training.conftest import (
     CARTPOLE,
     ROOT,
@@ -180,29 +183,28 @@ def test_a_wrong_environment_is_a_documented_failure(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "constraint", "expected"),
+    ("constraint", "loaded", "reason"),
     [
-        ("13.0", "13.0", True),
-        ("13.0.2", "13.0", True),
-        ("13.1", "13.0", False),
-        ("9.10.2", ">=9.10", True),
-        ("9.9.9", ">=9.10", False),
-        ("9.10.2", "==9.10.*", True),
-        ("9.10.2", "==9.10", False),
-        ("9.10.0", "==9.10", True),
-        ("580.65.06", ">=580.65", True),
-        ("579.99", ">=580.65", False),
-        ("12.8", "~=12.4", True),
-        ("13.0", "~=12.4", False),
-        ("12.4", ">=12.4,<13", True),
-        ("13.0", ">=12.4,<13", False),
-        ("12.4", ">12.4", False),
-        ("12.4", "<=12.4", True),
-        ("12.4", "nonsense", False),
+        ("13.0", "13.0", None),
+        (">=13.0.48", "13.0", None),
+        ("13.0.96", "13.0", None),
+        ("!=13.0.96", "13.0", "accelerator.cuda is !=13.0.96, the image brings 13.0.96"),
+        ("13.0", "12.8", "the image brings nvidia-cuda-runtime 13.0.96, but torch loaded 12.8"),
     ],
 )
-def test_version_constraints(version, constraint, expected):
-    assert _satisfies(version, constraint) is expected
+@pytest.mark.parametrize("wheel", ["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13"])
+def test_a_library_is_checked_by_its_wheel_as_in_the_lock(
+    monkeypatch, wheel, constraint, loaded, reason
+):
+    versions = {"numpy": "2.4.6", wheel: "13.0.96"}
+    wheels = [SimpleNamespace(name=name, version=version) for name, version in versions.items()]
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: wheels)
+    if reason is None:
+        _check_library("cuda", constraint, loaded, "nvidia-cuda-runtime")
+        return
+    with pytest.raises(CapsuleError, match=re.escape(reason)) as caught:
+        _check_library("cuda", constraint, loaded, "nvidia-cuda-runtime")
+    assert caught.value.code == "CAP-T106"
 
 
 @pytest.mark.gpu
