@@ -46,13 +46,16 @@ def publish(study: Path, key: Path) -> None:
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.capsule-study.tar"):
         old.unlink()
-    for words in (
-        ["bundle", study, "--key", key, "-o", folder],
-        ["report", study, "-o", folder / "report.html"],
-    ):
-        subprocess.run([sys.executable, "-m", "capsule", "study", *map(str, words)], check=True)
+    _study(folder, "bundle", study.absolute(), "--key", key.absolute(), "-o", ".")
+    (signed,) = folder.glob("*.capsule-study.tar")
+    _study(folder, "report", signed.name, "-o", "report.html")
     facts = {path.parent.name: facts_of(path) for path in study.glob("members/*/*.capsule.tar")}
     (folder / FACTS).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+
+
+def _study(folder: Path, *words: object) -> None:
+    words = (sys.executable, "-m", "capsule", "study", *words)
+    subprocess.run(list(map(str, words)), cwd=folder, check=True)
 
 
 def facts_of(path: Path) -> dict[str, Any]:
