@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from capsule import execution
@@ -139,24 +140,17 @@ def _order(run: RecordedRun, episode: int | None) -> tuple[EvaluationPoint, Epis
 
 def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:
     """Reject an evaluation that is not the claimed one."""
-    if played == claimed:
-        return
     claims, plays = (
-        [*zip(map(float.fromhex, point.returns), point.lengths, strict=False)]
-        for point in (claimed, played)
+        [*zip(point.returns, point.lengths, strict=False)] for point in (claimed, played)
     )
-    differing = [
-        number for number, each in enumerate(claims) if plays[number : number + 1] != [each]
-    ]
-    number = differing[0] if differing else 0
-    (score, length), (other, steps) = claims[number], (*plays[number:], (float("nan"), 0))[0]
-    raise CapsuleError(
-        "CAP-V091",
-        f"{len(differing)} of {len(claims)} episodes, played again, are not as the bundle claims: "
-        f"episode {number} returned {other:g} in {steps:,} steps, and claims {score:g} in "
-        f"{length:,}",
-        fix="Find out with 'capsule verify' what else differs.",
-    )
+    for number, (claim, play) in enumerate(zip_longest(claims, plays)):
+        if claim != play:
+            raise CapsuleError(
+                "CAP-V091",
+                f"the evaluation of step {claimed.step:,}, played again, is not the claimed one: "
+                f"episode {number} is the first of {len(claims)} that differs",
+                fix="Find out with 'capsule verify' what else differs.",
+            )
 
 
 def _unplayable(reason: str) -> CapsuleError:
