@@ -23,6 +23,7 @@ MOVES = (-1, 0, 1)
 class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
     """The board, float32 ``[10, 5]``, 1 where the ball or the paddle is; left, stay, right."""
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
     observation_space = spaces.Box(0.0, 1.0, (ROWS, COLUMNS), np.float32)
     action_space = spaces.Discrete(len(MOVES))
 
@@ -44,6 +45,15 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
         landed = self._row == ROWS - 1
         reward = (1.0 if self._paddle == self._ball else -1.0) if landed else 0.0
         return self._board(), reward, landed, False, {}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return the board as an image, a pixel a field; None unless the mode is ``rgb_array``."""
+        if self.render_mode != "rgb_array":
+            return None
+        screen = np.full((ROWS, COLUMNS, 3), 32, np.uint8)
+        screen[ROWS - 1, self._paddle] = 0, 114, 178
+        screen[self._row, self._ball] = 240, 228, 66
+        return screen
 
     def _board(self) -> NDArray[np.float32]:
         board = np.zeros((ROWS, COLUMNS), np.float32)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job, start to end: DQN on Atari Breakout becomes an image, a run, a signed bundle and a
-# verdict. Every command is shown as you would type it. May be interrupted and repeated: whatever
+# verdict. Then an agent that a few seconds are enough for learns Catch, and a picture of it is made.
+# Every command is shown as you would type it. May be interrupted and repeated: whatever
 # was fetched or built stays, and a run that was cut short is continued.
 #
 # usage: bash examples/breakout.sh
@@ -41,3 +42,7 @@ bundle=${bundles[-1]}
 where=()
 if tar -xOf "$bundle" claims.json | grep -qF '"engine=process"'; then where=(--engine process); fi
 step capsule verify "$bundle" --key "$key.pub" "${where[@]}"
+
+step capsule run specs/impala-catch.yaml --key "$key" --output "$runs"
+bundles=("$runs"/impala-catch-*/*.capsule.tar)
+step capsule replay "${bundles[-1]}" --key "$key.pub" "${where[@]}" --output "$runs/catch.gif"
