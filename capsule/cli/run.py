@@ -97,7 +97,7 @@ def command(
         if workers is not None:
             chosen = OnCluster(chosen, workers)
         fingerprint = take_fingerprint(chosen.describe(), directory)
-        for finding in check_requirements(lock.spec, fingerprint):
+        for finding in check_requirements(lock, fingerprint):
             raise finding
         found = find_data(lock, cache, reporter.note, places)
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from capsule.experiment.fields import Model
+from capsule.experiment.lock import Lock
 from capsule.experiment.spec import (
     CpuAccelerator,
     CudaAccelerator,
@@ -28,6 +29,7 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.versions import satisfies
+from capsule.host.cuda import NEEDS, cuda_versions
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu
@@ -132,15 +134,19 @@ def expected_grade(rows: Iterable[FactComparison]) -> tuple[ExpectedGrade, str]:
     return "bitwise", "no difference between the machines is known to change a bit"
 
 
-def check_requirements(spec: Spec, here: Fingerprint) -> list[CapsuleError]:
-    """Find what ``spec`` asks for and this machine lacks. Empty if it can run.
+def check_requirements(lock: Lock, here: Fingerprint) -> list[CapsuleError]:
+    """Find what a locked experiment requires and this machine lacks. Empty if it can run.
 
     Returns:
         CAP-M001 no usable GPU, CAP-M002 not the GPU asked for, CAP-M003 driver outside the
-        constraint, CAP-M004 processor without AVX2 or FMA, CAP-M005 too little memory. Not raised,
-        so that all of them can be shown; each has exit code 4.
+        constraint, CAP-M004 processor without AVX2 or FMA, CAP-M005 too little memory, CAP-M010 and
+        CAP-M011 driver or GPU too old for the CUDA of the lock. Not raised, so that all of them can
+        be shown; each has exit code 4.
     """
-    return [error for _, error in _unmet(spec, here)]
+    unmet = [error for _, error in _unmet(lock.spec, here)]
+    if isinstance(lock.spec.accelerator, CudaAccelerator):
+        unmet += _unmet_by_cuda(lock, here, lock.spec.accelerator)
+    return unmet
 
 
 def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
@@ -372,6 +378,35 @@ def _unmet_cuda(
                 f"is {here.driver.version or 'unknown'}",
                 fix="Install a driver that meets the constraint.",
             ),
+        )
+
+
+def _unmet_by_cuda(
+    lock: Lock, here: Fingerprint, accelerator: CudaAccelerator
+) -> Iterator[CapsuleError]:
+    """Yield why the driver, or the GPU that a run would get, cannot do with the locked CUDA."""
+    wheels = ((wheel.name, wheel.version) for wheel in lock.image.wheels)
+    version = cuda_versions(wheels).get("CUDA", "")
+    needs = NEEDS.get(int(version.partition(".")[0] or 0))
+    gpu = select_gpu(here.gpus, accelerator)
+    if needs is None or gpu is None:
+        return
+    if not satisfies(here.driver.version or "", needs.driver):
+        yield CapsuleError(
+            "CAP-M010",
+            f"the lock brings CUDA {version}, which requires an NVIDIA driver {needs.driver}, and "
+            f"this machine has {here.driver.version or 'an unknown one'}",
+            fix="Update the driver, or pin a torch in image.packages that is built for an older "
+            "CUDA, and lock again.",
+        )
+    least = ".".join(map(str, needs.capability))
+    if gpu.compute_capability and not satisfies(gpu.compute_capability, f">={least}"):
+        yield CapsuleError(
+            "CAP-M011",
+            f"the lock brings CUDA {version}, which has no code for {gpu.name}: its compute "
+            f"capability is {gpu.compute_capability}, and {least} is required",
+            fix="Use a newer GPU, or pin a torch in image.packages that is built for an older "
+            "CUDA, and lock again.",
         )
 
 

@@ -84,7 +84,7 @@ def rerun(
         return _undecided(result, "its data sets")
     engine = open_engine(choice, strange=True, progress=reporter.note)
     here = take_fingerprint(engine.describe())
-    for unmet in check_requirements(lock.spec, here):
+    for unmet in check_requirements(lock, here):
         raise unmet
     reporter.note(f"running member {name} again")
     image = execution.prepare(lock, engine, cache, sources=SourcesSpec(), reporter=reporter)

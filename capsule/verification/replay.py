@@ -87,7 +87,7 @@ def replayed(
         check_unconfined(request.engine, image=run.claims.image is not None)
         check_embedded(request.engine, request.image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
-        if unmet := check_requirements(run.lock.spec, take_fingerprint(engine.describe())):
+        if unmet := check_requirements(run.lock, take_fingerprint(engine.describe())):
             raise unmet[0]
         check_code(run.lock, request.code)
         executor, image = prepare_executor(request, run, engine, cache, reporter)

@@ -137,7 +137,7 @@ def _verify(
         here = take_fingerprint(engine.describe())
         rows = compare(run.observations().fingerprint, here, lock.spec)
         grade, reason = expected_grade(rows)
-        unmet = check_requirements(lock.spec, here)
+        unmet = check_requirements(lock, here)
         expected, machine = f"{grade}: {reason}", machine_kind(here, lock.spec)
         found.environment = EnvironmentFinding(rows, grade, expected, machine, here)
         if unmet:

@@ -1,5 +1,7 @@
 """What differences between machines mean: every rule, from the fields to the expected grade."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from capsule.experiment.errors import ExitCode
@@ -107,6 +109,13 @@ CUDA_H200 = spec(
 )
 
 
+def unmet(experiment, here, **wheels):
+    """Check a machine against the lock of an experiment with these wheels."""
+    locked = [SimpleNamespace(name=name, version=version) for name, version in wheels.items()]
+    lock = SimpleNamespace(spec=experiment, image=SimpleNamespace(wheels=locked))
+    return check_requirements(lock, here)
+
+
 def effects(recorded, here, experiment):
     return {row.field: row.effect for row in compare(recorded, here, experiment)}
 
@@ -120,7 +129,7 @@ def test_a_machine_equals_itself(experiment):
     same = machine(gpus=(H200,))
     assert set(effects(same, same, experiment).values()) == {"none"}
     assert grade(same, same, experiment) == "bitwise"
-    assert check_requirements(experiment, same) == []
+    assert unmet(experiment, same) == []
 
 
 def test_the_real_machine_equals_itself():
@@ -166,7 +175,7 @@ def test_each_fact_of_a_processor(change, portable, native):
 
 def test_a_processor_without_avx2_decides_nothing():
     here = machine(NEHALEM)
-    (error,) = check_requirements(PORTABLE, here)
+    (error,) = unmet(PORTABLE, here)
     assert (error.code, error.exit_code) == ("CAP-M004", ExitCode.INCONCLUSIVE)
     assert "avx2 and fma" in error.message
     rows = compare(machine(), here, PORTABLE)
@@ -174,14 +183,14 @@ def test_a_processor_without_avx2_decides_nothing():
     assert [row.field for row in rows if row.effect == "gate"] == ["cpu.flags"]
     # A difference is not needed: the recorded machine cannot have run it either.
     assert grade(here, here, PORTABLE) == "inconclusive"
-    assert check_requirements(NATIVE, here) == []
+    assert unmet(NATIVE, here) == []
 
 
 def test_memory_below_the_limit_decides_nothing():
     nominal = 16_384 << 20
-    assert check_requirements(PORTABLE, machine(memory_bytes=int(nominal * 0.95))) == []
+    assert unmet(PORTABLE, machine(memory_bytes=int(nominal * 0.95))) == []
     here = machine(memory_bytes=nominal // 2)
-    (error,) = check_requirements(PORTABLE, here)
+    (error,) = unmet(PORTABLE, here)
     assert (error.code, error.exit_code) == ("CAP-M005", ExitCode.INCONCLUSIVE)
     assert "8192 MiB" in error.message
     assert effects(machine(), here, PORTABLE)["memory_bytes"] == "gate"
@@ -200,7 +209,7 @@ def test_the_c_library_counts_only_outside_a_container():
 
 def test_a_missing_gpu_decides_nothing():
     recorded, here = machine(gpus=(H200,)), machine()
-    (error,) = check_requirements(CUDA_H200, here)
+    (error,) = unmet(CUDA_H200, here)
     assert (error.code, error.exit_code) == ("CAP-M001", ExitCode.INCONCLUSIVE)
     assert "NVIDIA H200 with compute capability 9.0" in error.message
     assert "no NVIDIA driver library" in error.message
@@ -209,16 +218,16 @@ def test_a_missing_gpu_decides_nothing():
     assert (rows["gpu.name"].recorded, rows["gpu.name"].here) == ("NVIDIA H200", "none")
     assert grade(recorded, here, CUDA_H200) == "inconclusive"
     stopped = machine(driver=Driver(nvml="NVML_ERROR_LIB_RM_VERSION_MISMATCH"))
-    assert "NVML_ERROR_LIB_RM_VERSION_MISMATCH" in check_requirements(CUDA, stopped)[0].message
+    assert "NVML_ERROR_LIB_RM_VERSION_MISMATCH" in unmet(CUDA, stopped)[0].message
 
 
 def test_another_gpu_than_the_one_asked_for_decides_nothing():
     here = machine(gpus=(A100,))
-    (error,) = check_requirements(CUDA_H200, here)
+    (error,) = unmet(CUDA_H200, here)
     assert (error.code, error.exit_code) == ("CAP-M002", ExitCode.INCONCLUSIVE)
     assert "NVIDIA A100-SXM4-80GB (8.0)" in error.message
     assert grade(machine(gpus=(H200,)), here, CUDA_H200) == "inconclusive"
-    assert check_requirements(CUDA, here) == []
+    assert unmet(CUDA, here) == []
     assert grade(machine(gpus=(H200,)), here, CUDA) == "statistical"
 
 
@@ -230,7 +239,7 @@ def test_the_gpu_asked_for_is_found_among_others():
     for change in ({"name": "NVIDIA H100"}, {"compute_capability": "8.0"}):
         half = machine(gpus=(H200.model_copy(update=change),))
         assert select_gpu(half.gpus, CUDA_H200.accelerator) is None
-    assert check_requirements(CUDA_H200, both) == []
+    assert unmet(CUDA_H200, both) == []
     assert grade(machine(gpus=(H200,)), both, CUDA_H200) == "bitwise"
 
 
@@ -301,7 +310,7 @@ def test_gpus_do_not_matter_to_a_cpu_experiment():
 def test_the_driver_constraint(constraint, version, meets):
     accelerator = CUDA.accelerator.model_copy(update={"driver": constraint})
     here = machine(gpus=(H200,), version=version)
-    findings = check_requirements(CUDA.model_copy(update={"accelerator": accelerator}), here)
+    findings = unmet(CUDA.model_copy(update={"accelerator": accelerator}), here)
     assert [error.code for error in findings] == ([] if meets else ["CAP-M003"])
     assert all(constraint in error.message for error in findings)
 
@@ -375,3 +384,28 @@ def test_all_cores_are_other_sums_on_other_cores():
     assert grade(machine(), machine(), free) == "bitwise"
     assert grade(machine(), more, free) == "statistical"
     assert grade(machine(), more, PORTABLE) == "bitwise"
+
+
+V100 = H200.model_copy(update={"name": "Tesla V100", "compute_capability": "7.0"})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "cuda", "codes"),
+    [
+        (H200, "580.95.05", "13.0.96", []),
+        (H200, "575.57.08", "13.0.96", ["CAP-M010"]),
+        (H200, "575.57.08", "12.8.90", []),
+        (V100, "580.95.05", "12.6.77", []),
+        (V100, "580.95.05", "13.0.96", ["CAP-M011"]),
+        (V100, "470.57.02", "13.0.96", ["CAP-M010", "CAP-M011"]),
+        (V100, "470.57.02", "99.0", []),  # nothing is known of that one
+    ],
+)
+@pytest.mark.parametrize("wheel", ["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"])
+def test_the_cuda_of_the_lock_against_driver_and_gpu(gpu, driver, cuda, codes, wheel):
+    accelerator = CUDA.accelerator.model_copy(update={"driver": ">=450"})
+    experiment = CUDA.model_copy(update={"accelerator": accelerator})
+    found = unmet(experiment, machine(gpus=(gpu,), version=driver), **{wheel: cuda})
+    assert [error.code for error in found] == codes
+    assert all(cuda in error.message and error.exit_code == 4 for error in found)
+    assert unmet(experiment, machine(gpus=(gpu,), version=driver)) == []  # no such wheel

@@ -138,12 +138,12 @@ def test_the_first_device_that_the_spec_accepts_is_chosen(devices):
 
 FINGERPRINT = """
 import json
-from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint
+from tests.machine.test_compare import unmet
 from tests.machine.test_devices import asked, spec_of
 here = take_fingerprint(None)
-unmet = [str(error) for error in check_requirements(spec_of(asked()), here)]
-print(json.dumps([[gpu.index for gpu in here.gpus], unmet]))
+errors = [str(error) for error in unmet(spec_of(asked()), here)]
+print(json.dumps([[gpu.index for gpu in here.gpus], errors]))
 """
 
 

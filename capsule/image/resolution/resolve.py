@@ -21,6 +21,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator, Spec
 from capsule.experiment.versions import satisfies
+from capsule.host.cuda import cuda_versions
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
 from capsule.image.resolution.sources import MachineSources, machine_sources, write_index
@@ -40,12 +41,6 @@ PLATFORM_TAGS = (
     "manylinux1_x86_64",
     "linux_x86_64",
 )
-# Distributions of NVIDIA that carry each library; a suffix '-cu12' or '-cu13' may follow.
-_CUDA_LIBRARIES = {
-    "CUDA": "nvidia-cuda-runtime",
-    "cuDNN": "nvidia-cudnn",
-    "cuBLAS": "nvidia-cublas",
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def cuda_libraries(lock: Lock) -> dict[str, str]:
 
     Empty for a CPU lock.
     """
-    return _cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
+    return cuda_versions((wheel.name, wheel.version) for wheel in lock.image.wheels)
 
 
 def resolve_wheels(
@@ -155,7 +150,7 @@ def check_accelerator(
         CapsuleError: CAP-L107 a CUDA build for a CPU spec, CAP-L108 CUDA or cuDNN is missing or of
             another version than the spec asks for.
     """
-    found = _cuda_versions((wheel.name, wheel.version) for wheel in wheels)
+    found = cuda_versions((wheel.name, wheel.version) for wheel in wheels)
     local = _torch_local(wheels)
     if isinstance(accelerator, CpuAccelerator):
         if not accelerator.cuda_build and (found or local.startswith("cu")):
@@ -312,16 +307,6 @@ def _run_uv(command: Sequence[str], environment: Mapping[str, str]) -> str | Non
     """Run uv; return its messages if it failed."""
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return process.stderr.strip() or "uv failed silently" if process.returncode else None
-
-
-def _cuda_versions(wheels: Iterable[tuple[str, str]]) -> dict[str, str]:
-    versions = dict(wheels)
-    return {
-        library: version
-        for library, distribution in _CUDA_LIBRARIES.items()
-        for name, version in versions.items()
-        if re.fullmatch(rf"{distribution}(-cu[0-9]+)?", name)
-    }
 
 
 def _torch_local(wheels: Iterable[ResolvedWheel]) -> str:
