@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from capsule.experiment.contract import Film
 
 FORMS = (".gif", ".png", ".webp")
-MAX_SIDE = 4096  # pixels; the screens come from the bundle's own code
+MAX_SIDE = 1024  # pixels; the screens come from the bundle's own code
 _READ_BYTES = 1 << 20
 _LEAST_WIDTH = 160  # pixels; the grid of MinAtar has ten
 

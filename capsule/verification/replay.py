@@ -75,6 +75,7 @@ def replayed(
     Raises:
         CapsuleError: CAP-V090, the run has no evaluation of one network, or not this episode;
             CAP-V091 (exit status 1), the evaluation gave something other than the bundle claims;
+            CAP-E011, there are more screens than steps;
             what ``capsule verify`` raises of a bundle that it does not execute.
     """
     reporter.note(f"checking {request.bundle.name}")
@@ -103,6 +104,13 @@ def replayed(
                 reporter=reporter,
             )
             _compare(claimed, film.point)
+            if film.screens > claimed.lengths[order.episode] + 1:
+                raise CapsuleError(
+                    "CAP-E011",
+                    f"{contract.FILM} is malformed: {film.screens:,} screens of an episode of "
+                    f"{claimed.lengths[order.episode]:,} steps",
+                    fix="Do not trust the training code of this bundle.",
+                )
             yield Replay(
                 claim_id=bundle.claim_id,
                 signer=bundle.fingerprint,
