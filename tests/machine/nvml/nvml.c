@@ -1,22 +1,38 @@
 /* A stand-in for libnvidia-ml.so.1 that plays the machine of a file.
  *
- * The signatures are those of the NVML API reference. The file, which NVML_MACHINE names, has lines of
- * "KEY=VALUE": "driver", "cuda", "devices", and for device 0 keys such as "0.name"; those of its MIG
- * device in slot 1 begin with "0.1.". What the file lacks is not supported. A value of "!N" is the NVML
- * error N. With "0.lost_after=N" device 0 is lost after N queries.
+ * The signatures are those of the NVML API reference. The file, which NVML_MACHINE names, has lines
+ * of "KEY=VALUE": "driver", "cuda", "devices", and for device 0 keys such as "0.name"; those of its
+ * MIG device in slot 1 begin with "0.1.". What the file lacks is not supported. A value of "!N" is
+ * the NVML error N. With "0.lost_after=N" device 0 is lost after N queries.
  */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
-       GPU_IS_LOST = 15, UNKNOWN = 999 };
+enum {
+    SUCCESS,
+    UNINITIALIZED,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE,
+    DRIVER_NOT_LOADED = 9,
+    GPU_IS_LOST = 15,
+    UNKNOWN = 999
+};
 enum { LINES = 512, WIDTH = 160, DEVICES = 16, SLOTS = 8 };
 
-typedef struct { int device, slot; } *device_t; /* slot -1: the whole GPU */
-typedef struct { unsigned int multiprocessors, others[7]; unsigned long long memory; } attributes_t;
-typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct {
+    int device, slot;
+} *device_t; /* slot -1: the whole GPU */
+typedef struct {
+    unsigned int multiprocessors, others[7];
+    unsigned long long memory;
+} attributes_t;
+typedef struct {
+    unsigned long long total, free, used;
+} memory_t;
 
 static char lines[LINES][WIDTH];
 static int number, users, queries[DEVICES];
@@ -43,10 +59,8 @@ static int field(device_t device, const char *name, const char **found) {
     snprintf(key, sizeof key, "%d.lost_after", device->device);
     const char *lost = find(key);
     if (lost && queries[device->device]++ >= atoi(lost)) return GPU_IS_LOST;
-    if (device->slot < 0)
-        snprintf(key, sizeof key, "%d.%s", device->device, name);
-    else
-        snprintf(key, sizeof key, "%d.%d.%s", device->device, device->slot, name);
+    if (device->slot < 0) snprintf(key, sizeof key, "%d.%s", device->device, name);
+    else snprintf(key, sizeof key, "%d.%d.%s", device->device, device->slot, name);
     return value(key, found);
 }
 
@@ -141,7 +155,9 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, device_t *out) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned int *out) { return one(device, "mig_slots", out); }
+int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned int *out) {
+    return one(device, "mig_slots", out);
+}
 
 int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, device_t *out) {
     char key[WIDTH];
@@ -152,8 +168,12 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, dev
     return SUCCESS;
 }
 
-int nvmlDeviceGetName(device_t device, char *out, unsigned int length) { return text(device, "name", out, length); }
-int nvmlDeviceGetUUID(device_t device, char *out, unsigned int length) { return text(device, "uuid", out, length); }
+int nvmlDeviceGetName(device_t device, char *out, unsigned int length) {
+    return text(device, "name", out, length);
+}
+int nvmlDeviceGetUUID(device_t device, char *out, unsigned int length) {
+    return text(device, "uuid", out, length);
+}
 int nvmlDeviceGetBoardPartNumber(device_t device, char *out, unsigned int length) {
     return text(device, "part_number", out, length);
 }
@@ -163,11 +183,19 @@ int nvmlDeviceGetVbiosVersion(device_t device, char *out, unsigned int length) {
 int nvmlDeviceGetInforomImageVersion(device_t device, char *out, unsigned int length) {
     return text(device, "inforom", out, length);
 }
-int nvmlDeviceGetGspFirmwareVersion(device_t device, char *out) { return text(device, "gsp_firmware", out, 80); }
+int nvmlDeviceGetGspFirmwareVersion(device_t device, char *out) {
+    return text(device, "gsp_firmware", out, 80);
+}
 
-int nvmlDeviceGetArchitecture(device_t device, unsigned int *out) { return one(device, "architecture", out); }
-int nvmlDeviceGetNumGpuCores(device_t device, unsigned int *out) { return one(device, "cuda_cores", out); }
-int nvmlDeviceGetMemoryBusWidth(device_t device, unsigned int *out) { return one(device, "memory_bus_bits", out); }
+int nvmlDeviceGetArchitecture(device_t device, unsigned int *out) {
+    return one(device, "architecture", out);
+}
+int nvmlDeviceGetNumGpuCores(device_t device, unsigned int *out) {
+    return one(device, "cuda_cores", out);
+}
+int nvmlDeviceGetMemoryBusWidth(device_t device, unsigned int *out) {
+    return one(device, "memory_bus_bits", out);
+}
 int nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned int *out) {
     return one(device, "power_limit_milliwatts", out);
 }
@@ -195,13 +223,16 @@ int nvmlDeviceGetAttributes_v2(device_t device, attributes_t *out) {
     return one(device, "sm_count", &out->multiprocessors);
 }
 
-int nvmlDeviceGetTotalEccErrors(device_t device, unsigned int type, unsigned int counter, unsigned long long *out) {
+int nvmlDeviceGetTotalEccErrors(device_t device, unsigned int type, unsigned int counter,
+                                unsigned long long *out) {
     /* uncorrected, over the lifetime */
-    return type == 1 && counter == 1 ? numbers(device, "uncorrected_errors", 1, out) : NOT_SUPPORTED;
+    return type == 1 && counter == 1 ? numbers(device, "uncorrected_errors", 1, out)
+                                     : NOT_SUPPORTED;
 }
 
-int nvmlDeviceGetRemappedRows(device_t device, unsigned int *correctable, unsigned int *uncorrectable,
-                              unsigned int *pending, unsigned int *failed) {
+int nvmlDeviceGetRemappedRows(device_t device, unsigned int *correctable,
+                              unsigned int *uncorrectable, unsigned int *pending,
+                              unsigned int *failed) {
     unsigned long long found[4];
     int error = numbers(device, "remapped_rows", 4, found);
     if (error) return error;
