@@ -72,6 +72,7 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = MAX_WIDTH
+    yaml.representer.add_representer(type(None), _null)
     try:
         _, indent, offset = load_yaml_guess_indent(text)
         document: Any = yaml.load(text)
@@ -87,6 +88,11 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
     stream = io.StringIO()
     yaml.dump(document, stream)
     return stream.getvalue()
+
+
+def _null(representer: Any, _: None) -> Any:
+    """Write null as a word, where ruamel would write nothing: a spec says it that way."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def set_fields(document: Any, patch: Mapping[str, Setting]) -> None:

@@ -180,8 +180,16 @@ def test_a_controller_that_is_not_reachable(cluster, study, options, monkeypatch
     assert not arrays_of(study)
 
 
+@pytest.fixture
+def stopped():
+    """Stop the partition: it takes jobs, and starts none."""
+    slurm("scontrol", "update", "PartitionName=main", "State=DOWN")
+    yield
+    slurm("scontrol", "update", "PartitionName=main", "State=UP")
+
+
 @pytest.mark.slow
-def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, options):
+def test_jobs_that_are_cancelled_before_they_wrote_anything(cluster, study, options, stopped):
     cancelled = []
 
     def cancel():

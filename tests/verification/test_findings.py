@@ -25,7 +25,7 @@ STAGES = {
     },
     "take_fingerprint": {"environment", "expected", "expected_grade", "machine"},
     "check_code": {"own_code"},
-    "prepare_image": {"image_rebuilt"},
+    "prepare_executor": {"image_rebuilt"},
     "check_packages": {"besides", "startup"},
     "Executor.whole": {"ledger", "reexecuted_steps"},
     "compare_results": set(),
@@ -72,7 +72,9 @@ def test_a_stage_that_fails_leaves_the_findings_before_it(verified, monkeypatch,
     def fail(*_, **__):
         raise CapsuleError("CAP-X003", "full", fix="Free it.")
 
-    monkeypatch.setattr(f"capsule.verification.verify.{stage}", fail)
+    owner, _, name = stage.rpartition(".")
+    module = "execution.reexecution." if owner else "verify."
+    monkeypatch.setattr(f"capsule.verification.{module}{owner and owner + '.'}{name}", fail)
     report = verified()
     before = list(STAGES)[: list(STAGES).index(stage)]
     assert found(report) == ALWAYS.union(*(STAGES[each] for each in before))
@@ -84,7 +86,7 @@ def test_what_convicts_a_bundle_late_leaves_its_signer_in_the_report(verified, m
     def fail(*_, **__):
         raise CapsuleError("CAP-V010", "forged", fix="")
 
-    monkeypatch.setattr(verification, "prepare_image", fail)
+    monkeypatch.setattr(verification, "prepare_executor", fail)
     report = verified()
     assert (report.verdict, report.integrity, report.authentic) == ("tampered", False, True)
     assert report.signer is not None
