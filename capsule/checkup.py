@@ -35,10 +35,11 @@ from capsule.host.folders import existing_folder, free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.platform import require_execution
 from capsule.image.cache import Cache, refuse_shared
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
-from capsule.image.resolution.resolve import GLIBC, compile_wheels
+from capsule.image.resolution.resolve import compile_wheels
 from capsule.image.resolution.sources import machine_sources
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
@@ -151,9 +152,9 @@ def check_c_library(*, containers: bool) -> Check:
     """Check that the locked interpreter and wheels run on this machine's C library."""
     name, version = platform.libc_ver()
     found = f"{name or 'unknown'} {version}".strip()
-    if name == "glibc" and tuple(map(int, version.split("."))) >= GLIBC:
+    if name == "glibc" and tuple(map(int, version.split("."))) >= DEBIAN_12.glibc:
         return Check("C library", "ok", f"{found}, for --engine process")
-    needed = ".".join(map(str, GLIBC))
+    needed = ".".join(map(str, DEBIAN_12.glibc))
     status: Status = "warning" if containers else "problem"
     fix = "Use a container engine, or --engine bwrap."
     return Check("C library", status, f"{found}; --engine process needs glibc {needed}", fix)
@@ -242,8 +243,10 @@ def check_index() -> Check:
     try:
         with temporary_folder("capsule-doctor-") as folder:
             sources = machine_sources(SourcesSpec())
-            packages = load_recipe("cpu").packages
-            found = compile_wheels(packages, ["--no-deps"], sources, Cache(folder), lambda _: None)
+            packages = load_recipe("cpu", DEBIAN_12.name).packages
+            found = compile_wheels(
+                DEBIAN_12, packages, ["--no-deps"], sources, Cache(folder), lambda _: None
+            )
     except CapsuleError as error:
         return Check("package index", "warning", f"{error.code}: {error.message}", error.fix)
     named = ", ".join(f"{wheel.name} {wheel.version}" for wheel in found)
@@ -252,7 +255,7 @@ def check_index() -> Check:
 
 def check_mirror() -> Check:
     """Fetch the smallest package of the base from a Debian mirror, as a build does."""
-    package = min(shipped_base(), key=lambda each: each.size)
+    package = min(shipped_base(DEBIAN_12).packages, key=lambda each: each.size)
     try:
         with temporary_folder("capsule-doctor-") as folder:
             fetch_debian([package], Cache(folder), SourcesSpec(), lambda _: None)

@@ -45,6 +45,7 @@ from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.image.data.places import FoundData
+from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
 from capsule.machine.devices import FIRST, Device, choose_device, read_devices, visible_devices
@@ -54,8 +55,8 @@ POLL_SECONDS = 0.2
 PROGRAM_FAILED = "CAP-T302"
 MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
-PROGRAM = ("python3.11", "-P", "-m", "capsule.training", RUN_DIRECTORY)
-FILM = ("python3.11", "-P", "-m", "capsule.training.film", RUN_DIRECTORY)
+TRAINING = ("-P", "-m", "capsule.training", RUN_DIRECTORY)
+FILM = ("-P", "-m", "capsule.training.film", RUN_DIRECTORY)
 Document = TypeVar("Document", bound=Model)
 
 # Prints what a program sees of its surroundings, as one JSON object, the fields of
@@ -152,7 +153,7 @@ def prepare(
         engine.check(lock)
     image = None
     if engine.name == "process":
-        _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock.image))
+        _obtain(lock, cache, sources, project, reporter, interpreter_packages(lock))
     else:
         image = build_image(
             lock, cache, sources=sources, supplied=supplied, project=project, reporter=reporter
@@ -197,7 +198,7 @@ def _obtain(
         check_project(lock.project, project)
         cache.trees.add(project, lock.project.sha256)
     wanted = lock.image.model_copy(update={"debian": debian})
-    fetch(wanted, cache, sources, progress=reporter.note)
+    fetch(distribution_of(lock.spec.image), wanted, cache, sources, progress=reporter.note)
     check_packages(lock, cache, debian=debian == lock.image.debian)
 
 
@@ -274,7 +275,8 @@ def execute(
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
     limits = limits or lock.spec.limits
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
-    task = _task(lock.spec, attempt, PROGRAM, run_directory, limits, surroundings, data)
+    words = (_python(lock.spec), *TRAINING)
+    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data)
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
@@ -305,7 +307,7 @@ def look(
     """
     directory.mkdir(parents=True)
     attempt = Attempt(directory, lock.spec, replay=None)
-    words = (*surroundings.shell, PROGRAM[0], "-P", "-c", _LOOK)
+    words = (*surroundings.shell, _python(lock.spec), "-P", "-c", _LOOK)
     task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
     check_run_directory(directory)
@@ -353,7 +355,8 @@ def film(
     write_atomic(directory / contract.JOB, contract.Job.of(lock).document())
     write_atomic(directory / contract.EPISODE_ORDER, order.document())
     attempt = Attempt(directory, lock.spec, replay=None)
-    task = _task(lock.spec, attempt, FILM, directory, limits, USUAL, {})
+    words = (_python(lock.spec), *FILM)
+    task = _task(lock.spec, attempt, words, directory, limits, USUAL, {})
     reporter.note(f"playing the evaluation of step {order.step:,} again")
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
     check_run_directory(directory)
@@ -390,6 +393,7 @@ def _task(
     )
     return Task(
         arguments=(*launcher, *words),
+        native=distribution_of(spec.image).native,
         run_directory=run_directory,
         environment={**environment_variables(spec), **surroundings.variables},
         data=dict(_mounted(name, found) for name, found in data.items()),
@@ -398,6 +402,11 @@ def _task(
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )
+
+
+def _python(spec: Spec) -> str:
+    """Return the name of the interpreter: with its version, since a program can claim the name."""
+    return f"python{spec.image.python}"
 
 
 def _read_data(data: Mapping[str, FoundData], reporter: Reporter) -> dict[str, LockedData]:

@@ -22,6 +22,7 @@ from capsule.host.spec_file import load_spec
 from capsule.image.assembly.assemble import known_identity, reference_of
 from capsule.image.assembly.base import shipped_layer
 from capsule.image.cache import Cache
+from capsule.image.distribution import distribution_of
 from capsule.image.lockfile import (
     Pins,
     capture,
@@ -32,7 +33,7 @@ from capsule.image.lockfile import (
     pins_fit,
     read_lock,
 )
-from capsule.image.recipe import load_recipe
+from capsule.image.recipe import recipe_for
 from capsule.image.resolution.fetch import locate
 from capsule.image.resolution.resolve import ResolvedWheel
 from capsule.image.resolution.sources import machine_sources
@@ -227,7 +228,7 @@ def _from_lock(path: Path) -> _Pinned:
 def _pin(path: Path, overrides: Sequence[str], scratch: Cache, progress: Progress) -> _Pinned:
     """Find the pins of a spec as ``capsule lock`` does; the base layer is not made for them."""
     spec, beside = load_spec(path, overrides), lock_path(path)
-    recipe = load_recipe(spec.accelerator.kind)
+    recipe = recipe_for(spec)
     previous = read_lock(beside) if beside.exists() else None
     kept = previous is not None and pins_fit(previous, spec)
     project = capture(spec, beside, scratch, progress)
@@ -254,7 +255,8 @@ def _locate(
     found: dict[str, ResolvedWheel] = {}
     if missing:
         progress(f"asking the package indexes about {counted(len(missing), 'wheel')}")
-        found = locate(missing, scratch, machine_sources(pinned.sources), progress)
+        distribution = distribution_of(pinned.spec.image)
+        found = locate(distribution, missing, scratch, machine_sources(pinned.sources), progress)
     planned = []
     for wheel in pinned.pins.wheels:
         if wheel in missing:

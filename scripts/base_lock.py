@@ -1,12 +1,13 @@
 # ruff: noqa: INP001
-"""Write images/debian-12.lock.json: the base's Debian packages, and the layers that they make.
+"""Write images/debian-N.lock.json: the Debian packages of a base, and the layers that they make.
 
 To be run after every change of a recipe's files or of the rules by which base layers are made. It
-needs a mirror of Debian 12.
+needs a mirror of Debian.
 
-usage: python scripts/base_lock.py [--refresh]
+usage: python scripts/base_lock.py [--refresh] [BASE ...]
 
-With --refresh the packages are the current ones of the machine's mirrors; without it they stay.
+The bases are all by default. With --refresh the packages are the current ones of the machine's
+mirrors; without it they stay.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from capsule.experiment.lock import LockedImage
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.assembly.base import make_base
 from capsule.image.cache import Cache
+from capsule.image.distribution import DISTRIBUTIONS, Distribution
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import BaseLock, resolve_debian, shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 
-PLACE = Path(__file__).parents[1] / "images" / "debian-12.lock.json"
+FOLDER = Path(__file__).parents[1] / "images"
+RECIPES = get_args(LockedImage.model_fields["recipe"].annotation)
 
 
-def main(*, refresh: bool) -> None:
+def main(distribution: Distribution, *, refresh: bool) -> None:
     """Make the layers and write the file."""
     cache, sources = Cache(), SourcesSpec()
-    recipes = [
-        load_recipe(name) for name in get_args(LockedImage.model_fields["recipe"].annotation)
-    ]
-    packages = shipped_base()
+    recipes = [load_recipe(name, distribution.name) for name in RECIPES]
     if refresh:
         names = tuple(sorted({name for recipe in recipes for name in recipe.debian}))
-        packages = resolve_debian(names, (), sources, cache, refresh_base=True, progress=_ignore)
+        packages = resolve_debian(
+            distribution, names, (), sources, cache, refresh_base=True, progress=_ignore
+        )
+    else:
+        packages = shipped_base(distribution).packages
     if missing := [package for package in packages if not cache.has(package.sha256)]:
         fetch_debian(missing, cache, sources, _ignore)
     layers = {}
@@ -43,8 +47,9 @@ def main(*, refresh: bool) -> None:
         chosen = [package for package in packages if package.name in recipe.debian]
         diff_id = make_base(chosen, recipe, cache, _ignore).diff_id
         layers[recipe.name] = diff_id.removeprefix("sha256:")
-    PLACE.write_bytes(BaseLock(layers=layers, packages=packages).document())
-    sys.stdout.write(f"wrote {PLACE}: {layers}\n")
+    place = FOLDER / f"{distribution.name}.lock.json"
+    place.write_bytes(BaseLock(layers=layers, packages=packages).document())
+    sys.stdout.write(f"wrote {place}: {layers}\n")
 
 
 def _ignore(_: str) -> None:
@@ -52,4 +57,6 @@ def _ignore(_: str) -> None:
 
 
 if __name__ == "__main__":
-    main(refresh="--refresh" in sys.argv[1:])
+    bases = [word for word in sys.argv[1:] if word != "--refresh"]
+    for base in bases or DISTRIBUTIONS:
+        main(DISTRIBUTIONS[base], refresh="--refresh" in sys.argv[1:])

@@ -10,6 +10,7 @@ With --check nothing is written, and the status is 1 if this version is not list
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import get_args
@@ -19,6 +20,7 @@ from capsule.experiment.lock import LockedImage
 from capsule.image.assembly.base import shipped_layer
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.code import training_code_digest
+from capsule.image.distribution import DISTRIBUTIONS
 from capsule.image.recipe import load_recipe
 from capsule.image.releases import Releases, base_inputs, releases
 from capsule.image.resolution.debian import shipped_base
@@ -36,13 +38,16 @@ def with_this_version(listed: Releases) -> Releases:
     if __version__ in listed.code.values() and listed.code.get(code) != __version__:
         raise SystemExit(f"Capsule {__version__} was released with other training code")
     recipes, bases = dict(listed.recipes), dict(listed.bases)
-    packages = {package.name: package for package in shipped_base()}
-    for name in get_args(LockedImage.model_fields["recipe"].annotation):
-        recipe = load_recipe(name)
-        debian = tuple(packages[each] for each in recipe.debian)
+    names = get_args(LockedImage.model_fields["recipe"].annotation)
+    for name, distribution in itertools.product(names, DISTRIBUTIONS.values()):
+        recipe = load_recipe(name, distribution.name)
+        shipped = shipped_base(distribution).packages
+        debian = tuple(package for package in shipped if package.name in recipe.debian)
         layer = shipped_layer(debian, recipe)
         if layer is None:
-            raise SystemExit(f"recipe {name}: images/debian-12.lock.json has no base layer")
+            raise SystemExit(
+                f"recipe {name}: images/{distribution.name}.lock.json has no base layer"
+            )
         recipes[recipe.digest()] = recipe
         bases[base_inputs(ASSEMBLER_VERSION, recipe.digest(), debian)] = layer
     return Releases(code={**listed.code, code: __version__}, recipes=recipes, bases=bases)

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from capsule.bundle.keys import generate
 from capsule.checkup import Check, check_machine, numerics_check, repair
 from capsule.cli import main
 from capsule.host.errors import CapsuleError
+from capsule.image.distribution import DEBIAN_12
 from capsule.machine.fingerprint import Cpu
 from capsule.machine.gpu import Driver, Gpu
 from capsule.machine.self_test import SelfTest
@@ -82,7 +84,7 @@ class FakeClient:
 
 def test_with_neither_an_engine_nor_a_new_c_library_nothing_can_run(machine, monkeypatch):
     assert by_name()["C library"].status == "ok"
-    monkeypatch.setattr(checkup, "GLIBC", (3, 0))
+    monkeypatch.setattr(checkup, "DEBIAN_12", replace(DEBIAN_12, glibc=(3, 0)))
     assert by_name()["C library"].status == "problem"
     assert doctor().exit_code == 4
     monkeypatch.setattr(checkup, "connect", lambda _name: FakeClient())

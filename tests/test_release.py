@@ -74,16 +74,18 @@ def test_what_is_missing_is_said(checkout):
 def test_a_release_lists_its_code_recipes_and_base_layers():
     from capsule import __version__
     from capsule.image.assembly.making import ASSEMBLER_VERSION
+    from capsule.image.distribution import DEBIAN_12
     from capsule.image.recipe import load_recipe
-    from capsule.image.resolution.debian import shipped_base, shipped_layers
+    from capsule.image.resolution.debian import shipped_base
 
     found = record_release.with_this_version(NOTHING)
     assert found.code == {training_code_digest(): __version__}
-    cpu = load_recipe("cpu")
+    cpu = load_recipe("cpu", "debian-12")
     assert found.recipes[cpu.digest()] == cpu
-    packages = [package for package in shipped_base() if package.name in cpu.debian]
+    shipped = shipped_base(DEBIAN_12)
+    packages = [package for package in shipped.packages if package.name in cpu.debian]
     inputs = base_inputs(ASSEMBLER_VERSION, cpu.digest(), packages)
-    assert found.bases[inputs] == shipped_layers()["cpu"]
+    assert found.bases[inputs] == shipped.layers["cpu"]
     assert record_release.with_this_version(found) == found
 
 

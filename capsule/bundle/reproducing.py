@@ -11,9 +11,9 @@ from capsule.experiment import contract
 from capsule.experiment.lock import Lock, LockedData
 from capsule.experiment.spec import Spec, task_name
 from capsule.experiment.trainers import CommandTrainer
-from capsule.image.archives.wheel import INTERPRETER, SITE
 from capsule.image.assembly.assemble import reference_of
 from capsule.image.data.listing import size_text
+from capsule.image.distribution import PREFIX, distribution_of
 
 _HEAD = """\
 # Reproducing {name}
@@ -180,13 +180,14 @@ def _volumes(lock: Lock) -> str:
 def _launch(spec: Spec) -> dict[str, str]:
     """Return how the run is started in its image, in words for a shell."""
     recorded = spec.entropy.mode == "recorded"
+    distribution = distribution_of(spec.image)
     launcher, *options = launch_arguments(
         spec,
-        native=f"/{SITE}/capsule/native/lib",
+        native=f"{PREFIX}/{distribution.native}",
         directory="/out/entropy",
         replay=recorded,
     )
-    words = [*options, INTERPRETER, "-P", "-m", "capsule.training", "/out"]
+    words = [*options, distribution.interpreter, "-P", "-m", "capsule.training", "/out"]
     return {
         "launcher": launcher,
         "arguments": " \\\n        ".join(_lines(words)),

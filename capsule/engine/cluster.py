@@ -46,7 +46,7 @@ TOKEN = "/run/ray-token"  # noqa: S105 - where a container sees the file
 HEAD = "head"  # the name of the run's container on its network
 MAX_WORKERS = 64
 
-_NODE = ("python3.11", "-P", "-m", "capsule.training.impala.actors.ray.node")
+_NODE = ("python3", "-P", "-m", "capsule.training.impala.actors.ray.node")
 _PORT = 6379
 _STORE_SHARE = 0.75  # of /dev/shm
 _API = "1.41"  # of the engine: names of a container on a network are older

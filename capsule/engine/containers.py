@@ -37,9 +37,9 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import is_gone, this_process
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
+from capsule.image.distribution import PREFIX
 from capsule.image.seccomp import seccomp_option
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class ContainerEngine:
         run_directory = task.run_directory.resolve()
         settings: dict[str, Any] = {
             "image": self._image,
-            "entrypoint": task.command(run_directory=MOUNT, native=f"/{SITE}/capsule/native/lib"),
+            "entrypoint": task.command(run_directory=MOUNT, prefix=PREFIX),
             "command": [],
             "environment": {**task.environment, **data_variables(task.data)},
             "labels": {_LABEL: run_label(run_directory), _OWNER: this_process()},

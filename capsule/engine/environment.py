@@ -8,6 +8,7 @@ each time before it is used.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,12 +18,11 @@ from capsule.engine.interpreter import interpreter_packages, unpack_interpreter
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.wheel import SITE
 from capsule.image.cache import Cache, folder_state
 from capsule.image.code import is_program, training_code, training_code_digest
+from capsule.image.distribution import Distribution, distribution_of
 
-PACKAGES = SITE.removeprefix("usr/")  # where packages are in an environment
-_LAYOUT = 5  # number of the way in which environments are made, a part of their keys
+_LAYOUT = 6  # number of the way in which environments are made, a part of their keys
 
 
 def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
@@ -34,6 +34,7 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
             the interpreter is missing, damaged or malformed.
     """
     key = environment_key(lock)
+    _check_c_library(distribution_of(lock.spec.image))
     environment = cache.folder("environments") / key
     record = environment.with_name(f"{key}.state")
     with cache.lock(f"environment-{key}"):
@@ -50,9 +51,22 @@ def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:
 def environment_key(lock: Lock) -> str:
     """Return the digest of all that an environment is made of; hyper-parameters are not."""
     wheels = [(wheel.filename, wheel.sha256) for wheel in lock.image.wheels]
-    interpreter = [package.sha256 for package in interpreter_packages(lock.image)]
+    interpreter = [package.sha256 for package in interpreter_packages(lock)]
     code = lock.image.code.sha256
     return sha256_hex(canonical_json([_LAYOUT, interpreter, wheels, code]))
+
+
+def _check_c_library(distribution: Distribution) -> None:
+    """Refuse an interpreter that this machine's C library is too old for."""
+    name, version = platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split("."))) < distribution.glibc:
+        needed = ".".join(map(str, distribution.glibc))
+        raise CapsuleError(
+            "CAP-E015",
+            f"the locked interpreter is the one of {distribution.title}, which needs glibc "
+            f"{needed}; this machine has {name or 'another C library'} {version}".rstrip(),
+            fix="Use a container engine, --engine bwrap, or another base in image.base.",
+        )
 
 
 def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
@@ -65,16 +79,17 @@ def _make_environment(lock: Lock, cache: Cache, target: Path) -> None:
         )
     with cache.scratch() as scratch:
         made = scratch / "environment"
-        python = unpack_interpreter(lock.image, cache, made)
+        python = unpack_interpreter(lock, cache, made)
+        packages = made / distribution_of(lock.spec.image).packages
         wheels = _named_wheels(lock, cache, scratch / "wheels")
         options = ("--python", str(python), "--no-deps", "--no-index", "--offline")
         _uv(scratch, "pip", "install", *options, *wheels)
         for name, content in code.items():
-            file = made / PACKAGES / name
+            file = packages / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
             file.chmod(0o755 if is_program(name) else 0o644)
-        _compile(python, made / PACKAGES)
+        _compile(python, packages)
         # By a rename, so that an installation that is killed leaves nothing under the key.
         made.rename(target)
 
@@ -125,5 +140,5 @@ def _uv(scratch: Path, *arguments: str) -> None:
         raise CapsuleError(
             "CAP-E015",
             f"uv cannot make the environment: {' '.join(process.stderr.split())}",
-            fix="Use a machine with glibc 2.36 or newer, or a container engine.",
+            fix="Use a container engine, or --engine bwrap.",
         )

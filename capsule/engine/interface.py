@@ -55,6 +55,8 @@ class Task:
         limits: What it may use.
         gpu: The NVIDIA device that it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
+        native: Where the native parts are below the prefix of its interpreter, if its arguments name
+            them.
         data: Files and folders of this machine that it sees read-only, by their paths below
             :data:`capsule.experiment.contract.DATA_FOLDER`.
         cluster: The Ray cluster that it uses, the only network it sees; None without.
@@ -68,15 +70,21 @@ class Task:
     limits: LimitsSpec
     gpu: Device | None = None
     arguments: tuple[str, ...]
+    native: str = ""
     cluster: Workers | RemoteCluster | None = None
     hostname: str | None = None
     processors: str | None = None
     data: Mapping[str, Path] = field(default_factory=dict)
 
-    def command(self, *, run_directory: str, native: str) -> list[str]:
-        """Return the arguments for a task that sees these folders at the given paths."""
+    def command(self, *, run_directory: str, prefix: str) -> list[str]:
+        """Return the arguments for a task that sees its folders at the given paths.
+
+        Args:
+            run_directory: Path of the run directory.
+            prefix: Path of its interpreter's prefix.
+        """
         return [
-            word.replace(RUN_DIRECTORY, run_directory).replace(NATIVE, native)
+            word.replace(RUN_DIRECTORY, run_directory).replace(NATIVE, f"{prefix}/{self.native}")
             for word in self.arguments
         ]
 

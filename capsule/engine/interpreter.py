@@ -14,40 +14,32 @@ from dataclasses import replace
 from importlib.metadata import files
 from pathlib import Path
 
-from capsule.experiment.lock import LockedDebianPackage, LockedImage
+from capsule.experiment.lock import Lock, LockedDebianPackage
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_entries
 from capsule.image.archives.layers import TarEntry
 from capsule.image.assembly.unpack import write_entry
 from capsule.image.cache import Cache
+from capsule.image.distribution import distribution_of
 
-# Of the base: without the C library and files of the system.
-INTERPRETER = frozenset(
-    {
-        *("libbz2-1.0", "libcrypt1", "libexpat1", "libffi8", "libgcc-s1", "liblzma5"),
-        *("libncursesw6", "libpython3.11-minimal", "libpython3.11-stdlib", "libreadline8"),
-        *("libsqlite3-0", "libssl3", "libstdc++6", "libtinfo6", "libuuid1", "python3.11-minimal"),
-        "zlib1g",
-    }
-)
 _NAMES = ("python", "python3")  # as in images
 _LOADED_FIRST = ("libgcc_s.so.1", "libstdc++.so.6")
 _LIBRARIES = "lib/x86_64-linux-gnu"
-_FOLDERS = ("usr/bin/", "usr/lib/python3.11/", f"usr/{_LIBRARIES}/")
 # It tells installers to leave Debian's own environment alone, which this is not.
-_LEFT_OUT = "usr/lib/python3.11/EXTERNALLY-MANAGED"
+_LEFT_OUT = "EXTERNALLY-MANAGED"
 
 
-def interpreter_packages(image: LockedImage) -> tuple[LockedDebianPackage, ...]:
+def interpreter_packages(lock: Lock) -> tuple[LockedDebianPackage, ...]:
     """Return the Debian packages of a lock that hold its interpreter."""
-    return tuple(package for package in image.debian if package.name in INTERPRETER)
+    names = distribution_of(lock.spec.image).python_packages
+    return tuple(package for package in lock.image.debian if package.name in names)
 
 
-def unpack_interpreter(image: LockedImage, cache: Cache, folder: Path) -> Path:
+def unpack_interpreter(lock: Lock, cache: Cache, folder: Path) -> Path:
     """Unpack the interpreter of a lock into a new folder, and return its program.
 
     Args:
-        image: What the lock says. The packages of its interpreter are in the cache.
+        lock: The lock. The packages of its interpreter are in the cache.
         cache: Holds the packages.
         folder: It is made, and becomes the interpreter's prefix.
 
@@ -57,13 +49,13 @@ def unpack_interpreter(image: LockedImage, cache: Cache, folder: Path) -> Path:
     """
     folder.mkdir(mode=0o755)
     folders = {"."}
-    for entry in _entries(image, cache):
+    for entry in _entries(lock, cache):
         write_entry(replace(entry, path=entry.path.removeprefix("usr/")), folder, folders)
-    program = folder / "bin" / "python3.11"
+    program = folder / "bin" / f"python{lock.spec.image.python}"
     if not program.is_file():
         raise CapsuleError(
             "CAP-E015",
-            "the lock has no Debian package python3.11-minimal, which is its interpreter",
+            f"the lock has no Debian package {program.name}-minimal, which is its interpreter",
             fix="Lock the spec again.",
         )
     for name in _NAMES:
@@ -77,13 +69,15 @@ def unpack_interpreter(image: LockedImage, cache: Cache, folder: Path) -> Path:
     return program
 
 
-def _entries(image: LockedImage, cache: Cache) -> Iterator[TarEntry]:
-    for package in interpreter_packages(image):
+def _entries(lock: Lock, cache: Cache) -> Iterator[TarEntry]:
+    library = f"usr/lib/python{lock.spec.image.python}/"
+    folders = ("usr/bin/", library, f"usr/{_LIBRARIES}/")
+    for package in interpreter_packages(lock):
         with tempfile.TemporaryFile() as scratch:
             for entry in deb_entries(cache.package(package), package, scratch):
                 # Debian's sitecustomize.py is a link into /etc, which here is another machine's.
                 outside = entry.kind == "symlink" and entry.target.startswith("/")
-                wanted = entry.path.startswith(_FOLDERS) and entry.path != _LEFT_OUT
+                wanted = entry.path.startswith(folders) and entry.path != library + _LEFT_OUT
                 if wanted and not outside and entry.kind != "directory":
                     yield entry
 

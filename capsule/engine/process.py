@@ -23,7 +23,7 @@ from typing import Literal
 
 import capsule
 from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
-from capsule.engine.environment import PACKAGES, prepare_environment
+from capsule.engine.environment import prepare_environment
 from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
@@ -39,7 +39,6 @@ from capsule.native import native_part
 _GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
 _ENCLOSED_ENVIRONMENT = "/capsule"
-_NATIVE = f"{PACKAGES}/capsule/native/lib"  # in an environment
 _ENCLOSED_HOME = "/tmp"  # noqa: S108 - private
 
 
@@ -162,8 +161,7 @@ def enclosed_start(task: Task, environment: Path, project: Path | None, data: Mo
     options = [f"--writable={task.run_directory.resolve()}={contract.RUN_FOLDER}"]
     options += [f"--read-only={folder.resolve()}={path}" for path, folder in shown.items()]
     options += [f"--read-only={path}={to}" for path, to in data]
-    native = f"{_ENCLOSED_ENVIRONMENT}/{_NATIVE}"
-    command = task.command(run_directory=contract.RUN_FOLDER, native=native)
+    command = task.command(run_directory=contract.RUN_FOLDER, prefix=_ENCLOSED_ENVIRONMENT)
     temporary = f"--temporary={task.limits.temporary_mb}"
     return Start(
         (str(native_part("capsule-enclose")), temporary, *options, "--", *command),
@@ -179,9 +177,8 @@ def enclosed_start(task: Task, environment: Path, project: Path | None, data: Mo
 def plain_start(task: Task, environment: Path, project: Path | None, home: str) -> Start:
     """Start a task as a process like any other, which ends with Capsule."""
     guard = ("setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--", "prlimit", "--core=0:0")
-    command = task.command(
-        run_directory=str(task.run_directory.resolve()), native=str(environment / _NATIVE)
-    )
+    run_directory = str(task.run_directory.resolve())
+    command = task.command(run_directory=run_directory, prefix=str(environment))
     variables = task_environment(task, str(environment), home) | {"TMPDIR": home}
     variables |= link_data(task.data, Path(home) / "data")
     if project is not None:

@@ -17,10 +17,10 @@ from capsule.engine.process import RunningProcess
 from capsule.engine.supervise import exclusive, interrupts, supervise
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.unpack import unpacked_root
 from capsule.image.cache import Cache
+from capsule.image.distribution import PREFIX
 
 # What container engines show of /proc read-only, or not at all. Other programs leave what is below
 # /proc/sys and /proc/irq to root, whom the kernel lets write there without any capability.
@@ -100,4 +100,4 @@ def program_variables(task: Task, image: Image) -> dict[str, str]:
 
 def program_command(task: Task) -> list[str]:
     """Return the command of a task."""
-    return task.command(run_directory=contract.RUN_FOLDER, native=f"/{SITE}/capsule/native/lib")
+    return task.command(run_directory=contract.RUN_FOLDER, prefix=PREFIX)

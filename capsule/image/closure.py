@@ -22,7 +22,6 @@ from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_control
 from capsule.image.archives.layers import refused
 from capsule.image.archives.wheel import (
-    SITE,
     check_filename,
     open_wheel,
     wheel_entry_points,
@@ -30,29 +29,16 @@ from capsule.image.archives.wheel import (
     wheel_requirements,
 )
 from capsule.image.cache import Cache
+from capsule.image.distribution import Distribution, distribution_of
 from capsule.image.recipe import Recipe
 from capsule.image.releases import recipe_of
 from capsule.image.resolution.resolve import parse_requirements
 
-# The image's interpreter and platform (PEP 508), as uv is told them when it resolves.
-_ENVIRONMENT = {
-    "implementation_name": "cpython",
-    "implementation_version": "3.11.0",
-    "os_name": "posix",
-    "platform_machine": "x86_64",
-    "platform_python_implementation": "CPython",
-    "platform_release": "",
-    "platform_system": "Linux",
-    "platform_version": "",
-    "python_full_version": "3.11.0",
-    "python_version": "3.11",
-    "sys_platform": "linux",
-}
 # Debian's interpreter has a sitecustomize.py of its own, which imports apport_python_hook.
 _CUSTOMIZE = ("sitecustomize", "usercustomize", "apport_python_hook")
 _PLUGINS = frozenset({"torch.backends"})  # groups of entry points that importing a library loads
 # Suffixes of modules; of two that differ in nothing else, the interpreter imports one.
-_MODULE = re.compile(r"(/__init__)?\.(cpython-311-x86_64-linux-gnu\.so|abi3\.so|so|py|pyc)$")
+_MODULE = re.compile(r"(/__init__)?\.(cpython-[0-9]+-x86_64-linux-gnu\.so|abi3\.so|so|py|pyc)$")
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,7 @@ def check_pins(lock: Lock) -> None:
     Raises:
         CapsuleError: CAP-I306, CAP-I305.
     """
-    recipe = recipe_of(lock.image)
+    recipe = recipe_of(lock)
     requested = _requested(lock)
     wheels = {wheel.name: wheel for wheel in lock.image.wheels}
     if len(wheels) < len(lock.image.wheels):
@@ -84,7 +70,10 @@ def check_pins(lock: Lock) -> None:
         check_filename(wheel)
         if wheel.requested != requested.get(wheel.name):
             raise _contradiction(f"it says that the spec asks for {wheel.requested!a}")
-    for requirement in filter(_applies, _roots(lock, recipe)):
+    distribution = distribution_of(lock.spec.image)
+    for requirement in _roots(lock, recipe):
+        if not _applies(requirement, distribution):
+            continue
         found = wheels.get(canonicalize_name(requirement.name))
         version = None if found is None else found.version
         if version is None or not requirement.specifier.contains(version, prereleases=True):
@@ -106,25 +95,26 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
             does not name changes how every interpreter starts; CAP-I103 to CAP-I107 a package is
             missing, damaged or malformed.
     """
-    recipe, wheels = recipe_of(lock.image), {wheel.name: wheel for wheel in lock.image.wheels}
+    recipe, wheels = recipe_of(lock), {wheel.name: wheel for wheel in lock.image.wheels}
+    distribution = distribution_of(lock.spec.image)
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
         with open_wheel(cache.package(wheel), wheel) as archive:
             requires[wheel.name] = wheel_requirements(archive, wheel)
-            paths = wheel_paths(archive, wheel)
+            paths = wheel_paths(archive, wheel, distribution)
             plugins = sorted(_PLUGINS & wheel_entry_points(archive, wheel))
-        files = [path for path in paths if _runs_at_start(path)]
+        files = [path for path in paths if _runs_at_start(path, distribution.site)]
         _refuse_customization(wheel, files)
-        _refuse_shadows(wheel, paths, modules)
+        _refuse_shadows(wheel, paths, distribution.site, modules)
         at_start = [path.rpartition("/")[2] for path in files] + plugins
         startup += [f"{wheel.name} {wheel.version}: {what}" for what in at_start]
-    asked = _reachable(_roots(lock, recipe), requires)
+    asked = _reachable(_roots(lock, recipe), requires, distribution)
     if unasked := sorted(wheels.keys() - asked):
         raise _contradiction(f"no requirement asks for its wheel {wheels[unasked[0]].filename}")
     if debian and recipe is not None:
         _check_debian(lock, recipe, cache)
-    usual = _reachable(map(Requirement, ImageSpec().packages), requires)
-    usual |= _reachable(map(Requirement, recipe.packages if recipe else ()), requires)
+    by_default = (*ImageSpec().packages, *(recipe.packages if recipe else ()))
+    usual = _reachable(map(Requirement, by_default), requires, distribution)
     besides = [f"{each.name} {each.version}" for each in wheels.values() if each.name not in usual]
     return Packages(tuple(sorted(besides)), tuple(sorted(startup)))
 
@@ -141,19 +131,26 @@ def _roots(lock: Lock, recipe: Recipe | None) -> list[Requirement]:
     return [Requirement(text) for text in (*lock.spec.image.packages, *own)]
 
 
-def _applies(requirement: Requirement, extras: Iterable[str] = ()) -> bool:
+def _applies(
+    requirement: Requirement, distribution: Distribution, extras: Iterable[str] = ()
+) -> bool:
     marker = requirement.marker
     if marker is None:
         return True
     try:
-        return any(marker.evaluate({**_ENVIRONMENT, "extra": extra}) for extra in ("", *extras))
+        known = distribution.markers
+        return any(marker.evaluate({**known, "extra": extra}) for extra in ("", *extras))
     except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion) as error:
         raise _contradiction(f"the marker of {str(requirement)!a} cannot be evaluated") from error
 
 
-def _reachable(roots: Iterable[Requirement], requires: dict[str, list[Requirement]]) -> set[str]:
+def _reachable(
+    roots: Iterable[Requirement],
+    requires: dict[str, list[Requirement]],
+    distribution: Distribution,
+) -> set[str]:
     """Return the names of all that roots need, by the requirements of each package."""
-    pending = [root for root in roots if _applies(root)]
+    pending = [root for root in roots if _applies(root, distribution)]
     seen: dict[str, set[str]] = {}
     while pending:
         requirement = pending.pop()
@@ -162,18 +159,24 @@ def _reachable(roots: Iterable[Requirement], requires: dict[str, list[Requiremen
             continue
         known = seen.setdefault(name, set())
         known |= extras
-        pending += [each for each in requires.get(name, ()) if _applies(each, known)]
+        needed = requires.get(name, ())
+        pending += [each for each in needed if _applies(each, distribution, known)]
     return set(seen)
 
 
-def _runs_at_start(path: str) -> bool:
-    """Tell if every start of the image's interpreter executes a file, or whether it is one."""
+def _runs_at_start(path: str, site: str) -> bool:
+    """Tell if every start of the image's interpreter executes a file, or whether it is one.
+
+    Args:
+        path: Of the file.
+        site: Path of the packages.
+    """
     folder, _, name = path.rpartition("/")
     if folder == "usr/local/bin":
         return name.removeprefix("python").replace(".", "").isdigit() or name == "python"
-    if not path.startswith(f"{SITE}/"):
+    if not path.startswith(f"{site}/"):
         return False
-    below = path.removeprefix(f"{SITE}/")
+    below = path.removeprefix(f"{site}/")
     return below.split("/")[0].split(".")[0] in _CUSTOMIZE or bool(
         re.fullmatch(r"[^/]*\.pth", below)
     )
@@ -193,18 +196,19 @@ def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
 
 
 def _refuse_shadows(
-    wheel: LockedWheel, paths: Iterable[str], modules: dict[str, tuple[str, str]]
+    wheel: LockedWheel, paths: Iterable[str], site: str, modules: dict[str, tuple[str, str]]
 ) -> None:
     """Refuse a module that is imported in place of another wheel's, under another file name.
 
     Args:
         wheel: The next wheel.
         paths: Where its files go.
+        site: Path of the packages.
         modules: Name of each module so far, with its file and wheel; those of this one are added.
     """
     for path in paths:
         name = _MODULE.sub("", path)
-        if name == path or not path.startswith(f"{SITE}/"):
+        if name == path or not path.startswith(f"{site}/"):
             continue
         other, owner = modules.setdefault(name, (path, wheel.filename))
         if other != path and owner != wheel.filename:

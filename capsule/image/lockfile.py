@@ -29,7 +29,8 @@ from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.data.capture import capture_data
-from capsule.image.recipe import Recipe, load_recipe
+from capsule.image.distribution import distribution_of
+from capsule.image.recipe import Recipe, recipe_for
 from capsule.image.resolution.debian import resolve_debian
 from capsule.image.resolution.project import capture_project
 from capsule.image.resolution.resolve import resolve_wheels
@@ -173,7 +174,7 @@ def resolve(
             CAP-I… the base layer cannot be made of them, CAP-E019 this platform builds no images.
     """
     require_execution()
-    recipe, sources = load_recipe(spec.accelerator.kind), spec.image.sources
+    recipe, sources = recipe_for(spec), spec.image.sources
     pins = find_pins(spec, cache, previous=previous, refresh_base=refresh_base, progress=progress)
     check_tasks(spec, pins.wheels, cache, progress)
     base = pins.base or locked_base(pins.debian, recipe, cache, sources, progress)
@@ -194,13 +195,14 @@ def find_pins(
     Nothing but package indexes is downloaded. The arguments and errors are those of
     :func:`resolve`.
     """
-    recipe = load_recipe(spec.accelerator.kind)
+    recipe = recipe_for(spec)
     if previous is not None and pins_fit(previous, spec):
         image = previous.image
         base = image.base if image.assembler == ASSEMBLER_VERSION else None
         return Pins(image.wheels, image.debian, base)
     wheels = resolve_wheels(spec, recipe.packages, cache, progress)
     debian = resolve_debian(
+        distribution_of(spec.image),
         recipe.debian,
         spec.image.debian,
         spec.image.sources,
@@ -232,7 +234,7 @@ def locked_image(recipe: Recipe, pins: Pins, base: str) -> LockedImage:
 
 def pins_fit(lock: Lock, spec: Spec) -> bool:
     """Tell whether a spec asks for the image and the accelerator that a lock has pins for."""
-    pinned, recipe = without_sources(spec), load_recipe(spec.accelerator.kind)
+    pinned, recipe = without_sources(spec), recipe_for(spec)
     return (lock.spec.image, lock.spec.accelerator, lock.image.recipe_sha256) == (
         pinned.image,
         pinned.accelerator,

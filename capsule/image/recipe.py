@@ -14,6 +14,7 @@ from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import DebianName, Model, Requirement
+from capsule.experiment.spec import Spec
 from capsule.host.errors import CapsuleError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ class Recipe(Model):
     """One kind of image."""
 
     name: Literal["cpu", "cuda"]
-    base: Literal["debian-12"]
+    base: Literal["debian-12", "debian-13"]
     debian: tuple[DebianName, ...] = Field(description="Debian packages in every image.")
     packages: tuple[Requirement, ...] = Field(
         description="Python packages (PEP 508) that Capsule's training code imports."
@@ -47,8 +48,8 @@ class Recipe(Model):
 
 
 @functools.cache
-def load_recipe(name: str) -> Recipe:
-    """Read the recipe ``name`` (``cpu`` or ``cuda``) that comes with Capsule.
+def load_recipe(name: str, base: str) -> Recipe:
+    """Read the recipe ``name`` (``cpu`` or ``cuda``) on ``base`` that comes with Capsule.
 
     Raises:
         CapsuleError: CAP-I101 there is no such recipe, or it is not one.
@@ -56,14 +57,20 @@ def load_recipe(name: str) -> Recipe:
     from ruamel.yaml.error import YAMLError
 
     try:
-        own = _read(name)
-        tree = _joined(_read(own["base"]), own)
+        tree = _joined(_read(base), _read(name)) | {"base": base}
         # JSON mode turns YAML's lists into the model's tuples; everything else stays strict.
         return Recipe.model_validate_json(canonical_json(tree))
     except (OSError, YAMLError, LookupError, TypeError, ValueError) as error:
         raise CapsuleError(
-            "CAP-I101", f"recipe {name!r} cannot be read: {error}", fix="Reinstall Capsule."
+            "CAP-I101",
+            f"recipe {name!r} on {base!r} cannot be read: {error}",
+            fix="Reinstall Capsule.",
         ) from error
+
+
+def recipe_for(spec: Spec) -> Recipe:
+    """Return the recipe of the image of a spec. The error is that of :func:`load_recipe`."""
+    return load_recipe(spec.accelerator.kind, spec.image.base)
 
 
 def _read(name: str) -> dict[str, Any]:

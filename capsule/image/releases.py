@@ -15,7 +15,7 @@ from pydantic import Field
 
 from capsule.experiment.canonical import canonical_json, sha256_hex
 from capsule.experiment.fields import Model
-from capsule.experiment.lock import LockedDebianPackage, LockedImage, Sha256
+from capsule.experiment.lock import Lock, LockedDebianPackage, Sha256
 from capsule.image.recipe import Recipe, data_file, load_recipe
 
 
@@ -41,13 +41,16 @@ def release_of(code: str) -> str | None:
     return releases().code.get(code)
 
 
-def recipe_of(image: LockedImage) -> Recipe | None:
+def recipe_of(lock: Lock) -> Recipe | None:
     """Return the recipe that a lock names: this version's or a released one's; None if neither."""
-    own = load_recipe(image.recipe)
+    image, base = lock.image, lock.spec.image.base
+    own = load_recipe(image.recipe, base)
     if image.recipe_sha256 == own.digest():
         return own
     released = releases().recipes.get(image.recipe_sha256)
-    return released if released is not None and released.name == image.recipe else None
+    if released is None or (released.name, released.base) != (image.recipe, base):
+        return None
+    return released
 
 
 def base_inputs(assembler: int, recipe: str, packages: Iterable[LockedDebianPackage]) -> str:

@@ -160,8 +160,8 @@ def artifact_appendix(subject: ReportedRun) -> str:
         "## Description",
         f"**How to access.** {todo('where the bundle is available.')}",
         f"**Hardware dependencies.** {facts.hardware_needed(subject)}.",
-        "**Software dependencies.** Python 3.11 and pip for Capsule; Docker or Podman for the "
-        "image, whose content is pinned by SHA-256 in "
+        "**Software dependencies.** Python 3.11 or newer and pip for Capsule; Docker or Podman "
+        "for the image, whose content is pinned by SHA-256 in "
         f"{files('spec/lock.json')} and listed in {files('image/sbom.cdx.json')}.",
         f"**Data sets.** {todo('any that the program reads; environments are in the image.')}",
         f"**Models.** {files(*facts.made(subject))}",

@@ -35,7 +35,6 @@ from capsule.verification.verdict import Report
 # Files that capsule.training.own_program.recorder writes.
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluation.jsonl"
-FOUNDATION = ("libc6", "libpython3.11-stdlib")  # every program of an image uses them
 MAX_REPORT_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_LINES = 1_000_000
@@ -378,7 +377,9 @@ def read_inventory(sbom: bytes, lock: Lock) -> Inventory:
     asked: set[str] = {
         canonicalize_name(Requirement(each).name) for each in lock.spec.image.packages
     }
-    asked |= {*lock.spec.image.debian, *FOUNDATION}
+    # What every program of an image uses.
+    foundation = ("libc6", f"libpython{lock.spec.image.python}-stdlib")
+    asked |= {*lock.spec.image.debian, *foundation}
     return Inventory(
         kinds=Counter(_kind(component) for component in components),
         packages=tuple(

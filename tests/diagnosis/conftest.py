@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from capsule.report.progress import SilentReporter
 from tests.training.conftest import tree_facts
 
 PACKAGE = Path(capsule.__file__).parent
-NATIVE = str(PACKAGE / "native" / "lib")
+NATIVE = str(PACKAGE / "native" / "lib").removeprefix("/")
 
 
 WITHOUT_TORCH = """
@@ -72,7 +72,9 @@ class LocalEngine:
             done = subprocess.run(
                 [
                     sys.executable if word == "python3.11" else word
-                    for word in task.command(run_directory=directory, native=NATIVE)
+                    for word in replace(task, native=NATIVE).command(
+                        run_directory=directory, prefix=""
+                    )
                 ],
                 env=environment,
                 stdout=log,

@@ -10,7 +10,6 @@ import pytest
 from capsule.engine.connection import connect
 from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Task
-from capsule.engine.interpreter import INTERPRETER
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedWheel
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
@@ -19,6 +18,7 @@ from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.native import native_part
@@ -42,7 +42,8 @@ def make_lock():
 @pytest.fixture(scope="session")
 def fetched_interpreter():
     """The packages of the shipped base that hold its interpreter, in the usual cache."""
-    packages = [package for package in shipped_base() if package.name in INTERPRETER]
+    shipped, names = shipped_base(DEBIAN_12).packages, DEBIAN_12.python_packages
+    packages = [package for package in shipped if package.name in names]
     missing = [package for package in packages if not Cache().has(package.sha256)]
     if missing:
         fetch_debian(missing, Cache(), SourcesSpec(), lambda _: None)

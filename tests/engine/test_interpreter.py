@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from capsule.engine.interpreter import INTERPRETER, interpreter_packages, unpack_interpreter
+from capsule.engine.interpreter import interpreter_packages, unpack_interpreter
 from capsule.experiment.errors import CapsuleError
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution.debian import shipped_base
 
 pytestmark = pytest.mark.network  # for the packages, unless they are cached
@@ -25,7 +26,7 @@ MACHINES = ("ld-linux-x86-64.so", "libc.so", "libm.so")
 
 @pytest.fixture
 def folder(make_lock, interpreter, cache, tmp_path):
-    unpack_interpreter(make_lock(debian=interpreter).image, cache, tmp_path / "python")
+    unpack_interpreter(make_lock(debian=interpreter), cache, tmp_path / "python")
     return tmp_path / "python"
 
 
@@ -71,18 +72,18 @@ def test_it_has_nothing_of_another_machine(folder):
 
 
 def test_its_packages_are_a_part_of_the_base(make_lock):
-    image = make_lock(debian=shipped_base()).image
-    assert {package.name for package in interpreter_packages(image)} == INTERPRETER
+    lock = make_lock(debian=shipped_base(DEBIAN_12).packages)
+    assert {package.name for package in interpreter_packages(lock)} == DEBIAN_12.python_packages
 
 
 def test_a_lock_without_an_interpreter_is_refused(make_lock, cache, tmp_path):
     with pytest.raises(CapsuleError) as refusal:
-        unpack_interpreter(make_lock().image, cache, tmp_path / "python")
+        unpack_interpreter(make_lock(), cache, tmp_path / "python")
     assert refusal.value.code == "CAP-E015"
 
 
 def test_a_damaged_package_is_refused(make_lock, interpreter, cache, tmp_path):
     shutil.copy(__file__, cache.path(interpreter[0].sha256))
     with pytest.raises(CapsuleError) as refusal:
-        unpack_interpreter(make_lock(debian=interpreter).image, cache, tmp_path / "python")
+        unpack_interpreter(make_lock(debian=interpreter), cache, tmp_path / "python")
     assert refusal.value.code == "CAP-I103"

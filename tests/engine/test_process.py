@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from capsule.bundle.claims import image_relaxations
-from capsule.engine.environment import PACKAGES, environment_key
+from capsule.engine.environment import environment_key
 from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Task
 from capsule.engine.process import ProcessEngine
 from capsule.entropy.launch import launch_arguments
@@ -23,6 +23,7 @@ from capsule.experiment.canonical import sha256_file
 from capsule.experiment.contract import FIRST_PROCESS
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.variables import environment_variables
+from capsule.image.distribution import DEBIAN_12
 
 pytestmark = pytest.mark.network  # for the packages of the interpreter, unless they are cached
 
@@ -95,6 +96,7 @@ def run(lock, cache, run_directory, make_task, enclosed):
             run_directory=run_directory,
             environment=environment or {},
             limits=make_task("").limits.model_copy(update=limits),
+            native=DEBIAN_12.native,
             arguments=(*launcher, "python3.11", "-P", "-c", code, RUN_DIRECTORY),
             hostname=hostname,
             processors=processors,
@@ -332,7 +334,7 @@ def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
     notes = []
     ProcessEngine().prepare(lock, None, cache, progress=lambda _: None)
     environment = cache.root / "environments" / environment_key(lock)
-    site = environment / PACKAGES
+    site = environment / DEBIAN_12.packages
     victim = next(path for path in sorted(site.rglob("*.py")) if path.stat().st_size > 0)
     honest, times = victim.read_bytes(), victim.stat()
     if deed == "plant":

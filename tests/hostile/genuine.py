@@ -57,6 +57,7 @@ from capsule.image.archives.layers import TarEntry, file_entry, write_tar
 from capsule.image.assembly.assemble import Image, image_config, image_manifest
 from capsule.image.assembly.making import ASSEMBLER_VERSION, Layer
 from capsule.image.cache import Cache
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.project import read_project
@@ -264,8 +265,8 @@ def _bundled(
             image=LockedImage(
                 assembler=ASSEMBLER_VERSION,
                 recipe="cpu",
-                recipe_sha256=load_recipe("cpu").digest(),
-                debian=(*shipped_base(), EXTRA),
+                recipe_sha256=load_recipe("cpu", "debian-12").digest(),
+                debian=(*shipped_base(DEBIAN_12).packages, EXTRA),
                 base=_tar_digest(BASE_ENTRIES),
                 wheels=_wheels(folder, store),
                 code=LockedCode(version="0.1.0", sha256=sha256_hex(b"code")),
@@ -317,7 +318,7 @@ def _layer(folder: Path, name: str, entries: Iterable[TarEntry]) -> Layer:
 def _wheels(folder: Path, store: Cache) -> tuple[LockedWheel, ...]:
     """Make a wheel of metadata alone for each requirement of the recipe."""
     wheels = []
-    for requirement in map(Requirement, load_recipe("cpu").packages):
+    for requirement in map(Requirement, load_recipe("cpu", "debian-12").packages):
         path = folder / f"{requirement.name}-99-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as archive:
             name = zipfile.ZipInfo(f"{requirement.name}-99.dist-info/METADATA")
@@ -345,7 +346,9 @@ def _image(lock: Lock, folder: Path, store: Cache) -> Image:
     if lock.project is not None:
         path = store.trees.path(lock.project.sha256)
         layers.append(Layer("project", f"sha256:{lock.project.sha256}", path, lock.project.size))
-    config = image_config(lock, load_recipe("cpu"), [(la.name, la.diff_id) for la in layers])
+    config = image_config(
+        lock, load_recipe("cpu", "debian-12"), [(la.name, la.diff_id) for la in layers]
+    )
     manifest = image_manifest(config, [(la.diff_id, la.size) for la in layers])
     digests = (f"sha256:{sha256_hex(document)}" for document in (config, manifest))
     return Image(config, next(digests), manifest, next(digests), tuple(layers), "localhost/test")

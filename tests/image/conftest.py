@@ -19,13 +19,15 @@ import zstandard
 from capsule.experiment.lock import Lock, LockedCode, LockedDebianPackage, LockedImage, LockedWheel
 from capsule.host.spec_file import parse_spec
 from capsule.image.archives.layers import file_entry, write_tar
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.assembly.base import make_base
 from capsule.image.assembly.making import ASSEMBLER_VERSION
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
+
+SITE = DEBIAN_12.site
 
 SPEC = b"""\
 schema: capsule/spec/v1
@@ -195,7 +197,7 @@ class Tiny:
 
     def lock(self) -> Lock:
         """Put the packages into the cache and return the lock that names them."""
-        recipe = load_recipe("cpu")
+        recipe = load_recipe("cpu", "debian-12")
         packages = tuple(
             LockedDebianPackage(
                 name="tiny" if not i else f"tiny{i}",
@@ -241,7 +243,7 @@ class Tiny:
         elsewhere = Cache(self.folder / "elsewhere")
         for package in packages:
             elsewhere.add(self.cache.path(package.sha256), package.sha256)
-        layer = make_base(packages, load_recipe("cpu"), elsewhere, lambda _: None)
+        layer = make_base(packages, load_recipe("cpu", "debian-12"), elsewhere, lambda _: None)
         return layer.diff_id.removeprefix("sha256:")
 
     def _add(self, data: bytes) -> str:

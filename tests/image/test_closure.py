@@ -14,6 +14,7 @@ from capsule.experiment.spec import ImageSpec, SourcesSpec
 from capsule.image.archives.layers import file_entry, write_tar
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages, check_pins
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.project import read_project
@@ -233,8 +234,8 @@ def with_debian(made):
     """Lock what the recipe asks for, and further Debian packages."""
 
     def work(*packages, asked=("tool",)):
-        recipe = load_recipe("cpu")
-        base = [each.model_copy() for each in shipped_base()]
+        recipe = load_recipe("cpu", "debian-12")
+        base = [each.model_copy() for each in shipped_base(DEBIAN_12).packages]
         for index, each in enumerate(base):
             base[index] = made.deb(each.name, requested=True)
         wheels = [made.wheel(text.partition(">")[0]) for text in recipe.packages]

@@ -31,7 +31,7 @@ from capsule.report.progress import SilentReporter
 from tests.hostile.genuine import rederive
 
 PACKAGE = Path(capsule.__file__).parent
-NATIVE = str(PACKAGE / "native" / "lib")
+NATIVE = str(PACKAGE / "native" / "lib").removeprefix("/")
 CARTPOLE = {
     "name": "cartpole",
     "image": {"packages": []},
@@ -145,7 +145,9 @@ class Machine:
         pass
 
     def run(self, task, *, on_poll, poll_seconds):  # noqa: ARG002 - the interface of engines
-        command = task.command(run_directory=str(task.run_directory), native=NATIVE)
+        command = replace(task, native=NATIVE).command(
+            run_directory=str(task.run_directory), prefix=""
+        )
         with (task.run_directory / contract.LOG).open("wb") as log:
             done = subprocess.run(
                 [sys.executable if word == "python3.11" else word for word in command],

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from capsule.experiment.canonical import canonical_json
 from capsule.machine.fingerprint import Fingerprint
 
 PACKAGE = Path(capsule.__file__).parent
-NATIVE = str(PACKAGE / "native" / "lib")
+NATIVE = str(PACKAGE / "native" / "lib").removeprefix("/")
 
 # What a processor without AVX2 and FMA makes of the profile 'native': torch takes its plainest
 # code, and Capsule's own layers, which need both, leave the work to it.
@@ -104,7 +104,9 @@ class StandIn:
             "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
             "PYTHONPATH": f"{site}:{PACKAGE.parent}",
         }
-        command = task.command(run_directory=str(task.run_directory), native=NATIVE)
+        command = replace(task, native=NATIVE).command(
+            run_directory=str(task.run_directory), prefix=""
+        )
         words = [sys.executable if word == "python3.11" else word for word in command]
         with (task.run_directory / contract.LOG).open("wb") as log:
             subprocess.run(words, env=environment, stdout=log, stderr=subprocess.STDOUT, check=True)

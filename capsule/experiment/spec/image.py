@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from capsule.experiment.fields import DebianName, Model, Patterns, Requirement
+
+Python = Literal["3.11", "3.13"]
+PYTHON: dict[str, Python] = {"debian-12": "3.11", "debian-13": "3.13"}  # of each base
+
+
+def _python_of_base(known: dict[str, Any]) -> Python:
+    return PYTHON[known.get("base", "debian-12")]  # without it, the base itself is wrong
 
 
 class SourcesSpec(Model):
@@ -36,8 +43,14 @@ class SourcesSpec(Model):
 class ImageSpec(Model):
     """What the image holds besides Capsule's own training code."""
 
-    base: Literal["debian-12"] = Field("debian-12", description="Base recipe of the image.")
-    python: Literal["3.11"] = Field("3.11", description="Python version; Debian 12 provides 3.11.")
+    base: Literal["debian-12", "debian-13"] = Field(
+        "debian-12", description="Base recipe of the image: Debian 12 or Debian 13."
+    )
+    python: Python = Field(
+        default_factory=_python_of_base,
+        description="Python version, which is that of the base: 3.11 or 3.13.",
+        json_schema_extra={"default": "3.11"},
+    )
     packages: tuple[Requirement, ...] = Field(
         (
             "torch==2.13.0",
@@ -52,6 +65,14 @@ class ImageSpec(Model):
     sources: SourcesSpec = Field(
         SourcesSpec(), description="Where packages are downloaded from; never part of a lock."
     )
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.python != PYTHON[self.base]:
+            raise ValueError(
+                f"image.python must be {PYTHON[self.base]!r}, that of image.base {self.base!r}"
+            )
+        return self
 
 
 class CodeSpec(Model):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER = 60
 _READ = 1 << 16
-# Debian 12 keeps these as links into /usr, and lets no package ship anything but through them.
+# Debian keeps these as links into /usr. From Debian 13 on they are part of a package.
 _MERGED = frozenset({"bin", "lib", "lib32", "lib64", "libx32", "sbin"})
 
 
@@ -190,6 +190,7 @@ def _fields(control: bytes) -> dict[str, str]:
 
 def _merge_usr(entry: TarEntry) -> TarEntry:
     # A real folder /bin or /lib could not stand beside the link of that name in the base layer.
-    if entry.path.split("/")[0] not in _MERGED:
+    is_link = entry.kind == "symlink" and entry.target == f"usr/{entry.path}"
+    if entry.path.split("/")[0] not in _MERGED or is_link:
         return entry
     return replace(entry, path=f"usr/{entry.path}")

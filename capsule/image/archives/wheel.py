@@ -35,9 +35,7 @@ from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, 
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import LockedWheel
-
-SITE = "usr/local/lib/python3.11/dist-packages"
-INTERPRETER = "/usr/bin/python3.11"
+    from capsule.image.distribution import Distribution
 
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})  # the format forbids weaker ones
 # RECORD cannot hold a digest of itself, nor of the signatures over it (PEP 427).
@@ -117,19 +115,24 @@ def wheel_entry_points(archive: zipfile.ZipFile, wheel: LockedWheel) -> set[str]
     )
 
 
-def wheel_paths(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[str]:
-    """Return where the files of an open wheel go in an image.
+def wheel_paths(
+    archive: zipfile.ZipFile, wheel: LockedWheel, distribution: Distribution
+) -> list[str]:
+    """Return where the files of an open wheel go in an image of a distribution.
 
     Raises:
         CapsuleError: CAP-I105, CAP-I107 to CAP-I109, as :func:`wheel_entries`.
     """
     members = _members(archive, wheel)
     info = _dist_info(members, wheel)
-    return [_destination(name, info, wheel)[0] for name in members]
+    return [_destination(name, info, wheel, distribution)[0] for name in members]
 
 
 def wheel_entries(
-    archive: zipfile.ZipFile, wheel: LockedWheel, prune: Sequence[str] = ()
+    archive: zipfile.ZipFile,
+    wheel: LockedWheel,
+    distribution: Distribution,
+    prune: Sequence[str] = (),
 ) -> list[TarEntry]:
     """Return where the files of an open wheel go in an image.
 
@@ -139,6 +142,7 @@ def wheel_entries(
     Args:
         archive: The wheel, which must stay open as long as the entries are used.
         wheel: What the lock says it is.
+        distribution: That of the image.
         prune: Patterns of files left out, as :class:`capsule.image.recipe.Recipe` explains.
 
     Raises:
@@ -163,7 +167,7 @@ def wheel_entries(
                     wheel, f"{name} has {member.file_size} bytes, not {recorded.size}"
                 )
         if not _pruned(name, prune):
-            entries.append(_entry(archive, member, recorded, info, wheel))
+            entries.append(_entry(archive, member, recorded, info, wheel, distribution))
     return entries
 
 
@@ -251,35 +255,41 @@ def _entry(
     recorded: _Recorded | None,
     info: str,
     wheel: LockedWheel,
+    distribution: Distribution,
 ) -> TarEntry:
-    path, is_script = _destination(safe_path(member.filename, wheel.filename), info, wheel)
+    name = safe_path(member.filename, wheel.filename)
+    path, is_script = _destination(name, info, wheel, distribution)
     content = _content(archive, member, recorded, wheel)
     mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
     # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
     if is_script and _read_start(archive, member, wheel).startswith(b"#!python"):
         script = b"".join(content()).partition(b"\n")[2]
-        return file_entry(path, wheel.filename, b"#!%b\n%b" % (INTERPRETER.encode(), script), mode)
+        interpreter = distribution.interpreter.encode()
+        return file_entry(path, wheel.filename, b"#!%b\n%b" % (interpreter, script), mode)
     sha256 = recorded.digest.hex() if recorded and recorded.algorithm == "sha256" else None
     return TarEntry(path, wheel.filename, "file", mode, member.file_size, content, sha256=sha256)
 
 
-def _destination(name: str, info: str, wheel: LockedWheel) -> tuple[str, bool]:
+def _destination(
+    name: str, info: str, wheel: LockedWheel, distribution: Distribution
+) -> tuple[str, bool]:
     """Return the path in the image, by Debian's local installation scheme; and if a script."""
     data = info.removesuffix(".dist-info") + ".data"
-    path, is_script = f"{SITE}/{name}", False
+    site = distribution.site
+    path, is_script = f"{site}/{name}", False
     if name.startswith(f"{data}/"):
         _, scheme, rest = (*name.split("/", 2), "")[:3]
         roots = {
-            "purelib": SITE,
-            "platlib": SITE,
+            "purelib": site,
+            "platlib": site,
             "scripts": "usr/local/bin",
-            "headers": f"usr/local/include/python3.11/{wheel.name}",
+            "headers": f"usr/local/include/python{distribution.python}/{wheel.name}",
             "data": "usr/local",
         }
         if scheme not in roots or not rest:
             raise refused("CAP-I105", f"{wheel.filename}: {name} belongs to no installation scheme")
         path, is_script = f"{roots[scheme]}/{rest}", scheme == "scripts"
-    if path.startswith(f"{SITE}/capsule/"):
+    if path.startswith(f"{site}/capsule/"):
         raise refused(
             "CAP-I109", f"/{path} from {wheel.filename} would mix with Capsule's own code"
         )

@@ -31,7 +31,7 @@ from capsule.image.archives.layers import (
     tar_header,
     write_tar,
 )
-from capsule.image.archives.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
+from capsule.image.archives.wheel import open_wheel, wheel_entries
 from capsule.image.assembly.base import check_base, plan_base, supplied_base
 from capsule.image.assembly.making import (
     ASSEMBLER_VERSION,
@@ -46,6 +46,7 @@ from capsule.image.assembly.making import (
 )
 from capsule.image.cache import Cache
 from capsule.image.code import is_program, training_code, training_code_digest
+from capsule.image.distribution import DISTRIBUTIONS, distribution_of
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.releases import recipe_of
 from capsule.image.resolution.project import FOLDER, project_archive
@@ -154,7 +155,7 @@ def known_identity(lock: Lock, cache: Cache) -> str | None:
     if len(made) < len(wheels):
         return None
     code = hashlib.sha256()
-    write_tar(_code_entries(_own_code(lock)), code.update)
+    write_tar(_code_entries(lock, _own_code(lock)), code.update)
     layers = [("base", f"sha256:{lock.image.base}")]
     layers += [(layer.name, layer.diff_id) for layer in made]
     layers.append(("code", f"sha256:{code.hexdigest()}"))
@@ -179,7 +180,7 @@ def check_code_layer(path: Path, lock: Lock) -> None:
         CapsuleError: CAP-I110, it is not.
     """
     digest = hashlib.sha256()
-    write_tar(_code_entries(_supplied_code(path, lock)), digest.update)
+    write_tar(_code_entries(lock, _supplied_code(path, lock)), digest.update)
     # Written again from the accepted files alone, so a link or a folder beside them shows here.
     if digest.hexdigest() != sha256_file(path):
         raise refused(
@@ -256,10 +257,10 @@ def layer_header(layer: Layer) -> bytes:
 
 def _matching_recipe(lock: Lock) -> Recipe:
     """Return the lock's recipe, if this Capsule has it and assembles as the one that locked it."""
-    image, recipe = lock.image, recipe_of(lock.image)
+    image, recipe = lock.image, recipe_of(lock)
     if image.assembler == ASSEMBLER_VERSION and recipe is not None:
         return recipe
-    own = load_recipe(image.recipe)
+    own = load_recipe(image.recipe, lock.spec.image.base)
     differing = [
         f"{what} {locked}, this Capsule has {here}"
         for what, locked, here in (
@@ -286,25 +287,31 @@ def _plan_wheels(lock: Lock, recipe: Recipe, cache: Cache) -> Iterator[Plan]:
 
 
 def _plan_wheel_layer(name: str, wheels: list[LockedWheel], recipe: Recipe, cache: Cache) -> Plan:
+    distribution = DISTRIBUTIONS[recipe.base]
+
     def entries(stack: ExitStack) -> Iterator[TarEntry]:
         for wheel in wheels:
             archive = stack.enter_context(open_wheel(cache.package(wheel), wheel))
-            yield from wheel_entries(archive, wheel, recipe.prune_patterns(wheel.name))
+            patterns = recipe.prune_patterns(wheel.name)
+            yield from wheel_entries(archive, wheel, distribution, patterns)
 
-    inputs = [
+    files = [
         (w.name, w.version, w.filename, w.sha256, recipe.prune_patterns(w.name)) for w in wheels
     ]
+    inputs = {"files": files, "python": distribution.python}
     return Plan(name, layer_key("wheels", inputs), entries)
 
 
 def _plan_code(lock: Lock, code: Mapping[str, bytes]) -> Plan:
-    entries = _code_entries(code)
-    return Plan("code", layer_key("code", lock.image.code.sha256), lambda _: entries)
+    entries = _code_entries(lock, code)
+    inputs = {"code": lock.image.code.sha256, "python": lock.spec.image.python}
+    return Plan("code", layer_key("code", inputs), lambda _: entries)
 
 
-def _code_entries(code: Mapping[str, bytes]) -> list[TarEntry]:
+def _code_entries(lock: Lock, code: Mapping[str, bytes]) -> list[TarEntry]:
+    site = distribution_of(lock.spec.image).site
     return [
-        file_entry(f"{SITE}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
+        file_entry(f"{site}/{name}", "capsule", data, 0o755 if is_program(name) else 0o644)
         for name, data in code.items()
     ]
 
@@ -331,9 +338,10 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     """Return the files of a code layer, if they are the locked code; the rest is not taken."""
     if path.stat().st_size > _MAX_CODE_BYTES:
         raise refused("CAP-I110", "the supplied code layer is larger than 64 MiB", SUPPLY_FIX)
+    site = distribution_of(lock.spec.image).site
     with path.open("rb") as stream:
         files = {
-            entry.path.removeprefix(f"{SITE}/"): b"".join(entry.content())
+            entry.path.removeprefix(f"{site}/"): b"".join(entry.content())
             for entry in read_layer(stream, "the supplied code layer")
             if entry.kind == "file"
         }
@@ -384,6 +392,7 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
     Nothing in it names the experiment.
     """
     environment = {**recipe.environment, **environment_variables(lock.spec)}
+    interpreter = distribution_of(lock.spec.image).interpreter
     names, diff_ids = zip(*layers, strict=True)
     return canonical_json(
         {
@@ -394,7 +403,7 @@ def image_config(lock: Lock, recipe: Recipe, layers: Iterable[tuple[str, str]]) 
                 "User": f"{TASK_USER}:{TASK_USER}",
                 "WorkingDir": "/tmp",  # noqa: S108 -- a path in the image, always a private tmpfs
                 "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
-                "Entrypoint": [INTERPRETER, "-P", "-m", "capsule.training"],
+                "Entrypoint": [interpreter, "-P", "-m", "capsule.training"],
                 "Cmd": ["/out"],
                 "Labels": {
                     "capsule.assembler": str(lock.image.assembler),

@@ -2,7 +2,7 @@
 
 Everything else in an image runs on top of it, so its bytes must be those that the locked packages
 give and nobody else's. That is why a lock holds the layer's digest, and why Capsule ships the
-digests of the layers that its own base list gives (``images/debian-12.lock.json``).
+digests of the layers that its own base lists give (``images/debian-12.lock.json``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file
-from capsule.experiment.lock import LockedDebianPackage, LockedImage
+from capsule.experiment.lock import Lock, LockedDebianPackage, LockedImage
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_entries
 from capsule.image.archives.layer_reader import read_layer
 from capsule.image.archives.layers import TarEntry, file_entry, refused, write_tar
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly.making import (
     ASSEMBLER_VERSION,
     SUPPLY_FIX,
@@ -31,9 +30,10 @@ from capsule.image.assembly.making import (
     make_layers,
 )
 from capsule.image.cache import Cache
+from capsule.image.distribution import DISTRIBUTIONS
 from capsule.image.recipe import Recipe, load_recipe
 from capsule.image.releases import base_inputs, releases
-from capsule.image.resolution.debian import shipped_base, shipped_layers
+from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 
 _LINKS = {
@@ -41,10 +41,7 @@ _LINKS = {
     "lib": "usr/lib",
     "lib64": "usr/lib64",
     "sbin": "usr/sbin",
-    "usr/bin/python": "python3.11",
-    "usr/bin/python3": "python3.11",
 }
-_FOLDERS = ("out", SITE, "usr/lib64", "usr/sbin")
 
 Packages = Iterable[LockedDebianPackage]
 
@@ -84,15 +81,16 @@ def shipped_layer(packages: Packages, recipe: Recipe) -> str | None:
 
     It holds for the rules by which this Capsule assembles images (``ASSEMBLER_VERSION``).
     """
-    ours = {package.name: package for package in shipped_base()}
+    shipped = shipped_base(DISTRIBUTIONS[recipe.base])
+    ours = {package.name: package for package in shipped.packages}
     if {package.name: package for package in packages} != {
         name: ours[name] for name in recipe.debian
     }:
         return None
-    return shipped_layers()[recipe.name]
+    return shipped.layers[recipe.name]
 
 
-def is_genuine(image: LockedImage) -> bool:
+def is_genuine(lock: Lock) -> bool:
     """Tell whether the locked base layer is known to be what its packages make, without making it.
 
     It is if this version or a released one ships its digest for exactly these packages.
@@ -100,7 +98,8 @@ def is_genuine(image: LockedImage) -> bool:
     Raises:
         CapsuleError: CAP-I113, it is known not to be.
     """
-    recipe = load_recipe(image.recipe)
+    image = lock.image
+    recipe = load_recipe(image.recipe, lock.spec.image.base)
     inputs = base_inputs(image.assembler, image.recipe_sha256, image.debian)
     shipped = releases().bases.get(inputs)
     if (image.assembler, image.recipe_sha256) == (ASSEMBLER_VERSION, recipe.digest()):
@@ -129,6 +128,11 @@ def check_base(image: LockedImage, found: str) -> None:
 def plan_base(packages: Packages, recipe: Recipe, cache: Cache) -> Plan:
     """Say how the base layer of Debian packages is made."""
     packages = sorted(packages, key=lambda package: package.name)
+    distribution = DISTRIBUTIONS[recipe.base]
+    links = _LINKS | {
+        f"usr/bin/{name}": f"python{distribution.python}" for name in ("python", "python3")
+    }
+    folders = ("out", distribution.site, "usr/lib64", "usr/sbin")
 
     def entries(stack: ExitStack) -> Iterator[TarEntry]:
         folder = stack.enter_context(cache.scratch())
@@ -137,14 +141,15 @@ def plan_base(packages: Packages, recipe: Recipe, cache: Cache) -> Plan:
             yield from deb_entries(cache.package(package), package, scratch)
         for path, text in recipe.files.items():
             yield file_entry(path.removeprefix("/"), "recipe", text.encode())
-        for path, target in _LINKS.items():
+        for path, target in links.items():
             yield TarEntry(path, "recipe", "symlink", 0o777, target=target)
-        for path in _FOLDERS:
+        for path in folders:
             yield TarEntry(path, "recipe", "directory")
 
     inputs = {
         "debian": [(p.name, p.version, p.architecture, p.sha256) for p in packages],
         "files": recipe.files,
+        "python": distribution.python,
     }
     return Plan("base", layer_key("base", inputs), entries)
 

@@ -17,6 +17,7 @@ from capsule.experiment.lock import LockedDebianPackage, Sha256
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
+from capsule.image.distribution import Distribution
 from capsule.image.recipe import data_file
 from capsule.image.resolution.indexes import read_archive
 from capsule.image.resolution.mirrors import mirrors
@@ -24,7 +25,7 @@ from capsule.image.resolution.relations import Index, Stanza, Unresolvable, inst
 
 
 class BaseLock(Model):
-    """``images/debian-12.lock.json``: the base that Capsule ships a lock of.
+    """``images/NAME.lock.json``: the base of a distribution, which Capsule ships a lock of.
 
     ``scripts/base_lock.py`` writes it.
     """
@@ -34,6 +35,7 @@ class BaseLock(Model):
 
 
 def resolve_debian(
+    distribution: Distribution,
     base: tuple[str, ...],
     extra: tuple[str, ...],
     sources: SourcesSpec,
@@ -45,6 +47,7 @@ def resolve_debian(
     """Lock the base packages, and extra packages with what they depend on beyond the base.
 
     Args:
+        distribution: The release of Debian.
         base: Packages of the recipe; exactly these, without dependencies.
         extra: Packages of the spec; with dependencies, without recommendations.
         sources: Mirrors, if not the machine's own.
@@ -60,14 +63,14 @@ def resolve_debian(
             do not fit together, CAP-L125 the shipped lock does not fit the recipe.
     """
     if not (extra or refresh_base):
-        return tuple(_from_shipped(base))
+        return tuple(_from_shipped(distribution, base))
     progress("resolving Debian packages")
     with cache.lock("debian"):
-        index = read_archive(mirrors(sources), cache.folder("debian"), progress)
+        index = read_archive(mirrors(sources), distribution, cache.folder("debian"), progress)
     asked = {*base, *extra} if refresh_base else set(extra)
     if unknown := sorted(name for name in asked if not _exists(name, index)):
-        raise _unknown(unknown)
-    locked = _newest(base, index) if refresh_base else _from_shipped(base)
+        raise _unknown(distribution, unknown)
+    locked = _newest(base, index) if refresh_base else _from_shipped(distribution, base)
     # Without their relations: the base is not closed, and what it has is what images need.
     installed = [Stanza(package.name, package.version, {}) for package in locked]
     try:
@@ -76,8 +79,8 @@ def resolve_debian(
         raise CapsuleError(
             "CAP-L124",
             f"image.debian {list(extra)} cannot be resolved: {error}",
-            fix="Change image.debian so that the packages exist in Debian 12 and fit together, "
-            "or lock with --refresh-base.",
+            fix=f"Change image.debian so that the packages exist in {distribution.title} and fit "
+            "together, or lock with --refresh-base.",
         ) from error
     merged = {package.name: package for package in locked}
     for stanza in added:
@@ -85,24 +88,15 @@ def resolve_debian(
     return tuple(merged[name] for name in sorted(merged))
 
 
-def shipped_base() -> tuple[LockedDebianPackage, ...]:
-    """Return the base packages that this version of Capsule ships a lock of."""
-    return _shipped().packages
-
-
-def shipped_layers() -> dict[str, str]:
-    """Return recipe to SHA-256 of the base layer that the shipped packages make."""
-    return _shipped().layers
-
-
 @functools.cache
-def _shipped() -> BaseLock:
-    document = data_file("images", "debian-12.lock.json").read_bytes()
+def shipped_base(distribution: Distribution) -> BaseLock:
+    """Return the lock of a distribution's base that this version of Capsule ships."""
+    document = data_file("images", f"{distribution.name}.lock.json").read_bytes()
     return BaseLock.model_validate_json(document)
 
 
-def _from_shipped(base: tuple[str, ...]) -> list[LockedDebianPackage]:
-    shipped = {package.name: package for package in shipped_base()}
+def _from_shipped(distribution: Distribution, base: tuple[str, ...]) -> list[LockedDebianPackage]:
+    shipped = {package.name: package for package in shipped_base(distribution).packages}
     if missing := sorted(set(base) - shipped.keys()):
         raise CapsuleError(
             "CAP-L125",
@@ -135,9 +129,10 @@ def _locked(stanza: Stanza, *, requested: bool) -> LockedDebianPackage:
     )
 
 
-def _unknown(names: Iterable[str]) -> CapsuleError:
+def _unknown(distribution: Distribution, names: Iterable[str]) -> CapsuleError:
     return CapsuleError(
         "CAP-L123",
-        f"image.debian: Debian 12 has no package {', '.join(map(repr, names))}",
-        fix="Correct the name. https://packages.debian.org/bookworm finds packages.",
+        f"image.debian: {distribution.title} has no package {', '.join(map(repr, names))}",
+        fix=f"Correct the name. https://packages.debian.org/{distribution.codename} finds "
+        "packages.",
     )

@@ -20,24 +20,28 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import check_filename
 from capsule.image.cache import Cache, HashMismatchError
+from capsule.image.distribution import Distribution
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, mirrors
-from capsule.image.resolution.resolve import (
-    PLATFORM_TAGS,
-    PYTHON,
-    ResolvedWheel,
-    compile_wheels,
-)
+from capsule.image.resolution.resolve import ResolvedWheel, compile_wheels
 from capsule.image.resolution.sources import MachineSources, machine_sources
 
 Progress = Callable[[str], None]
 
 
-def fetch(image: LockedImage, cache: Cache, sources: SourcesSpec, *, progress: Progress) -> None:
+def fetch(
+    distribution: Distribution,
+    image: LockedImage,
+    cache: Cache,
+    sources: SourcesSpec,
+    *,
+    progress: Progress,
+) -> None:
     """Bring every wheel and Debian package of ``image`` into the cache.
 
     Files already there are not asked for again; what is interrupted goes on where it stopped.
 
     Args:
+        distribution: The image's.
         image: What the lock names.
         cache: Where files go.
         sources: The spec's sources, added to the machine's own.
@@ -50,11 +54,15 @@ def fetch(image: LockedImage, cache: Cache, sources: SourcesSpec, *, progress: P
     if packages := [package for package in image.debian if not cache.has(package.sha256)]:
         fetch_debian(packages, cache, sources, progress)
     if wheels := [wheel for wheel in image.wheels if not cache.has(wheel.sha256)]:
-        fetch_wheels(wheels, cache, machine_sources(sources), progress)
+        fetch_wheels(distribution, wheels, cache, machine_sources(sources), progress)
 
 
 def fetch_wheels(
-    wheels: Iterable[LockedWheel], cache: Cache, sources: MachineSources, progress: Progress
+    distribution: Distribution,
+    wheels: Iterable[LockedWheel],
+    cache: Cache,
+    sources: MachineSources,
+    progress: Progress,
 ) -> None:
     """Fetch wheels: from local folders by file name, the rest by one call of pip.
 
@@ -65,11 +73,11 @@ def fetch_wheels(
     if not left:
         return
     progress(f"fetching {len(left)} wheels")
-    places = locate(left, cache, sources, progress)
+    places = locate(distribution, left, cache, sources, progress)
     with cache.scratch() as folder:
         lines = [_requirement(wheel, places.get(wheel.sha256)) for wheel in left]
         (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
-        messages = _run_pip(folder, sources, progress)
+        messages = _run_pip(distribution, folder, sources, progress)
         for wheel in left:
             if not (folder / wheel.filename).exists():
                 raise _wheel_error(left, messages)
@@ -77,7 +85,11 @@ def fetch_wheels(
 
 
 def locate(
-    wheels: Iterable[LockedWheel], cache: Cache, sources: MachineSources, progress: Progress
+    distribution: Distribution,
+    wheels: Iterable[LockedWheel],
+    cache: Cache,
+    sources: MachineSources,
+    progress: Progress,
 ) -> dict[str, ResolvedWheel]:
     """Find where wheels are now, by their SHA-256, for those that are found.
 
@@ -96,7 +108,7 @@ def locate(
         options = ["--no-deps"] + (["--torch-backend", backend] if backend else [])
         pins = [_pin(wheel) for wheel in pending.values()]
         try:
-            found = compile_wheels(pins, options, sources, cache, progress)
+            found = compile_wheels(distribution, pins, options, sources, cache, progress)
         except CapsuleError as error:
             messages = error.message
             continue
@@ -185,15 +197,17 @@ def _requirement(wheel: LockedWheel, place: ResolvedWheel | None) -> str:
     return f"{what} --hash=sha256:{wheel.sha256}"
 
 
-def _run_pip(folder: Path, sources: MachineSources, progress: Progress) -> str:
+def _run_pip(
+    distribution: Distribution, folder: Path, sources: MachineSources, progress: Progress
+) -> str:
     """Download what ``requirements.txt`` in ``folder`` lists into it; return pip's messages."""
-    platforms = [part for tag in PLATFORM_TAGS for part in ("--platform", tag)]
+    platforms = [part for tag in distribution.platform_tags for part in ("--platform", tag)]
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
         "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
-        "--python-version", PYTHON, "--implementation", "cp", "--abi", "cp311", "--abi", "abi3",
-        "--abi", "none", *platforms, "--dest", str(folder),
-        "--requirement", str(folder / "requirements.txt"),
+        "--python-version", distribution.python, "--implementation", "cp",
+        "--abi", distribution.abi, "--abi", "abi3", "--abi", "none", *platforms,
+        "--dest", str(folder), "--requirement", str(folder / "requirements.txt"),
     ]  # fmt: skip
     # pip's status is not asked for: what counts is which files are there afterwards.
     messages: list[str] = []

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from capsule.experiment.canonical import sha256_hex, write_atomic
 from capsule.host.errors import CapsuleError
+from capsule.image.distribution import Distribution
 from capsule.image.recipe import data_file
 from capsule.image.resolution.mirrors import Downloader, DownloadError, is_snapshot, suites
 from capsule.image.resolution.relations import Index, Stanza, version_key
 
-RELEASE = "bookworm"
 _INDEX = "main/binary-amd64/Packages.xz"
 _MAX_RELEASE_BYTES = 4 << 20
 _MAX_INDEX_BYTES = 256 << 20
@@ -33,37 +33,40 @@ class UntrustedError(Exception):
     """What a mirror gives is not signed by Debian, or not what was signed."""
 
 
-def read_archive(addresses: Iterable[str], folder: Path, progress: Progress) -> Index:
-    """Read the packages of Debian 12 from mirrors.
+def read_archive(
+    addresses: Iterable[str], distribution: Distribution, folder: Path, progress: Progress
+) -> Index:
+    """Read the packages of a release of Debian from mirrors.
 
     Snapshots are read only if there are no other mirrors: they are for versions that are gone.
 
     Args:
         addresses: The mirrors.
+        distribution: The release.
         folder: Keeps the indexes for when there is no network; locked by the caller.
         progress: Told about each index that could not be read or is out of date.
 
     Raises:
-        CapsuleError: CAP-L122 no mirror has a trusted index of Debian 12 itself.
+        CapsuleError: CAP-L122 no mirror has a trusted index of the release itself.
     """
     addresses = list(addresses)
     current = [address for address in addresses if not is_snapshot(address)] or addresses
     texts, problems, released = [], list[str](), False
     with Downloader() as downloader:
         for address in current:
-            for suite in suites(address, RELEASE):
+            for suite in suites(address, distribution.codename):
                 try:
                     texts.append(_read_suite(downloader, address, suite, folder, progress))
-                    released |= suite == RELEASE
+                    released |= suite == distribution.codename
                 except (DownloadError, UntrustedError) as error:
                     problems.append(str(error))
                     progress(f"the Debian packages of {suite} are not used: {error}")
     if not released:
         raise CapsuleError(
             "CAP-L122",
-            f"no package index of Debian 12 could be read: {'; '.join(problems)}",
-            fix="Connect to a mirror of Debian 12, or name one in image.sources.debian or "
-            "CAPSULE_DEBIAN_MIRROR.",
+            f"no package index of {distribution.title} could be read: {'; '.join(problems)}",
+            fix=f"Connect to a mirror of {distribution.title}, or name one in "
+            "image.sources.debian or CAPSULE_DEBIAN_MIRROR.",
         )
     return index_of(texts)
 

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from capsule.experiment.canonical import sha256_file
@@ -24,23 +24,8 @@ from capsule.experiment.versions import satisfies
 from capsule.host.cuda import cuda_versions
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
+from capsule.image.distribution import Distribution, distribution_of, supported_tags
 from capsule.image.resolution.sources import MachineSources, machine_sources, write_index
-
-if TYPE_CHECKING:
-    from packaging.tags import Tag
-
-PYTHON = "3.11"
-GLIBC = (2, 36)  # of Debian 12
-PLATFORM = "x86_64-manylinux_2_36"
-PLATFORM_TAGS = (
-    *(f"manylinux_2_{minor}_x86_64" for minor in range(36, 16, -1)),
-    "manylinux2014_x86_64",
-    *(f"manylinux_2_{minor}_x86_64" for minor in range(16, 11, -1)),
-    "manylinux2010_x86_64",
-    *(f"manylinux_2_{minor}_x86_64" for minor in range(11, 4, -1)),
-    "manylinux1_x86_64",
-    "linux_x86_64",
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +66,7 @@ def resolve_wheels(
     for backend in torch_backends(spec.accelerator, sources):
         progress("resolving Python packages" + (f" with PyTorch's {backend} index" * bool(backend)))
         try:
-            found = _compile_for(spec.accelerator, requirements, backend, sources, cache, progress)
+            found = _compile_for(spec, requirements, backend, sources, cache, progress)
             check_accelerator(spec.accelerator, found)
         except CapsuleError as error:
             failures.append(error)
@@ -176,6 +161,7 @@ def check_accelerator(
 
 
 def compile_wheels(
+    distribution: Distribution,
     requirements: Sequence[str],
     options: Sequence[str],
     sources: MachineSources,
@@ -185,6 +171,7 @@ def compile_wheels(
     """Run ``uv pip compile`` for the image's platform and read its answer.
 
     Args:
+        distribution: The image's.
         requirements: PEP 508 requirements.
         options: Further options of uv.
         sources: Where packages come from.
@@ -201,13 +188,14 @@ def compile_wheels(
     with cache.scratch() as folder:
         index = folder / "index"
         index.mkdir()
-        write_index(sources.folders(), index, cache.digest, _fits)
+        write_index(sources.folders(), index, cache.digest, functools.partial(_fits, distribution))
         (folder / "requirements.in").write_text("".join(f"{line}\n" for line in requirements))
         answer = folder / "pylock.toml"
         command = [
             find_uv_bin(), "pip", "compile", "--quiet", "--cache-dir", str(cache.folder("uv")),
-            "--python", sys.executable, "--python-version", PYTHON, "--python-platform", PLATFORM,
-            "--only-binary", ":all:", "--format", "pylock.toml", "--no-header", "--no-annotate",
+            "--python", sys.executable, "--python-version", distribution.python,
+            "--python-platform", distribution.platform, "--only-binary", ":all:",
+            "--format", "pylock.toml", "--no-header", "--no-annotate",
             "--output-file", str(answer), *sources.uv_arguments(index), *options,
             str(folder / "requirements.in"),
         ]  # fmt: skip
@@ -219,11 +207,11 @@ def compile_wheels(
             if _run_uv([*command, "--offline"], environment):
                 raise _unreachable(messages)
         elif messages:
-            raise _no_solution(messages)
-        return read_pylock(answer.read_text())
+            raise _no_solution(distribution, messages)
+        return read_pylock(distribution, answer.read_text())
 
 
-def read_pylock(text: str) -> list[ResolvedWheel]:
+def read_pylock(distribution: Distribution, text: str) -> list[ResolvedWheel]:
     """Read a PEP 751 lock file: one wheel for the image's platform of each package.
 
     Raises:
@@ -233,8 +221,8 @@ def read_pylock(text: str) -> list[ResolvedWheel]:
     for package in tomllib.loads(text).get("packages", []):
         name, wheels = package["name"], package.get("wheels", [])
         if not wheels:
-            raise _sdist_only([name])
-        wheel = choose_wheel({_filename(wheel): wheel for wheel in wheels}, name)
+            raise _sdist_only(distribution, [name])
+        wheel = choose_wheel(distribution, {_filename(wheel): wheel for wheel in wheels}, name)
         url = wheel.get("url") or Path(wheel["path"]).absolute().as_uri()
         sha256 = wheel.get("hashes", {}).get("sha256") or _hash_local(url, name)
         version, filename, size = package["version"], _filename(wheel), wheel.get("size")
@@ -242,10 +230,13 @@ def read_pylock(text: str) -> list[ResolvedWheel]:
     return found
 
 
-def choose_wheel(wheels: Mapping[str, dict[str, Any]], package: str) -> dict[str, Any]:
+def choose_wheel(
+    distribution: Distribution, wheels: Mapping[str, dict[str, Any]], package: str
+) -> dict[str, Any]:
     """Choose the wheel an installer would: most specific tag, then highest build (PEP 425, 427).
 
     Args:
+        distribution: The image's.
         wheels: File name to wheel.
         package: Named in the error.
 
@@ -254,7 +245,7 @@ def choose_wheel(wheels: Mapping[str, dict[str, Any]], package: str) -> dict[str
     """
     from packaging.utils import parse_wheel_filename
 
-    rank = {tag: -position for position, tag in enumerate(supported_tags())}
+    rank = {tag: -position for position, tag in enumerate(supported_tags(distribution))}
     fitting = []
     for filename, wheel in sorted(wheels.items()):
         _, _, build, tags = parse_wheel_filename(filename)
@@ -263,27 +254,15 @@ def choose_wheel(wheels: Mapping[str, dict[str, Any]], package: str) -> dict[str
     if not fitting:
         raise CapsuleError(
             "CAP-L106",
-            f"image.packages: no wheel of {package!r} fits CPython {PYTHON} on Debian 12: "
+            f"image.packages: no wheel of {package!r} fits {_python_of(distribution)}: "
             f"{', '.join(sorted(wheels))}",
             fix="Pin another version, or build a wheel for that platform.",
         )
     return max(fitting, key=lambda entry: entry[:3])[3]
 
 
-@functools.cache
-def supported_tags() -> tuple[Tag, ...]:
-    """Return the tags of wheels that the image's interpreter takes, best first."""
-    from packaging.tags import compatible_tags, cpython_tags
-
-    version = (3, 11)
-    return (
-        *cpython_tags(version, ["cp311"], PLATFORM_TAGS),
-        *compatible_tags(version, "cp311", PLATFORM_TAGS),
-    )
-
-
 def _compile_for(
-    accelerator: CpuAccelerator | CudaAccelerator,
+    spec: Spec,
     requirements: Sequence[str],
     backend: str | None,
     sources: MachineSources,
@@ -291,15 +270,16 @@ def _compile_for(
     progress: Callable[[str], None],
 ) -> list[ResolvedWheel]:
     options = ["--torch-backend", backend] if backend else []
-    found = compile_wheels(requirements, options, sources, cache, progress)
-    if isinstance(accelerator, CudaAccelerator) and _torch_local(found) == "cpu":
+    distribution = distribution_of(spec.image)
+    found = compile_wheels(distribution, requirements, options, sources, cache, progress)
+    if isinstance(spec.accelerator, CudaAccelerator) and _torch_local(found) == "cpu":
         # A CPU build '2.13.0+cpu' in the machine's own sources ranks above the plain '2.13.0'.
         version = next(wheel.version for wheel in found if wheel.name == "torch")
         with cache.scratch() as folder:
             constraints = folder / "constraints.txt"
             constraints.write_text(f"torch!={version}\n")
             options += ["--constraints", str(constraints)]
-            found = compile_wheels(requirements, options, sources, cache, progress)
+            found = compile_wheels(distribution, requirements, options, sources, cache, progress)
     return found
 
 
@@ -314,12 +294,12 @@ def _torch_local(wheels: Iterable[ResolvedWheel]) -> str:
     return next((w.version.partition("+")[2] for w in wheels if w.name == "torch"), "")
 
 
-def _fits(filename: str) -> bool:
+def _fits(distribution: Distribution, filename: str) -> bool:
     """Tell whether a file is a wheel that the image's interpreter takes."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     try:
-        return not parse_wheel_filename(filename)[3].isdisjoint(supported_tags())
+        return not parse_wheel_filename(filename)[3].isdisjoint(supported_tags(distribution))
     except InvalidWheelFilename:
         return False
 
@@ -341,9 +321,9 @@ def _hash_local(url: str, package: str) -> str:
     )
 
 
-def _no_solution(messages: str) -> CapsuleError:
+def _no_solution(distribution: Distribution, messages: str) -> CapsuleError:
     if names := re.findall(r"Wheels are required for `([^`]+)`", messages):
-        return _sdist_only(sorted(set(names)))
+        return _sdist_only(distribution, sorted(set(names)))
     return CapsuleError(
         "CAP-L103",
         f"image.packages cannot be resolved: {_one_line(messages)}",
@@ -351,14 +331,18 @@ def _no_solution(messages: str) -> CapsuleError:
     )
 
 
-def _sdist_only(names: Sequence[str]) -> CapsuleError:
+def _sdist_only(distribution: Distribution, names: Sequence[str]) -> CapsuleError:
     return CapsuleError(
         "CAP-L104",
-        f"image.packages: no wheel of {', '.join(names)} fits CPython {PYTHON} on Debian 12, and "
+        f"image.packages: no wheel of {', '.join(names)} fits {_python_of(distribution)}, and "
         "source distributions are refused",
         fix="Pin a version that has a wheel, or build one and name its folder in "
         "image.sources.find_links.",
     )
+
+
+def _python_of(distribution: Distribution) -> str:
+    return f"CPython {distribution.python} on {distribution.title}"
 
 
 def _unreachable(messages: str) -> CapsuleError:

@@ -20,6 +20,7 @@ from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.wheel import open_wheel
 from capsule.image.cache import Cache
+from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch_wheels
 from capsule.image.resolution.sources import machine_sources
 
@@ -73,7 +74,8 @@ def _opened(
     wheel: LockedWheel, spec: Spec, cache: Cache, progress: Callable[[str], None]
 ) -> zipfile.ZipFile:
     if not cache.has(wheel.sha256):
-        fetch_wheels([wheel], cache, machine_sources(spec.image.sources), progress)
+        sources = machine_sources(spec.image.sources)
+        fetch_wheels(distribution_of(spec.image), [wheel], cache, sources, progress)
     return open_wheel(cache.package(wheel), wheel)
 
 

@@ -217,7 +217,7 @@ def _taken(request: VerifyRequest, lock: Lock) -> list[Name]:
 
     These are what the user accepts, and a base layer whose digest Capsule itself ships.
     """
-    base = request.base == "supplied" or is_genuine(lock.image)
+    base = request.base == "supplied" or is_genuine(lock)
     # By now check_code has let it pass: it is of a known release, or the user accepts the signer's.
     code = lock.image.code.sha256 != training_code_digest()
     names: dict[Name, bool] = {"base": base, "code": code}
@@ -229,7 +229,7 @@ def identify_image(request: VerifyRequest, run: RecordedRun, image: Image | None
     claim = image_claim(image)
     if claim is None:
         return ImageFinding(image_source=None, image_rebuilt=False, claim=None)
-    genuine = request.base == "packages" or is_genuine(run.lock.image)
+    genuine = request.base == "packages" or is_genuine(run.lock)
     source: ImageSource = "rebuilt" if genuine else "supplied-base"
     if request.image != "rebuilt":
         source = request.image

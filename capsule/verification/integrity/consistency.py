@@ -177,7 +177,7 @@ def _check_image(run: RecordedRun) -> None:
 
     A false digest of a base layer whose true one Capsule ships is a contradiction, too (CAP-I113).
     """
-    is_genuine(run.lock.image)
+    is_genuine(run.lock)
     identities = layer_identities(run)
     if run.claims.image is not None:
         for name in run_bundle.EMBEDDED_LAYERS:

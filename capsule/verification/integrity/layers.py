@@ -95,7 +95,7 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
             run_bundle.IMAGE_MANIFEST, "it is not the manifest of the claimed layers"
         )
     # By the rules of another assembler the image cannot be built here either (CAP-I102).
-    recipe = recipe_of(lock.image) if lock.image.assembler == ASSEMBLER_VERSION else None
+    recipe = recipe_of(lock) if lock.image.assembler == ASSEMBLER_VERSION else None
     if recipe is not None and config != image_config(lock, recipe, named):
         raise contradiction(
             run_bundle.IMAGE_CONFIG, "it is not the configuration that the lock gives"

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedWheel
 from capsule.image.archives.layers import write_tar
-from capsule.image.archives.wheel import INTERPRETER, SITE, open_wheel, wheel_entries
+from capsule.image.archives.wheel import open_wheel, wheel_entries
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from tests.image.conftest import TINY_WHEEL, Member, build_tar, build_wheel
+
+SITE = DEBIAN_12.site
 
 NAME = "small-1.0-py3-none-any.whl"
 WHEEL = LockedWheel(name="small", version="1.0", filename=NAME, sha256="0" * 64)
@@ -24,7 +27,7 @@ WHEEL = LockedWheel(name="small", version="1.0", filename=NAME, sha256="0" * 64)
 def unpack(data, prune=(), wheel=WHEEL):
     """Return what an image would hold: path to fact, and path to content."""
     with open_wheel(io.BytesIO(data), wheel) as archive:
-        entries = wheel_entries(archive, wheel, prune)
+        entries = wheel_entries(archive, wheel, DEBIAN_12, prune)
         contents = {entry.path: b"".join(entry.content()) for entry in entries}
         return write_tar(entries, lambda _: None), contents
 
@@ -42,7 +45,7 @@ def test_files_go_where_debian_s_python_finds_them():
     assert contents[f"{SITE}/small/data.bin"] == TINY_WHEEL["small/data.bin"]
     assert contents["usr/local/share/small/readme"] == b"read me\n"
     assert f"{SITE}/small-1.0.dist-info/RECORD" in contents
-    assert contents["usr/local/bin/run"] == f"#!{INTERPRETER}\nprint(1)\n".encode()
+    assert contents["usr/local/bin/run"] == f"#!{DEBIAN_12.interpreter}\nprint(1)\n".encode()
     assert facts["usr/local/bin/run"].startswith("file 0755 ")
     assert not [path for path in contents if "__pycache__" in path]
 
@@ -102,7 +105,7 @@ def test_pruning():
 
 
 def test_pruning_torch_keeps_what_torch_starts():
-    patterns = load_recipe("cpu").prune_patterns("torch")
+    patterns = load_recipe("cpu", "debian-12").prune_patterns("torch")
     gone = ["torch/bin/protoc", "torch/include/a/b.h", "torch/test/x", "torch/lib/liba_test.so"]
     kept = ["torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "torch/testing/__init__.py"]
     data = build_wheel(dict.fromkeys([*gone, *kept, "torch/a.pyi"], b""), name="torch")

@@ -14,7 +14,6 @@ from capsule.experiment.canonical import parse_canonical_json, sha256_file, sha2
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.variables import environment_variables
 from capsule.image.archives.layers import EPOCH, file_entry, write_tar
-from capsule.image.archives.wheel import SITE
 from capsule.image.assembly import assemble as module
 from capsule.image.assembly import making
 from capsule.image.assembly.assemble import (
@@ -24,7 +23,10 @@ from capsule.image.assembly.assemble import (
     write_archive,
 )
 from capsule.image.code import training_code_digest
+from capsule.image.distribution import DEBIAN_12
 from tests.image.conftest import CODE, SPEC, TINY_DEB, TINY_WHEEL, Member, build_deb, build_wheel
+
+SITE = DEBIAN_12.site
 
 ROOT = Path(__file__).parents[3]
 
@@ -219,10 +221,13 @@ from capsule.image.archives.wheel import open_wheel, wheel_entries
 folder, digest = Path(sys.argv[1]), hashlib.sha256()
 deb = SimpleNamespace(name="tiny", version="1.0-1", architecture="all", pool="tiny.deb")
 wheel = SimpleNamespace(name="small", version="1.0", filename="small.whl")
+site = "usr/local/lib/python3.11/dist-packages"
+distribution = SimpleNamespace(python="3.11", site=site, interpreter="/usr/bin/python3.11")
 with ExitStack() as stack:
     scratch = stack.enter_context(open(folder / f"scratch{sys.hexversion}", "w+b"))
     archive = stack.enter_context(open_wheel(folder / "small.whl", wheel))
-    entries = deb_entries(folder / "tiny.deb", deb, scratch) + wheel_entries(archive, wheel)
+    entries = deb_entries(folder / "tiny.deb", deb, scratch)
+    entries += wheel_entries(archive, wheel, distribution)
     write_tar(entries, digest.update)
 print(digest.hexdigest())
 """

@@ -10,36 +10,39 @@ import pytest
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
+from capsule.image.distribution import DEBIAN_12, DISTRIBUTIONS
 from capsule.image.recipe import data_file, load_recipe
 from capsule.image.resolution.debian import (
-    BaseLock,
     resolve_debian,
     shipped_base,
-    shipped_layers,
 )
 from capsule.image.resolution.indexes import read_archive
 from capsule.image.resolution.mirrors import mirrors
 from capsule.image.resolution.relations import install
 
 NOWHERE = SourcesSpec(debian=("file:/nonexistent/debian/",))
-BASE = load_recipe("cpu").debian
+BASE = load_recipe("cpu", "debian-12").debian
 
 
 def resolve(cache, *extra, sources=SourcesSpec(), refresh_base=False):  # noqa: B008 - frozen
     return resolve_debian(
-        BASE, extra, sources, cache, refresh_base=refresh_base, progress=lambda _: None
+        DEBIAN_12, BASE, extra, sources, cache, refresh_base=refresh_base, progress=lambda _: None
     )
 
 
 def test_shipped_base_holds_the_roots_of_every_recipe():
-    names = {package.name for package in shipped_base()}
-    assert names == set(load_recipe("cpu").debian) | set(load_recipe("cuda").debian)
-    assert all(package.requested for package in shipped_base())
+    for distribution in DISTRIBUTIONS.values():
+        packages = shipped_base(distribution).packages
+        recipes = [load_recipe(name, distribution.name) for name in ("cpu", "cuda")]
+        assert {each.name for each in packages} == {
+            name for recipe in recipes for name in recipe.debian
+        }
+        assert all(each.requested for each in packages)
 
 
 def test_shipped_base_is_a_canonical_document_without_hosts():
     data = data_file("images", "debian-12.lock.json").read_bytes()
-    assert BaseLock(layers=shipped_layers(), packages=shipped_base()).document() == data
+    assert shipped_base(DEBIAN_12).document() == data
     assert b"://" not in data
     assert [entry["name"] for entry in json.loads(data)["packages"]] == sorted(BASE)
 
@@ -53,6 +56,7 @@ def test_base_alone_needs_no_network(tmp_path, monkeypatch):
 def test_a_root_that_is_not_shipped_is_a_coded_error(tmp_path):
     with pytest.raises(CapsuleError) as caught:
         resolve_debian(
+            DEBIAN_12,
             ("libc6", "libnew1"),
             (),
             SourcesSpec(),
@@ -90,7 +94,7 @@ def test_without_apt_or_dpkg_extra_packages_are_locked_from_a_mirror(mirror, tmp
     assert packages["tool"].requested
     assert not packages["libtool1"].requested
     assert packages["tool"].pool == "pool/main/t/tool_1-1_all.deb"
-    assert packages["libc6"] in shipped_base()
+    assert packages["libc6"] in shipped_base(DEBIAN_12).packages
     with pytest.raises(CapsuleError, match="'none1'") as caught:
         resolve(Cache(tmp_path), "tool", "none1", sources=sources)
     assert caught.value.code == "CAP-L123"
@@ -163,7 +167,7 @@ def test_packages_are_chosen_as_apt_chooses_them(archive_cache, tmp_path):
     options = [f"-o{name}={value}" for name, value in settings.items()]
     subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=True)
     folder = archive_cache.folder("debian")
-    index = read_archive(mirrors(SourcesSpec()), folder, lambda _: None)
+    index = read_archive(mirrors(SourcesSpec()), DEBIAN_12, folder, lambda _: None)
     for name in ORACLE:
         command = ["apt-get", "-qq", *options, "--print-uris", "install", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedCode, LockedDebianPackage, LockedImage, LockedWheel
 from capsule.experiment.spec import SourcesSpec
 from capsule.image.cache import Cache
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution import fetch as fetching
 from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch
@@ -70,7 +71,7 @@ class Machine:
 
     def fetch(self, *wheels: LockedWheel) -> None:
         image = lock_image(wheels=wheels)
-        fetch(image, self.cache, SourcesSpec(), progress=self.messages.append)
+        fetch(DEBIAN_12, image, self.cache, SourcesSpec(), progress=self.messages.append)
 
     def holds(self, data: bytes) -> bool:
         sha256 = hashlib.sha256(data).hexdigest()
@@ -208,7 +209,7 @@ def publish_deb(folder: Path, pool: str, data: bytes, name: str = "tiny") -> Loc
 
 def fetch_debs(cache: Cache, addresses: list[str], *packages: LockedDebianPackage) -> None:
     sources = SourcesSpec(debian=tuple(addresses))
-    fetch(lock_image(debian=packages), cache, sources, progress=lambda _: None)
+    fetch(DEBIAN_12, lock_image(debian=packages), cache, sources, progress=lambda _: None)
 
 
 def test_debian_packages_come_from_whichever_mirror_has_them(mirror, tmp_path):
@@ -258,7 +259,7 @@ def test_a_snapshot_has_what_mirrors_dropped_and_is_named(mirror, tmp_path):
     publish_deb(mirror.folder / dated, here.pool, b"here", "here")
     sources = SourcesSpec(debian=(f"{mirror.address}/{dated}", f"{mirror.address}/debian"))
     cache, messages = Cache(tmp_path / "cache"), []
-    fetch(lock_image(debian=[here, gone]), cache, sources, progress=messages.append)
+    fetch(DEBIAN_12, lock_image(debian=[here, gone]), cache, sources, progress=messages.append)
     assert cache.path(gone.sha256).read_bytes() == b"gone"
     assert messages[-1].startswith(f"asking the snapshot {mirror.address}/{dated} for gone 1:1.0")
     # Of the snapshot nothing was asked for but what the mirror does not have.
@@ -279,8 +280,8 @@ def test_a_snapshot_is_trusted_no_more_than_a_mirror(mirror, tmp_path):
 @pytest.mark.network
 def test_the_shipped_base_can_be_fetched(tmp_path):
     cache = Cache(tmp_path)
-    image = lock_image(debian=shipped_base())
-    fetch(image, cache, SourcesSpec(), progress=lambda _: None)
+    image = lock_image(debian=shipped_base(DEBIAN_12).packages)
+    fetch(DEBIAN_12, image, cache, SourcesSpec(), progress=lambda _: None)
     for package in image.debian:
         assert cache.path(package.sha256).stat().st_size == package.size
         assert cache.path(package.sha256).read_bytes().startswith(b"!<arch>\n")

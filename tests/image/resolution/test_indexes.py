@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pysequoia import Tsk
 
 from capsule.experiment.errors import CapsuleError
+from capsule.image.distribution import DEBIAN_12
 from capsule.image.resolution import indexes
 from capsule.image.resolution.indexes import fields, read_archive, signed_text
 from tests.image.resolution.conftest import INDEX
@@ -22,7 +23,7 @@ def read(tmp_path):
 
     def read_version(*addresses):
         messages = []
-        found = read_archive(addresses, folder, messages.append).candidate("a")
+        found = read_archive(addresses, DEBIAN_12, folder, messages.append).candidate("a")
         return found and found.version, "\n".join(messages)
 
     return read_version
