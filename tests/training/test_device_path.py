@@ -1,0 +1,86 @@
+"""The way that trainers take on a GPU, without one: every operator of it, on a stand-in device.
+
+A tensor that was left on the CPU fails in the process that trains
+(``tests/training/stand_in_device.py``). What torch's libraries compute there is what Capsule's own
+layers compute on the CPU, but for the rounding of sums in another order.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.device_path import CASES
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "gpu.md"
+ROUNDING = 1e-4  # float32, after some updates
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function that trains a case in a process of its own, once for each place."""
+    kept = {}
+
+    def train(case, place):
+        if (case, place) not in kept:
+            folder = tmp_path_factory.mktemp("device")
+            command = [sys.executable, "-m", "tests.training.device_path", case, place, str(folder)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            kept[case, place] = json.loads(done.stdout)
+        return kept[case, place]
+
+    return train
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainer_on_the_device_learns_what_one_on_the_cpu_learns(trained, case):
+    there, here = trained(case, "elsewhere"), trained(case, "cpu")
+    assert there["device"] == "elsewhere:0"
+    assert len(there["losses"]) > 1
+    assert there["losses"] == pytest.approx(here["losses"], rel=ROUNDING)
+    assert there["norms"] == pytest.approx(here["norms"], rel=ROUNDING)
+    assert there["lengths"] == here["lengths"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_operator_of_that_way_is_nondeterministic_on_a_gpu(trained, case):
+    used = trained(case, "elsewhere")["operators"]
+    assert {"aten::mm", "aten::addmm", "aten::convolution"} & used.keys()
+    assert set(used.values()) <= {"deterministic", "with-flag", "uninitialized"}, used
+
+
+def test_the_operators_that_need_the_flag_are_documented(trained):
+    needed = {
+        name.removeprefix("aten::")
+        for case in CASES
+        for name, status in trained(case, "elsewhere")["operators"].items()
+        if status == "with-flag"
+    }
+    documented = re.search(r"^\| with the flag alone \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert documented[1] == ", ".join(f"`{name}`" for name in sorted(needed))
+
+
+@pytest.mark.parametrize("mixed", ["there + here", "torch.mm(here, there)", "there[here.long()]"])
+def test_tensors_of_both_places_are_not_mixed(mixed):
+    script = (
+        "import torch\n"
+        "from tests.training.stand_in_device import DEVICE, MixedDevicesError, stand_in_device\n"
+        "with stand_in_device():\n"
+        "    here, there = torch.ones(2, 2), torch.ones(2, 2, device=DEVICE)\n"
+        "    assert (there * 2 + torch.tensor(1.0)).cpu().tolist() == [[3.0, 3.0]] * 2\n"
+        "    try:\n"
+        f"        {mixed}\n"
+        "    except MixedDevicesError:\n"
+        "        print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "refused\n"
