@@ -55,8 +55,7 @@ class Task:
         limits: What it may use.
         gpu: The NVIDIA device that it needs, the only one it sees; None without.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
-        native: Where the native parts are below the prefix of its interpreter, if its arguments name
-            them.
+        native: Where the native parts are below the interpreter's prefix, if arguments name them.
         data: Files and folders of this machine that it sees read-only, by their paths below
             :data:`capsule.experiment.contract.DATA_FOLDER`.
         cluster: The Ray cluster that it uses, the only network it sees; None without.

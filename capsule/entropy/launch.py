@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.spec import CpuAccelerator, Spec, calendar_clock
+from capsule.experiment.spec import Spec, calendar_clock
 
 REPLAYED = "replayed.profile"
 """Name of a profile that is replayed, in the folder of the start."""
@@ -66,9 +66,8 @@ def launch_arguments(
 
 
 def _preloads(spec: Spec) -> list[str]:
-    accelerator = spec.accelerator
     libraries = []
-    if isinstance(accelerator, CpuAccelerator) and accelerator.numerics.startswith("portable"):
+    if spec.cpu_numerics.startswith("portable"):
         libraries.append("libcapsule-math.so")
     entropy, layers = spec.entropy.mode, spec.determinism
     left_alone = (entropy, calendar_clock(spec), layers.cores) == ("system", "system", None)

@@ -6,7 +6,7 @@ They pin the code that the CPU's maths libraries choose and the settings they re
 from __future__ import annotations
 
 from capsule.experiment.canonical import canonical_json
-from capsule.experiment.spec import CpuAccelerator, Numerics, Spec
+from capsule.experiment.spec import Numerics, Spec
 from capsule.experiment.trainers import CommandTrainer
 
 # Which code the maths libraries may choose, by profile; docs/numerics.md says why.
@@ -76,8 +76,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
     }
     if not isinstance(spec.trainer, CommandTrainer):
         variables |= _KEEP_BUFFERS
-    numerics = spec.accelerator.numerics if isinstance(spec.accelerator, CpuAccelerator) else None
-    variables |= maths_variables(numerics or "native", settings.threads)
+    variables |= maths_variables(spec.cpu_numerics, settings.threads)
     if spec.accelerator.kind == "cuda":
         variables |= {
             "NVIDIA_TF32_OVERRIDE": "1" if settings.tf32 else "0",
@@ -95,9 +94,11 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         if settings.cublas_workspace is not None:
             variables["CUBLAS_WORKSPACE_CONFIG"] = settings.cublas_workspace
     if settings.propagation:  # see capsule/training/determinism/child_processes.py
+        # Where there is a GPU, and nothing is promised of the CPU, no profile is settled.
+        promised = spec.accelerator.kind == "cpu" or spec.cpu_numerics != "native"
         document = {
             "determinism": settings.model_dump(),
-            "numerics": numerics,
+            "numerics": spec.cpu_numerics if promised else None,
             "environment": variables,
         }
         variables["CAPSULE_DETERMINISM"] = canonical_json(document).decode()

@@ -21,7 +21,6 @@ from pydantic import Field
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import (
-    CpuAccelerator,
     CudaAccelerator,
     Numerics,
     Spec,
@@ -187,7 +186,7 @@ def _shown(value: Any) -> str:
 
 
 def _cpu_rows(recorded: Cpu, here: Cpu, spec: Spec) -> Iterator[FactComparison]:
-    pinned = isinstance(spec.accelerator, CpuAccelerator) and spec.accelerator.numerics != "native"
+    pinned = spec.cpu_numerics != "native"
     code_path = _PINNED if pinned else _DISPATCH
     for field in ("vendor", "family", "model", "flags"):
         yield _row(f"cpu.{field}", getattr(recorded, field), getattr(here, field), code_path)
@@ -337,8 +336,7 @@ def _unmet(spec: Spec, here: Fingerprint) -> Iterator[tuple[str, CapsuleError]]:
         )
     if isinstance(spec.accelerator, CudaAccelerator):
         yield from _unmet_cuda(spec.accelerator, here)
-        return
-    numerics = spec.accelerator.numerics
+    numerics = spec.cpu_numerics
     if lacking := NEEDED_FLAGS[numerics] - set(here.cpu.flags):
         yield (
             "cpu.flags",

@@ -35,11 +35,12 @@ def machine(subject: ReportedRun) -> str:
 def hardware_needed(subject: ReportedRun) -> str:
     """Name the hardware that a machine must have."""
     spec = subject.lock.spec
-    memory = f"{spec.limits.memory_mb:,} MiB of memory"
+    common = f"x86-64, {spec.limits.memory_mb:,} MiB of memory"
+    profile = f"numerics {code(spec.cpu_numerics)}"
     if isinstance(spec.accelerator, CudaAccelerator):
         gpu = plain(spec.accelerator.gpu or "an NVIDIA GPU")
-        return f"x86-64, {memory}, {gpu}, driver {plain(spec.accelerator.driver)}"
-    return f"x86-64, {memory}; numerics {code(spec.accelerator.numerics)}"
+        return f"{common}, {gpu}, driver {plain(spec.accelerator.driver)}; {profile}"
+    return f"{common}; {profile}"
 
 
 def duration(subject: ReportedRun) -> str:

@@ -169,8 +169,10 @@ def test_each_fact_of_a_processor(change, portable, native):
     (field,) = change
     assert effects(machine(), there, PORTABLE)[f"cpu.{field}"] == portable
     assert effects(machine(), there, NATIVE)[f"cpu.{field}"] == native
-    # Nothing pins the processor's code path of a CUDA experiment.
-    assert effects(machine(), there, CUDA)[f"cpu.{field}"] == native
+    assert effects(machine(), there, CUDA)[f"cpu.{field}"] == portable
+    unpinned = CUDA.accelerator.model_copy(update={"numerics": "native"})
+    found = effects(machine(), there, CUDA.model_copy(update={"accelerator": unpinned}))
+    assert found[f"cpu.{field}"] == native
 
 
 def test_a_processor_without_avx2_decides_nothing():

@@ -52,3 +52,9 @@ class CudaAccelerator(Model):
         pattern=r"^[0-9]+\.[0-9]$",
         description="Compute capability of the GPU, e.g. '9.0'; null: any.",
     )
+    numerics: Numerics = added(
+        absent="native",
+        default="portable-v3",
+        description="The profile of what is computed on the CPU, such as the actors' networks: see "
+        "the one of kind 'cpu'.",
+    )

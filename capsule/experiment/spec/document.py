@@ -86,9 +86,8 @@ class Spec(Model):
 
     @property
     def cpu_numerics(self) -> Numerics:
-        """The numerics profile of the CPU: ``native``, which promises nothing, beside a GPU."""
-        accelerator = self.accelerator
-        return accelerator.numerics if isinstance(accelerator, CpuAccelerator) else "native"
+        """The numerics profile of the CPU."""
+        return self.accelerator.numerics
 
     def digest(self) -> str:
         """Return the SHA-256 of its canonical JSON, hexadecimal."""
