@@ -43,7 +43,7 @@ from capsule.image.resolution.resolve import compile_wheels
 from capsule.image.resolution.sources import machine_sources
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
-from capsule.machine.self_test import SelfTest
+from capsule.machine.self_test import GpuSelfTest, SelfTest
 
 Status = Literal["ok", "warning", "problem", "unchecked"]
 _NEEDED_FLAGS = ("avx2", "fma")  # of the portable numerics profiles
@@ -313,6 +313,16 @@ def numerics_check(test: SelfTest) -> Check:
         found = f"no answers are known for {libraries}"
         return Check(test.profile, "unchecked", found, "Install the versions that images have.")
     return Check(test.profile, "problem", f"the test did not run: {test.reason}")
+
+
+def gpu_check(test: GpuSelfTest | str) -> Check:
+    """Return the result of a GPU's self-test as a check."""
+    if isinstance(test, str):
+        fix = "Use another GPU, or another build of torch; check 'nvidia-smi -q'."
+        return Check("GPU numerics", "problem", test, fix)
+    libraries = ", ".join(f"{name} {version}" for name, version in test.libraries.items())
+    found = f"{test.gpu} ({test.compute_capability}) computes {test.found}; {libraries}"
+    return Check("GPU numerics", "ok", found)
 
 
 def no_torch() -> Check:

@@ -49,6 +49,10 @@ def command(
             "First make missing folders (cache, TMPDIR) and close private keys to others.",
         ),
     ] = False,
+    gpu: Annotated[
+        bool,
+        option("--gpu", "Also have torch's first GPU compute what the CPU computes, and compare."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check whether this machine can build, run and verify, and say how to mend what cannot.
@@ -66,8 +70,12 @@ def command(
 
         # Mend what is safe to mend, and test no numerics.
         capsule doctor --fix --profile none
+
+        # Test the GPU as runs do when they start.
+        capsule doctor --gpu
     """
-    from capsule.checkup import check_machine, repair
+    from capsule.checkup import check_machine, gpu_check, repair
+    from capsule.machine.self_test import gpu_self_test
 
     own = own_key()
     named = [*(keys or []), *([own] if own.exists() else [])]
@@ -85,6 +93,10 @@ def command(
         tests += [test] if test is not None else []
         if not as_json:
             _show(check)
+    if gpu:
+        checks.append(gpu_check(gpu_self_test()))
+        if not as_json:
+            _show(checks[-1])
     if as_json:
         print_json(
             {

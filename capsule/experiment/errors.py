@@ -35,6 +35,7 @@ IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-T107": ExitCode.TRAINING_FAILED,
     "CAP-T108": ExitCode.TRAINING_FAILED,
     "CAP-T109": ExitCode.INCONCLUSIVE,
+    "CAP-T110": ExitCode.INCONCLUSIVE,
     "CAP-T111": ExitCode.TRAINING_FAILED,
     "CAP-T112": ExitCode.USAGE,
     "CAP-T113": ExitCode.INCONCLUSIVE,

@@ -1,7 +1,8 @@
-"""Whether this machine computes the bits that a portable numerics profile promises.
+"""Whether this machine computes the bits that a portable numerics profile promises, and its GPU.
 
-The test itself is the training side's (:mod:`capsule.training.determinism.self_test`). It runs in a
-process of its own, because what it tests is settled before an interpreter starts.
+The tests themselves are the training side's (:mod:`capsule.training.determinism.self_test`,
+:mod:`capsule.training.determinism.gpu_test`). Each runs in a process of its own, because what it
+tests is settled before an interpreter starts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from capsule.native import native_part
 
 Status = Literal["as expected", "differs", "unchecked", "impossible"]
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+# As in runs: see capsule.experiment.variables.
+_GPU_VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "NVIDIA_TF32_OVERRIDE": "0",
+}
 
 
 class SelfTest(Model):
@@ -40,12 +47,46 @@ class SelfTest(Model):
     reason: str | None = Field(None, description="Why the test did not run.")
 
 
+class GpuSelfTest(Model):
+    """What a GPU's self-test found. A GPU that fails it has no such document."""
+
+    schema_id: Literal["capsule/gpu-self-test/v1"] = Field(alias="schema")
+    gpu: str
+    compute_capability: str
+    libraries: dict[str, str] = Field(description="Name to version.")
+    found: str
+
+
 def self_test(numerics: Numerics) -> SelfTest:
     """Compute every known answer of a profile with this Python's torch, and compare.
 
     Raises:
         CapsuleError: CAP-M007, this Python has no torch.
     """
+    _require_torch()
+    done = _run("self_test", numerics, environment=_environment(numerics))
+    if done.returncode != 0:
+        return SelfTest(profile=numerics, status="impossible", reason=_reason(done))
+    return _judged(numerics, json.loads(done.stdout))
+
+
+def gpu_self_test() -> GpuSelfTest | str:
+    """Compare torch's first GPU with the CPU, and with itself; return why it failed, if it did.
+
+    Raises:
+        CapsuleError: CAP-M007, this Python has no torch.
+    """
+    _require_torch()
+    variables = _environment("native") | {
+        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ
+    }
+    done = _run("gpu_test", environment=variables | _GPU_VARIABLES)
+    if done.returncode != 0:
+        return _reason(done)
+    return GpuSelfTest.model_validate_json(done.stdout)
+
+
+def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise CapsuleError(
             "CAP-M007",
@@ -54,16 +95,18 @@ def self_test(numerics: Numerics) -> SelfTest:
             "capsule.training.determinism.self_test PROFILE' inside an image built by Capsule, "
             "with its libcapsule-math.so in LD_PRELOAD.",
         )
-    done = subprocess.run(
-        [sys.executable, "-m", "capsule.training.determinism.self_test", numerics],
-        env=_environment(numerics),
+
+
+def _run(
+    module: str, *arguments: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"capsule.training.determinism.{module}", *arguments],
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        return SelfTest(profile=numerics, status="impossible", reason=_reason(done))
-    return _judged(numerics, json.loads(done.stdout))
 
 
 def _judged(numerics: Numerics, document: dict[str, Any]) -> SelfTest:

@@ -59,8 +59,9 @@ def apply(spec: Spec) -> Runtime:
 
     Raises:
         CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
-            bits than the numerics profile promises; CAP-T105, the GPU asked for is not here
-            (exit status 4); CAP-T106, a CUDA library has another version than the spec asks for.
+            bits than the numerics profile promises; CAP-T110, the GPU fails its self-test;
+            CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA library has
+            another version than the spec asks for.
     """
     flags = {
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
@@ -73,13 +74,18 @@ def apply(spec: Spec) -> Runtime:
     found = cpu.read_back(spec.cpu_numerics, spec.determinism.threads)
     flags |= torch_flags.expect(found, "library")
     flags["numerics.self_test"] = self_test.start_up_test(spec.cpu_numerics)
-    device = _cuda_device(spec.accelerator) if spec.accelerator.kind == "cuda" else _cpu_device()
+    if spec.accelerator.kind == "cuda":
+        device = _cuda_device(spec.accelerator)
+        strict = spec.determinism.algorithms != "off"
+        flags["numerics.gpu_self_test"] = _test_gpu(device_of(spec), repeats=strict)
+    else:
+        device = _cpu_device()
     return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
 
 
 def is_portable(spec: Spec) -> bool:
-    """Tell whether a run promises the same bits on other processors."""
-    return cpu.is_portable(spec.cpu_numerics)
+    """Tell whether a run promises the same bits on other machines: never if it uses a GPU."""
+    return spec.accelerator.kind == "cpu" and cpu.is_portable(spec.cpu_numerics)
 
 
 def device_of(spec: Spec) -> torch.device:
@@ -165,6 +171,12 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         "memory_bytes": facts.total_memory,
         "driver": driver,
     }
+
+
+def _test_gpu(device: torch.device, *, repeats: bool) -> str:
+    from capsule.training.determinism.gpu_test import gpu_test  # it imports torch
+
+    return gpu_test(device, repeats=repeats)
 
 
 def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:

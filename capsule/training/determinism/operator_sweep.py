@@ -43,18 +43,23 @@ def integers(*shape: int, key: int = 0, bits: int = 24) -> NDArray[np.int64]:
 def real(*shape: int, key: int = 0, half_range: float = 4.0) -> torch.Tensor:
     """Return float32 in ``[-half_range, half_range)``; exact if ``half_range`` is a power of 2."""
     values = (integers(*shape, key=key) - (1 << 23)) * (half_range / (1 << 23))
-    return torch.from_numpy(np.asarray(values, np.float32))
+    return _placed(np.asarray(values, np.float32))
 
 
 def positive(*shape: int, key: int = 0, limit: float = 8.0) -> torch.Tensor:
     """Return float32 in ``(0, limit]``; exact if ``limit`` is a power of 2."""
     values = (integers(*shape, key=key) + 1) * (limit / (1 << 24))
-    return torch.from_numpy(np.asarray(values, np.float32))
+    return _placed(np.asarray(values, np.float32))
 
 
 def labels(*shape: int, classes: int, key: int = 0) -> torch.Tensor:
     """Return int64 in ``[0, classes)``."""
-    return torch.from_numpy(integers(*shape, key=key) % classes)
+    return _placed(integers(*shape, key=key) % classes)
+
+
+def _placed(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor where new ones are made: on the CPU, or where ``torch.device`` says."""
+    return torch.from_numpy(array).to(torch.get_default_device())
 
 
 def fill(module: nn.Module) -> None:

@@ -217,3 +217,4 @@ def test_the_gpu_is_described_and_its_libraries_named():
     assert runtime["device"]["kind"] == "cuda"
     assert {"cuda", "cudnn", "cublas"} <= set(runtime["libraries"])
     assert runtime["libraries"]["cublas"] != "unknown"
+    assert runtime["flags"]["numerics.gpu_self_test"] == "as the CPU, with the same bits twice"

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Finds out, in about fifteen minutes, whether Capsule works with this machine's NVIDIA GPU, and packs
+# what it found into one signed file, which can be attached to an issue.
+#
+# Needs NVIDIA's driver, the NVIDIA Container Toolkit beside Docker or Podman, 30 GB of disk, and what
+# scripts/setup.sh needs. Nothing is sent anywhere.
+#
+# usage: gpu-acceptance.sh [--cpu] [FOLDER]
+#
+# FOLDER (default: gpu-acceptance) must not exist. With --cpu the same runs are made without a GPU,
+# which tries out the script itself.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+kind=cuda
+if [ "${1:-}" = --cpu ]; then
+  kind=cpu
+  shift
+fi
+folder=${1:-gpu-acceptance}
+if [ -e "$folder" ]; then
+  echo "gpu-acceptance: $folder exists; name another folder" >&2
+  exit 1
+fi
+
+bash scripts/setup.sh train dev
+python=.venv/bin/python
+if [ "$kind" = cuda ]; then
+  # The environment for development has torch's build for CPUs. Here is one with the same versions of
+  # everything, and the build for CUDA that PyPI has.
+  python=.cache/gpu-venv/bin/python
+  if [ ! -x "$python" ]; then
+    python3 -m venv .cache/gpu-venv
+    grep -hoE '^[A-Za-z0-9._-]+==[^ ;+]+' requirements/*.txt | sort -u >.cache/gpu-requirements.txt
+    .venv/bin/python -m uv pip install --python "$python" -r .cache/gpu-requirements.txt
+    .venv/bin/python -m uv pip install --python "$python" --no-deps --no-build-isolation --editable .
+  fi
+fi
+exec "$python" scripts/gpu_acceptance.py "$kind" "$folder"

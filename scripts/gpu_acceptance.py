@@ -1,0 +1,213 @@
+# ruff: noqa: INP001
+"""Build, run and verify on a GPU, and pack what was found: see scripts/gpu-acceptance.sh.
+
+The command, status, time and output of every step go into the report, whether it succeeds or not,
+and no step prevents another one.
+
+usage: python scripts/gpu_acceptance.py cuda|cpu FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CAPSULE = (sys.executable, "-m", "capsule")
+ACCELERATORS = {
+    "cuda": "accelerator={kind: cuda, cuda: '13.0', cudnn: '>=9.10', driver: '>=580.65'}",
+    "cpu": "accelerator={kind: cpu, numerics: native}",
+}
+# Specs of a minute or two on a CPU, all on Breakout, and what is set besides. IMPALA's actors play
+# in lockstep, as the bits of an asynchronous run depend on who comes first.
+TRAINERS: dict[str, tuple[str, ...]] = {
+    "dqn": (),
+    "r2d2": (),
+    "impala": ("trainer.schedule={mode: lockstep, policy_lag: 2}",),
+}
+# What makes a GPU's results vary (Nagarajan et al. 2019, arXiv:1809.05676, section 4, group GPU).
+LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true", "determinism.tf32=true")
+KEY = "key"
+LONGEST = 3_600  # seconds of one step
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the acceptance.
+
+    Attributes:
+        name: What it is for.
+        command: Its words.
+        status: Exit status; None if it took too long.
+        seconds: Time it took.
+        output: What it wrote to standard output.
+        errors: What it wrote to standard error.
+    """
+
+    name: str
+    command: Sequence[str]
+    status: int | None
+    seconds: float
+    output: str
+    errors: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object that it printed; empty if it printed none."""
+        try:
+            return dict(json.loads(self.output))
+        except ValueError:
+            return {}
+
+    @property
+    def summary(self) -> str:
+        """Its status, and the last line that it wrote for readers."""
+        text = self.errors if self.document else self.output.strip() or self.errors
+        last = (text.strip() or "no output").splitlines()[-1]
+        return f"- {self.name}: status {self.status} after {self.seconds:.0f} s: {last[:200]}"
+
+
+@dataclass
+class Acceptance:
+    """The steps so far, and the folder that they write to."""
+
+    kind: str
+    folder: Path
+    steps: list[Step] = field(default_factory=list)
+
+    def do(self, name: str, *words: object) -> Step:
+        """Execute a command in the folder, and keep what it said."""
+        command = list(map(str, words))
+        note(f"== {name}")
+        begun = time.monotonic()
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=LONGEST,
+                check=False,
+            )
+            status, output, errors = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired:
+            status, output, errors = None, "", f"stopped after {LONGEST:,} seconds"
+        except OSError as error:
+            status, output, errors = 127, "", str(error)
+        step = Step(name, command, status, time.monotonic() - begun, output, errors)
+        self.steps.append(step)
+        note(f"   status {status} after {step.seconds:.0f} s")
+        return step
+
+    def train(self, name: str, title: str, *settings: str) -> Step:
+        """Build the image of a trainer's spec, run it, and write a bundle."""
+        spec = ROOT / "specs" / f"{name}-breakout-small.yaml"
+        changes = (ACCELERATORS[self.kind], *TRAINERS[name], *settings)
+        words = [word for each in changes for word in ("--set", each)]
+        return self.do(f"{name}: {title}", *CAPSULE, "run", spec, *words, "--key", KEY, "--json")
+
+    def verify(self, name: str, run: Step) -> str:
+        """Execute the run of a bundle again, and return the verdict."""
+        if (bundle := run.document.get("bundle")) is None:
+            return "no bundle"
+        report = f"{Path(bundle).stem}.report.json"
+        words = (bundle, "--key", f"{KEY}.pub", "--report", report, "--json")
+        done = self.do(f"{name}: verify", *CAPSULE, "verify", *words)
+        return str(done.document.get("verdict", "no verdict"))
+
+    def shown(self, run: Step) -> tuple[str, float] | None:
+        """Return the digest of the final network and the agent steps per second of a run."""
+        if (bundle := run.document.get("bundle")) is None:
+            return None
+        found = self.do(f"show {Path(bundle).name}", *CAPSULE, "show", bundle, "--json").document
+        if not found:
+            return None
+        return found["claims"]["parameters"], found["observations"]["steps_per_second"]
+
+
+def accept(acceptance: Acceptance) -> Iterator[str]:
+    """Do every step, and yield the lines of the summary."""
+    acceptance.do("a key for this report", *CAPSULE, "keygen", KEY)
+    if acceptance.kind == "cuda":
+        acceptance.do("the driver", "nvidia-smi", "-q")
+        yield acceptance.do("the machine", *CAPSULE, "doctor", "--gpu").summary
+        tests = (sys.executable, "-m", "pytest", ROOT / "tests", "--rootdir", ROOT)
+        options = ("-c", ROOT / "pyproject.toml", "-m", "gpu", "-q", "-n", "0")
+        yield acceptance.do("the tests that need a GPU", *tests, *options).summary
+    for name in TRAINERS:
+        run = acceptance.train(name, "run")
+        yield run.summary
+        yield f"- **{name}: {acceptance.verify(name, run)}**"
+        yield _without_flags(acceptance, name, run)
+
+
+def _without_flags(acceptance: Acceptance, name: str, run: Step) -> str:
+    """Run twice with the determinism flags off: do results vary, and what do the flags cost?"""
+    loose = [acceptance.train(name, f"run {which} without flags", *LOOSE) for which in (1, 2)]
+    strict, *others = (acceptance.shown(each) for each in (run, *loose))
+    found = [each for each in others if each is not None]
+    if strict is None or len(found) < len(loose):
+        return f"- {name} without flags: a run failed"
+    (first, fast), (second, _) = found
+    same = "the same network twice" if first == second else "another network each time"
+    cost = f"{strict[1]:,.0f} agent steps/s with the flags, {fast:,.0f} without"
+    return f"- {name} without flags: {same}; {cost}"
+
+
+def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
+    """Write the report and all bundles into one archive, and sign it with the report's key."""
+    folder = acceptance.folder
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    told = subprocess.run(describe, capture_output=True, text=True, check=False)
+    commit = told.stdout.strip() or "an unknown commit"
+    head = f"# Acceptance on {platform.node()}: {acceptance.kind}\n\nCapsule at {commit}\n\n"
+    (folder / "report.md").write_text(head + "\n".join(summary) + "\n")
+    document = {
+        "schema": "capsule/gpu-acceptance/v1",
+        "commit": commit,
+        "kind": acceptance.kind,
+        "summary": list(summary),
+        "steps": [asdict(step) for step in acceptance.steps],
+    }
+    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    names = ("report.md", "report.json", f"{KEY}.pub", "*.report.json", "runs/*/*.capsule.tar")
+    with tarfile.open(archive, "w:gz") as stream:
+        for path in sorted({path for name in names for path in folder.glob(name)}):
+            stream.add(path, arcname=f"{folder.name}/{path.relative_to(folder)}")
+    sign = ("ssh-keygen", "-Y", "sign", "-n", "capsule-gpu-acceptance", "-f", str(folder / KEY))
+    subprocess.run([*sign, str(archive)], check=True, capture_output=True)
+    return archive
+
+
+def note(line: str) -> None:
+    """Write a line at once."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def main(kind: str, folder: Path) -> int:
+    """Do it; the status says whether every trainer's run was reproduced bit for bit."""
+    folder.mkdir(parents=True)
+    acceptance = Acceptance(kind, folder.resolve())
+    summary: list[str] = []
+    for line in accept(acceptance):
+        summary.append(line)
+        note(line)
+    archive = pack(acceptance, summary)
+    note(f"report     {folder / 'report.md'}\nattach     {archive}\nsignature  {archive}.sig")
+    reproduced = {f"- **{name}: reproduced-bitwise**" for name in TRAINERS}
+    return int(not reproduced <= set(summary))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
