@@ -247,7 +247,7 @@ def execute(
         CapsuleError: CAP-T… as the training side reported it, CAP-E010 when it ended in a way
             that it could not report, CAP-E012 when it was interrupted, or CAP-E011, CAP-E040 and
             CAP-E041 when it did not keep to the run directory's form; CAP-E044, a data set is not
-            what the lock pins.
+            what the lock pins; CAP-E048, the run used another GPU than it was given.
         ValueError: Data sets are missing, or the lock has no such ones.
     """
     data = data or {}
@@ -282,6 +282,7 @@ def execute(
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
+    _check_gpu(task.gpu, run_directory)
     report = attempt.finish(prefix=stop_after is not None)
     if data:
         again = _read_data(data, reporter)
@@ -484,6 +485,23 @@ def _device(accelerator: CpuAccelerator | CudaAccelerator) -> Device | None:
             fix="Use a machine with that GPU, or change CUDA_VISIBLE_DEVICES.",
         )
     return device
+
+
+def _check_gpu(given: Device | None, run_directory: Path) -> None:
+    """Check that the run used the GPU that it was given, as far as torch names the card.
+
+    Raises:
+        CapsuleError: CAP-E048, it used another one.
+    """
+    if given is None or not given.uuid.startswith("GPU-"):
+        return  # of a part of a GPU, torch may name the GPU or the part
+    used = _checked(contract.Runtime, run_directory / contract.RUNTIME).device.get("uuid_sha256")
+    if used not in (None, contract.gpu_identity(given.uuid)):
+        raise CapsuleError(
+            "CAP-E048",
+            f"the run was given the GPU {given.place} ({given.uuid}), and used another one",
+            fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
+        )
 
 
 class _EventTail:

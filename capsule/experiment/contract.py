@@ -163,6 +163,18 @@ class DataRead(Model):
     sets: dict[Name, LockedData] = Field(description="As they were both times, by name.")
 
 
+def gpu_identity(uuid: str) -> str:
+    """Return the SHA-256 that stands for a GPU in what is published, hexadecimal.
+
+    A fixed salt keeps the identifier itself out of it; it does not hide the card from a reader who
+    knows the identifier already, and one card gives the same hash in every bundle.
+
+    Args:
+        uuid: NVML's identifier, such as ``GPU-2c1d…``.
+    """
+    return sha256_hex(b"capsule/gpu-uuid/v1\0" + uuid.encode())
+
+
 class Runtime(Model):
     """Facts read back inside the training process after every flag was set."""
 

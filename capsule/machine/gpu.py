@@ -7,17 +7,13 @@ in ``unavailable``. Source: NVIDIA Management Library API reference, device and 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
 
+from capsule.experiment.contract import gpu_identity
 from capsule.experiment.fields import Model
-
-# A fixed salt. It keeps the identifier itself out of what is published; it does not hide the card
-# from a reader who knows the identifier already, and one card gives the same hash in every bundle.
-UUID_DOMAIN = b"capsule/gpu-uuid/v1\0"
 
 NOT_FOUND = "not found"
 LOADED = "loaded"
@@ -195,8 +191,7 @@ def _uncorrected_errors(nvml: Any, gpu: Any) -> int:
 
 
 def _uuid_sha256(nvml: Any, gpu: Any) -> str:
-    uuid = text_of(nvml.nvmlDeviceGetUUID(gpu))
-    return hashlib.sha256(UUID_DOMAIN + uuid.encode()).hexdigest()
+    return gpu_identity(text_of(nvml.nvmlDeviceGetUUID(gpu)))
 
 
 def _cuda_version(nvml: Any) -> str:

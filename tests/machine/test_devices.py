@@ -2,6 +2,8 @@
 
 import pytest
 
+from capsule.execution import _check_gpu
+from capsule.experiment.contract import RUNTIME, Runtime, gpu_identity
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
 from capsule.machine.devices import (
@@ -202,3 +204,25 @@ def test_a_run_gets_the_gpu_that_the_user_and_the_scheduler_leave_it(
     on_machine, name, variables, found
 ):
     assert on_machine(name, USE, **variables) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "accepted"),
+    [
+        (FIRST, gpu_identity(FIRST), True),
+        (FIRST, gpu_identity(SECOND), False),
+        (FIRST, None, True),  # bundles of before say nothing of it
+        (BIG, gpu_identity(FIRST), True),  # of a part, torch may name the GPU
+        (None, None, True),
+    ],
+)
+def test_a_run_must_have_used_the_gpu_that_it_was_given(tmp_path, given, told, accepted):
+    device = {"kind": "cuda"} if told is None else {"kind": "cuda", "uuid_sha256": told}
+    runtime = Runtime(flags={}, libraries={}, device=device)
+    (tmp_path / RUNTIME).write_bytes(runtime.document())
+    gpu = given and Device(0, "0", given, "NVIDIA H200", "9.0")
+    if accepted:
+        _check_gpu(gpu, tmp_path)
+    else:
+        with pytest.raises(CapsuleError, match=f"CAP-E048 .*{FIRST}"):
+            _check_gpu(gpu, tmp_path)

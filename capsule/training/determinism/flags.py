@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.experiment.contract import Runtime
+from capsule.experiment.contract import Runtime, gpu_identity
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator, Spec
 from capsule.experiment.variables import environment_variables
@@ -168,6 +168,7 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         "name": facts.name,
         "compute_capability": capability,
         "multiprocessors": facts.multi_processor_count,
+        "uuid_sha256": gpu_identity(f"GPU-{facts.uuid}"),
         "memory_bytes": facts.total_memory,
         "driver": driver,
     }

@@ -68,8 +68,9 @@ def record_runtime(directory: Path, runtime: Runtime, *, portable: bool) -> None
 
 
 def _identity(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a device can reach results: the number of free cores cannot."""
-    return {f"device {name}": value for name, value in device.items() if name != "cores"}
+    """Return what of a device can reach results: free cores and the card itself cannot."""
+    left_out = ("cores", "uuid_sha256")
+    return {f"device {name}": value for name, value in device.items() if name not in left_out}
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

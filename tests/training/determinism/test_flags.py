@@ -11,6 +11,7 @@ import pytest
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.variables import environment_variables
+from capsule.machine.gpu import load_nvml, read_gpus
 from capsule.training.determinism.flags import _check_library
 from tests.training.conftest import (
     CARTPOLE,
@@ -217,4 +218,6 @@ def test_the_gpu_is_described_and_its_libraries_named():
     assert runtime["device"]["kind"] == "cuda"
     assert {"cuda", "cudnn", "cublas"} <= set(runtime["libraries"])
     assert runtime["libraries"]["cublas"] != "unknown"
+    _, (gpu, *_) = read_gpus(load_nvml())
+    assert runtime["device"]["uuid_sha256"] == gpu.uuid_sha256
     assert runtime["flags"]["numerics.gpu_self_test"] == "as the CPU, with the same bits twice"
