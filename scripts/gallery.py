@@ -3,7 +3,8 @@
 
 ``publish`` signs the study of a folder into ``results/NAME``, with its report and the facts that a
 study's bundle does not have: on which machine its members ran, and for how long. They are read from
-the members' bundles. ``table`` writes the section "Agents" of results/README.md from what lies
+the members' bundles; the commit that has their training code is found in the history of this
+repository. ``table`` writes the section "Agents" of results/README.md from what lies
 there; a test compares it with what this would write.
 
 usage: python scripts/gallery.py publish studies/NAME --key KEY
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,6 +30,7 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import Observations
 from capsule.bundle.trust import TrustPolicy
+from capsule.experiment.lock import Lock
 from capsule.report.scores import Score, ScoredTask
 from capsule.study.results import MemberResult
 from capsule.study.study_bundle import StudyBundle, open_study
@@ -34,9 +39,10 @@ RESULTS = Path(__file__).parents[1] / "results"
 FACTS = "members.json"
 SECTION = re.compile(r"(<!-- agents -->\n).*(<!-- end of agents -->)", re.DOTALL)
 HEAD = """\
-| study | group | task | steps | runs | score | best run | hours | machine | claim id |
-|---|---|---|---|---|---|---|---|---|---|
+| study | group | task | steps | runs | score | best run | hours | machine | commit | claim id |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
+SEARCHED = 40  # commits
 NORMAL_95 = 1.96  # standard errors on either side of a mean that 95 % of them cover
 
 
@@ -50,6 +56,9 @@ def publish(study: Path, key: Path) -> None:
     (signed,) = folder.glob("*.capsule-study.tar")
     _study(folder, "report", signed.name, "-o", "report.html")
     facts = {path.parent.name: facts_of(path) for path in study.glob("members/*/*.capsule.tar")}
+    commits = {code: commit_of(code) for code in {each["code"] for each in facts.values()}}
+    for each in facts.values():
+        each["commit"] = commits[each["code"]]
     (folder / FACTS).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
@@ -62,14 +71,45 @@ def facts_of(path: Path) -> dict[str, Any]:
     """Return what a member's bundle says of its machine, and how large it is."""
     with open_bundle(path, []) as bundle:
         observed = bundle.read(run_bundle.OBSERVATIONS, Observations)
+        lock = bundle.read(run_bundle.LOCK, Lock)
     cpu = observed.fingerprint.cpu
     return {
         "bytes": path.stat().st_size,
+        "code": lock.image.code.sha256,
         "cores": cpu.usable_cores,
         "engine": observed.engine["name"],
         "processor": cpu.name,
         "seconds": round(observed.training_seconds),
     }
+
+
+def commit_of(code: str) -> str:
+    """Return the newest commit with training code of this digest, from HEAD back.
+
+    Raises:
+        SystemExit: None of the last commits has it.
+    """
+    program = "from capsule.image.code import training_code_digest as d; print(d())"
+    listed = ["git", "-C", str(RESULTS.parent), "rev-list", f"--max-count={SEARCHED}", "HEAD"]
+    commits = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    native = Path("capsule") / "native" / "lib"  # which is built, and not in the history
+    for commit in commits:
+        with tempfile.TemporaryDirectory() as name:
+            archive = ["git", "-C", str(RESULTS.parent), "archive", commit, "capsule", "images"]
+            packed = subprocess.run(archive, check=True, capture_output=True).stdout
+            subprocess.run(["tar", "-x", "-C", name], input=packed, check=True)
+            shutil.copytree(RESULTS.parent / native, Path(name) / native, dirs_exist_ok=True)
+            told = subprocess.run(
+                [sys.executable, "-c", program],
+                env={**os.environ, "PYTHONPATH": name},
+                cwd=name,
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+        if told.stdout.strip() == code:
+            return commit[:7]
+    raise SystemExit(f"none of the last {SEARCHED} commits has the training code {code}")
 
 
 def section() -> str:
@@ -103,6 +143,7 @@ def rows_of(study: StudyBundle, facts: dict[str, dict[str, Any]]) -> Iterator[Se
             f"{max(score.summary.mean for score in scores):.4g}",
             f"{fmean(each['seconds'] for each in ran) / 3600:.2g}",
             "; ".join(sorted(machines)),
+            ", ".join(sorted({f"`{each['commit']}`" for each in ran})),
             f"`{study.claim_id[:16]}...`",
         )
 

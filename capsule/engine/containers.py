@@ -27,7 +27,7 @@ from capsule.engine.connection import (
     is_rootless,
 )
 from capsule.engine.data import Mounts, data_mounts, data_variables
-from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, no_gpu
+from capsule.engine.gpu import IN_CONTAINERS, about_gpu, gpu_components, gpu_request, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import LOG_BYTES, exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
@@ -291,6 +291,7 @@ class ContainerEngine:
             settings["cpuset_cpus"] = task.processors
         if task.gpu is not None:
             settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu.place)]
+            settings["environment"] |= IN_CONTAINERS
         return settings
 
     def _user(self, run_directory: Path) -> dict[str, str]:

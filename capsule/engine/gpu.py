@@ -29,6 +29,13 @@ _FIXED: dict[str, tuple[tuple[int, int, int], ...]] = {
     RUNC: ((1, 2, 8), (1, 3, 3)),
     TOOLKIT: ((1, 17, 8),),
 }
+_SEARCHED = "LD_LIBRARY_PATH"
+# Where the driver's libraries lie on Fedora, Red Hat Enterprise Linux and their relatives, and where
+# NVIDIA's toolkit mounts them from there. Debian's loader does not look there by itself, and images
+# have no cache of the loader, without which the toolkit adds nothing to its search
+# (NVIDIA/nvidia-container-toolkit#1326).
+IN_CONTAINERS = {_SEARCHED: "/usr/lib64"}
+_DRIVER = "libcuda.so.1"
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
@@ -110,6 +117,23 @@ def outdated(components: Mapping[str, str]) -> list[str]:
                 f"{name} {number} has a known container escape; use {repaired} or later"
             )
     return findings
+
+
+def driver_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which a process finds NVIDIA's driver in a folder of its own.
+
+    Clusters have such folders, and name them in ``LD_LIBRARY_PATH``. Nothing else of that variable
+    reaches a run.
+
+    Args:
+        environment: Capsule's own variables.
+
+    Returns:
+        Empty where the variable leads to no driver; the loader may find it nevertheless.
+    """
+    folders = [folder for folder in environment.get(_SEARCHED, "").split(":") if folder]
+    found = [folder for folder in folders if (Path(folder) / _DRIVER).exists()]
+    return {_SEARCHED: str(Path(found[0]).absolute())} if found else {}
 
 
 def no_gpu(cause: str) -> CapsuleError:

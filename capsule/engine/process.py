@@ -24,7 +24,7 @@ from typing import Literal
 import capsule
 from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
-from capsule.engine.gpu import no_gpu
+from capsule.engine.gpu import driver_folder, no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
@@ -246,7 +246,9 @@ class RunningProcess:
 
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
-    gpu = {} if task.gpu is None else {"CUDA_VISIBLE_DEVICES": task.gpu.uuid}
+    gpu = {}
+    if task.gpu is not None:
+        gpu = {"CUDA_VISIBLE_DEVICES": task.gpu.uuid, **driver_folder(os.environ)}
     return {
         **task.environment,
         **gpu,

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from capsule.engine.gpu import about_gpu, gpu_components, gpu_request, outdated
+from capsule.engine.gpu import about_gpu, driver_folder, gpu_components, gpu_request, outdated
 from capsule.experiment.errors import CapsuleError, ExitCode
 
 CDI = {
@@ -130,3 +130,12 @@ def test_a_toolkit_that_does_not_say_its_version_is_a_finding():
 
 def _not_found(*_, **__):
     raise FileNotFoundError
+
+
+def test_a_process_gets_the_folder_of_the_driver_and_nothing_else_of_the_search_path(tmp_path):
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "libcuda.so.1").touch()
+    path = f"/opt/compiler/lib::{tmp_path}/driver:{tmp_path}"
+    assert driver_folder({"LD_LIBRARY_PATH": path}) == {"LD_LIBRARY_PATH": f"{tmp_path}/driver"}
+    assert driver_folder({"LD_LIBRARY_PATH": str(tmp_path)}) == {}
+    assert driver_folder({}) == {}
