@@ -31,8 +31,8 @@ _FIXED: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 _SEARCHED = "LD_LIBRARY_PATH"
 # Where the driver's libraries lie on Fedora, Red Hat Enterprise Linux and their relatives, and
-# where NVIDIA's toolkit mounts them. Debian's loader does not look there by itself, and images have no
-# cache of the loader, without which the toolkit adds nothing to its search
+# where NVIDIA's toolkit mounts them. Debian's loader does not look there by itself, and images have
+# no cache of the loader, without which the toolkit adds nothing to its search
 # (NVIDIA/nvidia-container-toolkit#1326).
 IN_CONTAINERS = {_SEARCHED: "/usr/lib64"}
 _DRIVER = "libcuda.so.1"
