@@ -48,7 +48,7 @@ from capsule.image.data.places import FoundData
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.devices import FIRST, Device, choose_device, read_devices, visible_devices
+from capsule.machine.devices import FIRST, Device, choose_devices, read_devices, visible_devices
 from capsule.machine.gpu import load_nvml
 
 POLL_SECONDS = 0.2
@@ -276,13 +276,13 @@ def execute(
     limits = limits or lock.spec.limits
     attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
-    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data)
+    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data, learners)
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
-    _check_gpu(task.gpu, run_directory)
+    _check_gpu(task.gpus, run_directory)
     report = attempt.finish(prefix=stop_after is not None)
     if data:
         again = _read_data(data, reporter)
@@ -387,6 +387,7 @@ def _task(
     limits: LimitsSpec,
     surroundings: Surroundings,
     data: Mapping[str, FoundData],
+    learners: int = 1,
 ) -> Task:
     """Return the task that starts ``words`` under the launcher, as the spec says."""
     launcher = attempt.arguments(
@@ -399,7 +400,7 @@ def _task(
         environment={**environment_variables(spec), **surroundings.variables},
         data=dict(_mounted(name, found) for name, found in data.items()),
         limits=limits,
-        gpu=_device(spec.accelerator),
+        gpus=_devices(spec.accelerator, learners),
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )
@@ -466,40 +467,47 @@ def _write_ledger(
     write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
 
 
-def _device(accelerator: CpuAccelerator | CudaAccelerator) -> Device | None:
-    """Choose the GPU; the engine's first where this machine has no NVIDIA driver to ask.
+def _devices(
+    accelerator: CpuAccelerator | CudaAccelerator, learners: int = 1
+) -> tuple[Device, ...]:
+    """Choose the GPUs; the engine's first where this machine has no NVIDIA driver to ask.
+
+    Args:
+        accelerator: The spec's section.
+        learners: Processes that share a gradient, each of which can use a GPU of its own.
 
     Raises:
         CapsuleError: CAP-M002, no GPU that this process sees is the one of the spec.
     """
     if accelerator.kind == "cpu":
-        return None
+        return ()
     if not (devices := read_devices(load_nvml())):
-        return FIRST
+        return (FIRST,)
     visible = visible_devices(devices, os.environ)
-    if (device := choose_device(visible, accelerator)) is None:
+    if not (chosen := choose_devices(visible, accelerator, learners)):
         raise CapsuleError(
             "CAP-M002",
             f"the spec requires {accelerator.gpu or 'an NVIDIA GPU'}, and this process sees "
             f"{', '.join(each.name for each in visible) or 'none'}",
             fix="Use a machine with that GPU, or change CUDA_VISIBLE_DEVICES.",
         )
-    return device
+    return chosen
 
 
-def _check_gpu(given: Device | None, run_directory: Path) -> None:
-    """Check that the run used the GPU that it was given, as far as torch names the card.
+def _check_gpu(given: tuple[Device, ...], run_directory: Path) -> None:
+    """Check that the run's own process used a GPU that it was given, as far as torch names it.
 
     Raises:
         CapsuleError: CAP-E048, it used another one.
     """
-    if given is None or not given.uuid.startswith("GPU-"):
+    if not all(gpu.uuid.startswith("GPU-") for gpu in given) or not given:
         return  # of a part of a GPU, torch may name the GPU or the part
     used = _checked(contract.Runtime, run_directory / contract.RUNTIME).device.get("uuid_sha256")
-    if used not in (None, contract.gpu_identity(given.uuid)):
+    if used is not None and used not in {contract.gpu_identity(gpu.uuid) for gpu in given}:
+        named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in given)
         raise CapsuleError(
             "CAP-E048",
-            f"the run was given the GPU {given.place} ({given.uuid}), and used another one",
+            f"the run was given the GPU {named}, and used another one",
             fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
         )
 

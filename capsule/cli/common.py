@@ -52,7 +52,10 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def use_gpu(wanted: str | None) -> None:
-    """Have this process see no other NVIDIA GPU than the one that the user names, if any.
+    """Have this process see no other NVIDIA GPUs than those that the user names, if any.
+
+    Args:
+        wanted: An index or a UUID, or several with commas between them.
 
     Raises:
         CapsuleError: CAP-M009, this process sees no such GPU; CAP-M008 of
@@ -64,7 +67,8 @@ def use_gpu(wanted: str | None) -> None:
     from capsule.machine.gpu import load_nvml
 
     visible = visible_devices(read_devices(load_nvml()), os.environ)
-    os.environ[VISIBLE] = find_device(visible, wanted).uuid
+    named = [find_device(visible, each.strip()).uuid for each in wanted.split(",")]
+    os.environ[VISIBLE] = ",".join(named)
 
 
 def _fail(error: CapsuleError, *, as_json: bool) -> None:

@@ -91,7 +91,8 @@ GpuOption = Annotated[
     option(
         "--gpu GPU",
         "NVIDIA GPU that a CUDA spec gets: its index, or enough of its UUID. By default it is the "
-        "first one that CUDA_VISIBLE_DEVICES names and the spec accepts.",
+        "first one that CUDA_VISIBLE_DEVICES names and the spec accepts. Several, as in 0,1, are "
+        "for --learners.",
         EXECUTION,
     ),
 ]

@@ -152,7 +152,7 @@ class ContainerEngine:
             self._remove_leftovers(task.run_directory)
             plain = self._settings(task, mounts)
             with in_cluster(task.cluster, plain, self._client, self._start_worker) as settings:
-                container = self._start(settings, gpu=task.gpu is not None)
+                container = self._start(settings, gpu=bool(task.gpus))
                 try:
                     container.reload()
                     running, image = _RunningContainer(container), str(container.attrs["Image"])
@@ -289,8 +289,9 @@ class ContainerEngine:
         }
         if task.processors is not None:
             settings["cpuset_cpus"] = task.processors
-        if task.gpu is not None:
-            settings["device_requests"] = [gpu_request(self._version, self._info, task.gpu.place)]
+        if task.gpus:
+            places = [gpu.place for gpu in task.gpus]
+            settings["device_requests"] = [gpu_request(self._version, self._info, places)]
             settings["environment"] |= IN_CONTAINERS
         return settings
 

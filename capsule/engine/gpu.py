@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,21 +41,21 @@ _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
 
 def gpu_request(
-    version: Mapping[str, Any], info: Mapping[str, Any], place: str = "0"
+    version: Mapping[str, Any], info: Mapping[str, Any], places: Sequence[str] = ("0",)
 ) -> DeviceRequest:
-    """Return the request for one GPU, in the way that this engine understands.
+    """Return the request for GPUs, in the way that this engine understands.
 
     Args:
         version: Answer of ``GET /version``.
         info: Answer of ``GET /info``.
-        place: Its name, see :class:`capsule.machine.devices.Device`.
+        places: Their names, see :class:`capsule.machine.devices.Device`.
 
     Raises:
         CapsuleError: CAP-E003, the engine has no way to give one.
     """
     from docker.types import DeviceRequest
 
-    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={place}"])
+    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={place}" for place in places])
     name, number = engine_name(version), component(version)["Version"]
     if name == "podman":
         if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
@@ -66,7 +66,7 @@ def gpu_request(
     if _discovered(info) or _described(info.get("CDISpecDirs") or ()):
         return cdi
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        return DeviceRequest(device_ids=[place], capabilities=[["gpu"]])
+        return DeviceRequest(device_ids=list(places), capabilities=[["gpu"]])
     raise no_gpu(f"Docker {number} has neither the CDI device {_GPU} nor an NVIDIA runtime")
 
 

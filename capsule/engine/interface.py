@@ -53,7 +53,7 @@ class Task:
         run_directory: Existing folder on this machine; the only thing the task can write for good.
         environment: Variables of the task, on top of the image's own. Nothing else is inherited.
         limits: What it may use.
-        gpu: The NVIDIA device that it needs, the only one it sees; None without.
+        gpus: The NVIDIA devices that it needs, the only ones it sees, by the order of the PCI bus.
         arguments: Program and arguments, with :data:`RUN_DIRECTORY` and :data:`NATIVE` in them.
         native: Where the native parts are below the interpreter's prefix, if arguments name them.
         data: Files and folders of this machine that it sees read-only, by their paths below
@@ -67,7 +67,7 @@ class Task:
     run_directory: Path
     environment: Mapping[str, str]
     limits: LimitsSpec
-    gpu: Device | None = None
+    gpus: tuple[Device, ...] = ()
     arguments: tuple[str, ...]
     native: str = ""
     cluster: Workers | RemoteCluster | None = None

@@ -247,8 +247,9 @@ class RunningProcess:
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
     gpu = {}
-    if task.gpu is not None:
-        gpu = {"CUDA_VISIBLE_DEVICES": task.gpu.uuid, **driver_folder(os.environ)}
+    if task.gpus:
+        named = ",".join(gpu.uuid for gpu in task.gpus)
+        gpu = {"CUDA_VISIBLE_DEVICES": named, **driver_folder(os.environ)}
     return {
         **task.environment,
         **gpu,

@@ -153,14 +153,27 @@ def find_device(devices: tuple[Device, ...], wanted: str) -> Device:
     return found
 
 
-def choose_device(devices: Iterable[Device], accelerator: CudaAccelerator) -> Device | None:
-    """Return the first device that is the one ``accelerator`` asks for."""
-    for device in devices:
-        named = accelerator.gpu in (None, device.name)
-        capable = accelerator.compute_capability in (None, device.compute_capability)
-        if named and capable:
-            return device
-    return None
+def choose_devices(
+    devices: Iterable[Device], accelerator: CudaAccelerator, most: int = 1
+) -> tuple[Device, ...]:
+    """Return the first device that is the one ``accelerator`` asks for, and further ones like it.
+
+    Args:
+        devices: Those to choose from.
+        accelerator: The spec's section.
+        most: How many a run can use. All are of one model, so that they give the same bits.
+
+    Returns:
+        In the order of the PCI bus, in which containers see them; empty if none is as asked for.
+    """
+    fitting = [
+        device
+        for device in devices
+        if accelerator.gpu in (None, device.name)
+        and accelerator.compute_capability in (None, device.compute_capability)
+    ]
+    alike = [device for device in fitting if device.name == fitting[0].name]
+    return tuple(sorted(alike[:most], key=lambda device: (device.gpu, device.place)))
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str]) -> tuple[Gpu, ...]:

@@ -203,7 +203,7 @@ class Ranks:
             ranks: Processes, this one included; no more than there are shards are used.
             shapes: Of the parameters.
             determinism: The spec's ``determinism`` section.
-            numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
+            numerics: The CPU numerics profile of the run.
         """
         self._parameters, self._differentiate = parameters, make(parameters)
         count = min(ranks, shards)

@@ -369,7 +369,7 @@ def test_a_gpu_that_is_not_there_is_inconclusive_before_anything_starts(
     if engine._info.get("Runtimes", {}).get("nvidia"):
         pytest.skip("this machine has a GPU to give")
     with pytest.raises(CapsuleError) as refusal:
-        run("echo started > /out/started", gpu=FIRST)
+        run("echo started > /out/started", gpus=(FIRST,))
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
     cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
     with pytest.raises(CapsuleError) as refusal:

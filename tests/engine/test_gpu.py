@@ -70,8 +70,11 @@ def test_other_refusals_are_not():
 
 def test_the_gpu_asked_for_is_the_one_requested():
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
-    assert gpu_request(version("28.3.0"), info, "3")["DeviceIDs"] == ["nvidia.com/gpu=3"]
-    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, "0:2")["DeviceIDs"] == [
+    assert gpu_request(version("28.3.0"), info, ["3", "5"])["DeviceIDs"] == [
+        "nvidia.com/gpu=3",
+        "nvidia.com/gpu=5",
+    ]
+    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, ["0:2"])["DeviceIDs"] == [
         "0:2"
     ]
 

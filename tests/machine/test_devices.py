@@ -8,7 +8,7 @@ from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
 from capsule.machine.devices import (
     Device,
-    choose_device,
+    choose_devices,
     find_device,
     visible_devices,
 )
@@ -130,12 +130,15 @@ def test_a_name_of_no_device_or_of_several_is_refused(devices, wanted):
 
 def test_the_first_device_that_the_spec_accepts_is_chosen(devices):
     both, parts = devices("two-different"), devices("a100-mig")
-    assert choose_device(both, asked()).place == "0"
-    assert choose_device(both, asked(gpu="NVIDIA H100 80GB HBM3")).place == "1"
-    assert choose_device(both, asked(compute_capability="9.0")).place == "1"
-    assert choose_device(both, asked(gpu="NVIDIA H200")) is None
-    assert choose_device(parts, asked(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb")).place == "0:2"
-    assert choose_device(parts, asked(gpu="NVIDIA A100-SXM4-40GB")) is None
+    for choice, accelerator, chosen in (
+        (both, asked(), ["0"]),
+        (both, asked(gpu="NVIDIA H100 80GB HBM3"), ["1"]),
+        (both, asked(compute_capability="9.0"), ["1"]),
+        (both, asked(gpu="NVIDIA H200"), []),
+        (parts, asked(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb"), ["0:2"]),
+        (parts, asked(gpu="NVIDIA A100-SXM4-40GB"), []),
+    ):
+        assert places(choose_devices(choice, accelerator)) == chosen
 
 
 FINGERPRINT = """
@@ -176,12 +179,13 @@ def test_a_fingerprint_has_the_gpus_that_are_left_to_runs(on_machine, name, visi
 USE = """
 import json, os, sys
 from capsule.cli.common import use_gpu
-from capsule.execution import _device
+from capsule.execution import _devices
 from capsule.host.errors import CapsuleError
 from tests.machine.test_devices import asked
 try:
     use_gpu(os.environ.get("WANTED"))
-    print(json.dumps(_device(asked()).uuid))
+    learners = int(os.environ.get("LEARNERS", "1"))
+    print(json.dumps(",".join(device.uuid for device in _devices(asked(), learners))))
 except CapsuleError as error:
     print(json.dumps(error.code))
 """
@@ -197,6 +201,10 @@ except CapsuleError as error:
         ("two-equal", {"CUDA_VISIBLE_DEVICES": ""}, "CAP-M002"),
         ("two-different", {"CUDA_VISIBLE_DEVICES": "0"}, "CAP-M008"),
         ("a100-mig", {"WANTED": "0:2"}, SMALL),
+        ("two-equal", {"LEARNERS": "2"}, f"{FIRST},{SECOND}"),
+        ("two-equal", {"LEARNERS": "3", "WANTED": "1,0"}, f"{FIRST},{SECOND}"),
+        ("two-equal", {"LEARNERS": "2", "WANTED": "1"}, SECOND),
+        ("two-different", {"LEARNERS": "2"}, "GPU-33333333-0000-4000-8000-000000000003"),
         ("no-driver", {}, "0"),  # an engine elsewhere may have one
     ],
 )
@@ -220,9 +228,9 @@ def test_a_run_must_have_used_the_gpu_that_it_was_given(tmp_path, given, told, a
     device = {"kind": "cuda"} if told is None else {"kind": "cuda", "uuid_sha256": told}
     runtime = Runtime(flags={}, libraries={}, device=device)
     (tmp_path / RUNTIME).write_bytes(runtime.document())
-    gpu = given and Device(0, "0", given, "NVIDIA H200", "9.0")
+    gpus = (Device(0, "0", given, "NVIDIA H200", "9.0"),) if given else ()
     if accepted:
-        _check_gpu(gpu, tmp_path)
+        _check_gpu(gpus, tmp_path)
     else:
         with pytest.raises(CapsuleError, match=f"CAP-E048 .*{FIRST}"):
-            _check_gpu(gpu, tmp_path)
+            _check_gpu(gpus, tmp_path)
