@@ -24,7 +24,9 @@ from capsule.host.errors import CapsuleError
 from capsule.native import native_part
 
 Status = Literal["as expected", "differs", "unchecked", "impossible"]
-_KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+_KEPT_VARIABLES = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR"}
+)
 # As in runs: see capsule.experiment.variables.
 _GPU_VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -77,10 +79,7 @@ def gpu_self_test() -> GpuSelfTest | str:
         CapsuleError: CAP-M007, this Python has no torch.
     """
     _require_torch()
-    variables = _environment("native") | {
-        name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ
-    }
-    done = _run("gpu_test", environment=variables | _GPU_VARIABLES)
+    done = _run("gpu_test", environment=_environment("native") | _GPU_VARIABLES)
     if done.returncode != 0:
         return _reason(done)
     return GpuSelfTest.model_validate_json(done.stdout)
