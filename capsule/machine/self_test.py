@@ -52,7 +52,6 @@ class SelfTest(Model):
 class GpuSelfTest(Model):
     """What a GPU's self-test found. A GPU that fails it has no such document."""
 
-    schema_id: Literal["capsule/gpu-self-test/v1"] = Field(alias="schema")
     gpu: str
     compute_capability: str
     libraries: dict[str, str] = Field(description="Name to version.")

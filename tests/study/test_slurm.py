@@ -111,7 +111,7 @@ def test_the_claims_are_those_of_a_local_run_whatever_happens_meanwhile(
     assert sorted(interfered) == [SECOND, THIRD]
     assert arrays_of(study) == [array]
     states = [study.state(name) for name in array.members]
-    assert [state.state for state in states] == ["done", "failed", "done"]
+    assert [state.state for state in states] == ["done", "failed", "done"], states
     assert states[1].outcome.code == "CAP-Y025"
     assert states[1].outcome.message == f"Slurm job {array.name}_1 ended as CANCELLED"
     log = folder / "slurm" / f"{array.name}_1.log"

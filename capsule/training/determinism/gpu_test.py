@@ -80,7 +80,6 @@ def _compare() -> dict[str, Any]:
     torch_flags.apply(torch_flags.TorchFlags.of(DeterminismSpec().model_dump()))
     facts = torch.cuda.get_device_properties(0)
     return {
-        "schema": "capsule/gpu-self-test/v1",
         "gpu": facts.name,
         "compute_capability": f"{facts.major}.{facts.minor}",
         "libraries": {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)},

@@ -78,7 +78,7 @@ def test_the_doctor_says_that_this_torch_has_no_gpu(tmp_path, monkeypatch):
 
 def test_a_sound_gpu_is_described():
     document = (
-        '{"schema": "capsule/gpu-self-test/v1", "gpu": "NVIDIA H200", "compute_capability": "9.0", '
+        '{"gpu": "NVIDIA H200", "compute_capability": "9.0", '
         '"libraries": {"torch": "2.13.0"}, "found": "as the CPU, with the same bits twice"}'
     )
     check = gpu_check(GpuSelfTest.model_validate_json(document))
