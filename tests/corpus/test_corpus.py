@@ -310,6 +310,7 @@ def test_a_later_version_finds_it_intact(name, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_training_code_of_a_later_version_repeats_it_bit_for_bit(tmp_path):
     """The later version's own training code reads the older lock as it was meant."""
     from capsule.experiment.lock import Lock

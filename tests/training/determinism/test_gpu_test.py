@@ -65,6 +65,7 @@ def test_what_a_device_computes(factors, repeats, found):
     assert line.startswith("CAP-T110") is (found[:2] != "as")
 
 
+@pytest.mark.slow
 def test_the_doctor_says_that_this_torch_has_no_gpu(tmp_path, monkeypatch):
     import torch
 
