@@ -22,7 +22,7 @@ from capsule.image.cache import Cache, folder_state
 from capsule.image.code import is_program, training_code, training_code_digest
 from capsule.image.distribution import Distribution, distribution_of
 
-_LAYOUT = 6  # number of the way in which environments are made, a part of their keys
+_LAYOUT = 7  # number of the way in which environments are made and recorded, a part of their keys
 
 
 def prepare_environment(lock: Lock, cache: Cache, progress: Progress) -> Path:

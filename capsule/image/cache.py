@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
+from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_folder
@@ -233,27 +233,26 @@ class Cache:
             yield folder
 
 
-def file_state(path: Path) -> list[int]:
+def file_state(path: str | Path) -> list[int]:
     """Return numbers that change whenever a file does: its inode, size, mode and time of change.
 
     The kernel sets that time (``st_ctime``); no program chooses it. Links are not followed.
     """
-    facts = path.lstat()
+    facts = os.lstat(path)
     return [facts.st_ino, facts.st_size, facts.st_mode, facts.st_ctime_ns]
 
 
 def folder_state(folder: Path) -> str:
     """Return a digest of every path below a folder and of when it was last changed."""
-    return sha256_hex(canonical_json(list(_states(folder))))
-
-
-def _states(folder: Path) -> Iterator[list[str | int]]:
+    digest = hashlib.sha256()
+    # An environment has some ten thousand files, and every run asks: no Path for each.
     for place, folders, files in os.walk(folder):
         folders.sort()
+        below = os.path.relpath(place, folder)
         for name in sorted([*folders, *files]):
-            path = Path(place, name)
-            # A time of change is more than a number of canonical JSON may be.
-            yield [str(path.relative_to(folder)), *map(str, file_state(path))]
+            facts = [below, name, *file_state(os.path.join(place, name))]  # noqa: PTH118
+            digest.update(ascii(facts).encode())
+    return digest.hexdigest()
 
 
 def default_root() -> Path:

@@ -21,13 +21,7 @@ from capsule.experiment.spec import ImageSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_control
 from capsule.image.archives.layers import refused
-from capsule.image.archives.wheel import (
-    check_filename,
-    open_wheel,
-    wheel_entry_points,
-    wheel_paths,
-    wheel_requirements,
-)
+from capsule.image.archives.wheel import check_filename, open_wheel, read_contents
 from capsule.image.cache import Cache
 from capsule.image.distribution import Distribution, distribution_of
 from capsule.image.recipe import Recipe
@@ -100,12 +94,12 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
         with open_wheel(cache.package(wheel), wheel) as archive:
-            requires[wheel.name] = wheel_requirements(archive, wheel)
-            paths = wheel_paths(archive, wheel, distribution)
-            plugins = sorted(_PLUGINS & wheel_entry_points(archive, wheel))
-        files = [path for path in paths if _runs_at_start(path, distribution.site)]
+            contents = read_contents(archive, wheel, distribution)
+        requires[wheel.name] = contents.requires
+        files = [path for path in contents.paths if _runs_at_start(path, distribution.site)]
         _refuse_customization(wheel, files)
-        _refuse_shadows(wheel, paths, distribution.site, modules)
+        _refuse_shadows(wheel, contents.paths, distribution.site, modules)
+        plugins = sorted(_PLUGINS & contents.entry_points)
         at_start = [path.rpartition("/")[2] for path in files] + plugins
         startup += [f"{wheel.name} {wheel.version}: {what}" for what in at_start]
     asked = _reachable(_roots(lock, recipe), requires, distribution)

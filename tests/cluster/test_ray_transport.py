@@ -171,7 +171,7 @@ def log_of(slots):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_lockstep_on_a_cluster_has_the_bits_of_one_process(workers, start):
     settings = settings_of()
     made = play(start(settings, workers=workers), lockstep(), settings)

@@ -67,7 +67,7 @@ def contents(own):
         return {path: staged.read_bytes() for path, staged in bundle.files.items()}
 
 
-@pytest.mark.parametrize("engine", ["docker", "process"])
+@pytest.mark.parametrize("engine", ["docker", pytest.param("process", marks=pytest.mark.soak)])
 def test_numbers_repeat_on_a_busy_machine_and_nothing_is_left_of_killed_verifications(
     workplace, tree, engine, tmp_path, busy, monkeypatch
 ):

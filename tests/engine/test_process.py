@@ -319,6 +319,7 @@ def test_the_environment_is_made_once_and_shared_by_specs_that_differ_in_numbers
     assert installations(notes) == 1
 
 
+@pytest.mark.parametrize("enclosed", ["plain"], indirect=True)  # it is made before there are any
 def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     environment = cache.root / "environments" / environment_key(lock)
     (environment / "bin" / "python3.11").unlink()
@@ -328,6 +329,7 @@ def test_an_environment_whose_interpreter_went_is_made_again(lock, cache, run):
     assert run("print(1)")[1] == "1\n"
 
 
+@pytest.mark.parametrize("enclosed", ["plain"], indirect=True)
 @pytest.mark.parametrize("deed", ["plant", "change", "replace", "remove"])
 def test_an_environment_that_was_changed_is_made_again(lock, cache, run, deed):
     """A file that was planted would be executed with all that the caller may do."""

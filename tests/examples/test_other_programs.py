@@ -1,4 +1,4 @@
-"""Other people's programs, each run once and verified: some in Docker, the others without it.
+"""Other people's programs, two of them run and verified in Docker.
 
 ``pytest -m soak`` verifies bundles of both engines of each program five times while another process
 keeps each core busy.
@@ -17,7 +17,6 @@ FOLDER = Path(__file__).parents[2] / "examples" / "other-programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 # The others are left to the soak tests: each takes a minute, mostly to install its packages.
 IN_DOCKER = ["data_loader", "sb3_ppo"]
-WITHOUT = ["data_loader"]  # it has worker processes, which are the hardest there
 BUSY = "while True: pass"
 
 pytestmark = pytest.mark.network
@@ -66,15 +65,10 @@ def test_there_are_the_programs_that_the_readme_names():
     assert all(f"({program}.py)" in readme for program in PROGRAMS)
 
 
-@pytest.mark.parametrize(
-    ("program", "engine"),
-    [
-        *(pytest.param(program, "docker", marks=pytest.mark.engine) for program in IN_DOCKER),
-        *(pytest.param(program, "process", marks=pytest.mark.slow) for program in WITHOUT),
-    ],
-)
-def test_the_program_is_reproduced_bit_for_bit(program, engine, place):
-    report = verify(run(program, engine, place), engine, place)
+@pytest.mark.engine
+@pytest.mark.parametrize("program", IN_DOCKER)
+def test_the_program_is_reproduced_bit_for_bit(program, place):
+    report = verify(run(program, "docker", place), "docker", place)
     assert report["verdict"] == "reproduced-bitwise", report["summary"]
 
 

@@ -1,13 +1,12 @@
-"""Trains a little on the stand-in device, or on the CPU, and prints what it found as JSON.
+"""Trains a little on the CPU and on the stand-in device, and prints what it found as JSON.
 
 A process of its own, because torch takes one backend of that kind for good.
 
-usage: python -m tests.training.device_path CASE cpu|elsewhere FOLDER
+usage: python -m tests.training.device_path FOLDER
 """
 
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -90,23 +89,34 @@ def train(document, steps, device, folder):
         trace.close()
 
 
-def main(case, place, folder):
-    """Train, and print losses, norms of tensors, and the operators with their status on a GPU."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    document, steps = CASES[case]
-    if place == "cpu":
-        device, there = torch.device("cpu"), nullcontext({})
-    else:
-        from tests.training.stand_in_device import DEVICE, stand_in_device
+def trained(case, folder):
+    """Train a case at both places; return what is found at each, and the operators of the device.
 
-        device, there = DEVICE, stand_in_device()
-    with there as used:
-        found = train(document, steps, device, Path(folder))
-    found["operators"] = {
+    An operator's status is torch's, on a GPU.
+    """
+    from tests.training.stand_in_device import DEVICE, stand_in_device
+
+    document, steps = CASES[case]
+    here = train(document, steps, torch.device("cpu"), folder / "cpu")
+    with stand_in_device() as used:
+        there = train(document, steps, DEVICE, folder / "elsewhere")
+    operators = {
         name: status_of(name, "cuda", arguments, seeded=False)[0]
         for name, arguments in used.items()
     }
+    return {"cpu": here, "elsewhere": there, "operators": operators}
+
+
+def main(folder):
+    """Print what was found in each case."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    found = {}
+    for number, case in enumerate(CASES):
+        places = Path(folder, str(number))
+        for place in ("cpu", "elsewhere"):
+            (places / place).mkdir(parents=True)
+        found[case] = trained(case, places)
     json.dump(found, sys.stdout)
 
 

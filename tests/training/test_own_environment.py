@@ -115,7 +115,12 @@ def environment(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "network"),
-    [("dqn", LAYERS), ("dqn", MODULE_SPEC), ("r2d2", MODULE_SPEC), ("impala", MODULE_SPEC)],
+    [
+        ("dqn", LAYERS),
+        pytest.param("dqn", MODULE_SPEC, marks=pytest.mark.soak),
+        pytest.param("r2d2", MODULE_SPEC, marks=pytest.mark.soak),
+        ("impala", MODULE_SPEC),
+    ],
     ids=["dqn-layers", "dqn-module", "r2d2-module", "impala-module"],
 )
 def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm, network):

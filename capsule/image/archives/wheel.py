@@ -53,6 +53,21 @@ class _Recorded:
     size: int | None
 
 
+@dataclass(frozen=True)
+class WheelContents:
+    """What a wheel needs and brings.
+
+    Attributes:
+        requires: What it says it needs (``Requires-Dist`` of its METADATA).
+        entry_points: Groups of its entry points, whose modules others may import.
+        paths: Where its files go in an image.
+    """
+
+    requires: list[Requirement]
+    entry_points: set[str]
+    paths: list[str]
+
+
 def check_filename(wheel: LockedWheel) -> None:
     """Check that a locked wheel is what its file's name says.
 
@@ -85,47 +100,30 @@ def open_wheel(path: Path, wheel: LockedWheel) -> zipfile.ZipFile:
         raise refused("CAP-I105", f"{wheel.filename} is not a wheel: {error}") from error
 
 
-def wheel_requirements(archive: zipfile.ZipFile, wheel: LockedWheel) -> list[Requirement]:
-    """Return what an open wheel says it needs (``Requires-Dist`` of its METADATA).
+def read_contents(
+    archive: zipfile.ZipFile, wheel: LockedWheel, distribution: Distribution
+) -> WheelContents:
+    """Return what an open wheel needs and brings, without reading its files.
 
     Raises:
-        CapsuleError: CAP-I105 malformed, or not the locked wheel.
+        CapsuleError: CAP-I105 malformed, or not the locked wheel; CAP-I107 to CAP-I109, as
+            :func:`wheel_entries`.
     """
     members = _members(archive, wheel)
     info = _dist_info(members, wheel)
     document = _read(archive, members.get(f"{info}/METADATA"), wheel)
     fields = HeaderParser().parsestr(document.decode("utf-8", "replace"))
     try:
-        return [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
+        requires = [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
     except InvalidRequirement as error:
         raise refused("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
-
-
-def wheel_entry_points(archive: zipfile.ZipFile, wheel: LockedWheel) -> set[str]:
-    """Return the groups of the entry points of an open wheel, whose modules others may import.
-
-    Raises:
-        CapsuleError: CAP-I105 malformed, or not the locked wheel.
-    """
-    members = _members(archive, wheel)
-    member = members.get(f"{_dist_info(members, wheel)}/entry_points.txt")
-    document = b"" if member is None else _read(archive, member, wheel)
-    return set(
-        re.findall(r"^\s*\[\s*(.*?)\s*\]", document.decode("utf-8", "replace"), re.MULTILINE)
+    stated = members.get(f"{info}/entry_points.txt")
+    groups = b"" if stated is None else _read(archive, stated, wheel)
+    return WheelContents(
+        requires,
+        set(re.findall(r"^\s*\[\s*(.*?)\s*\]", groups.decode("utf-8", "replace"), re.MULTILINE)),
+        [_destination(name, info, wheel, distribution)[0] for name in members],
     )
-
-
-def wheel_paths(
-    archive: zipfile.ZipFile, wheel: LockedWheel, distribution: Distribution
-) -> list[str]:
-    """Return where the files of an open wheel go in an image of a distribution.
-
-    Raises:
-        CapsuleError: CAP-I105, CAP-I107 to CAP-I109, as :func:`wheel_entries`.
-    """
-    members = _members(archive, wheel)
-    info = _dist_info(members, wheel)
-    return [_destination(name, info, wheel, distribution)[0] for name in members]
 
 
 def wheel_entries(

@@ -18,6 +18,7 @@ from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
 from capsule.image.cache import Cache, folder_state
 
+_LAYOUT = 2  # number of the way in which folders are made and recorded, a part of their keys
 _MOUNT_POINTS = ("data", "dev", "out", "proc", "sys", "tmp")
 _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
@@ -33,7 +34,8 @@ def unpacked_root(image: Image, cache: Cache, progress: Progress) -> Path:
         CapsuleError: CAP-E004 a layer is not what its digest says, CAP-I107 it has a whiteout or a
             path that leads through a link, CAP-I110 it is not in canonical form.
     """
-    key = sha256_hex(canonical_json([*_MOUNT_POINTS, *(each.diff_id for each in image.layers)]))
+    layers = [layer.diff_id for layer in image.layers]
+    key = sha256_hex(canonical_json([_LAYOUT, *_MOUNT_POINTS, *layers]))
     root = cache.folder("roots") / key
     record = root.with_name(f"{key}.state")
     with cache.lock(f"root-{key}"):

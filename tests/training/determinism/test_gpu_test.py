@@ -22,7 +22,6 @@ from capsule.experiment.errors import CapsuleError
 from capsule.training.determinism.gpu_test import gpu_test
 from tests.training import stand_in_device as place
 
-factors, repeats = eval(sys.argv[1]), sys.argv[2] == "repeats"
 execute = place._execute
 
 def faulty(operator, args, kwargs):
@@ -34,35 +33,31 @@ def faulty(operator, args, kwargs):
 torch.set_num_threads(1)  # one thread more would be another order of sums
 with place.stand_in_device():
     place._execute = faulty
-    try:
-        print(gpu_test(place.DEVICE, repeats=repeats))
-    except CapsuleError as error:
-        print(error)
+    for case in sys.argv[1:]:
+        values, repeats = case.rsplit(" ", 1)
+        factors = eval(values)
+        try:
+            print(gpu_test(place.DEVICE, repeats=repeats == "repeats"))
+        except CapsuleError as error:
+            print(str(error).replace("\\n", " "))
 """
-
-
-def said(factors, repeats="repeats"):
-    command = [sys.executable, "-c", SCRIPT, factors, repeats]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+CASES = {
+    "itertools.repeat(1.0) repeats": "as the CPU, with the same bits twice",
+    "itertools.repeat(1.0) varies": "as the CPU",
+    "itertools.repeat(1.1) repeats": "the losses of a training are",
+    "itertools.repeat(float('nan')) repeats": "[nan, nan, nan]",
+    "itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001]) repeats": "has other bits",
+    "itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001]) varies": "as the CPU",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factors", "repeats", "found"),
-    [
-        ("itertools.repeat(1.0)", "repeats", "as the CPU, with the same bits twice"),
-        ("itertools.repeat(1.0)", "varies", "as the CPU"),
-        ("itertools.repeat(1.1)", "repeats", "the losses of a training are"),
-        ("itertools.repeat(float('nan'))", "repeats", "[nan, nan, nan]"),
-        ("itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001])", "repeats", "has other bits"),
-        ("itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001])", "varies", "as the CPU"),
-    ],
-)
-def test_what_a_device_computes(factors, repeats, found):
-    line = said(factors, repeats)
-    assert found in line
-    assert line.startswith("CAP-T110") is (found[:2] != "as")
+def test_what_a_device_computes():
+    command = [sys.executable, "-c", SCRIPT, *CASES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for line, (case, found) in zip(done.stdout.splitlines(), CASES.items(), strict=True):
+        assert found in line, case
+        assert line.startswith("CAP-T110") is (found[:2] != "as"), case
 
 
 @pytest.mark.slow
