@@ -30,20 +30,20 @@ trainer:
   network: mlp
   hidden_units: 16
   recurrent_units: 8
-  total_steps: 20_000
+  total_steps: 6_000
   actors: 8
   batch_size: 4
   unroll_length: 10
   micro_batches: [2, 2]
 evaluation:
-  interval: 20_000
+  interval: 6_000
   starts: 2
   candidates: 6
   shortlist: 4
   min_actions: 0
   max_actions: 5
   max_minutes: 0.05
-recording: {trace_interval: 40, tensor_interval: 400, checkpoint_interval: 10_000}
+recording: {trace_interval: 40, tensor_interval: 400, checkpoint_interval: 3_000}
 limits: {memory_mb: 4096, processes: 4096, minutes: 20}
 """
 SECONDS = 1_000  # three containers with Ray on two busy cores
