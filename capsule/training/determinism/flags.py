@@ -59,9 +59,9 @@ def apply(spec: Spec) -> Runtime:
 
     Raises:
         CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
-            bits than the numerics profile promises; CAP-T110, the GPU fails its self-test;
-            CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA library has
-            another version than the spec asks for.
+            bits than the numerics profile promises; CAP-T110 or CAP-T114, the GPU fails its
+            self-test; CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA
+            library has another version than the spec asks for.
     """
     flags = {
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)

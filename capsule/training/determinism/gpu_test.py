@@ -25,6 +25,7 @@ from capsule.training.determinism.self_test import digest
 
 # Of a loss, relative. Rounding makes a difference of 1e-6, TensorFloat-32 one of 1e-3.
 MOST = 1e-2
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def gpu_test(device: torch.device, *, repeats: bool) -> str:
@@ -38,12 +39,24 @@ def gpu_test(device: torch.device, *, repeats: bool) -> str:
         What was found, for the flags of a run.
 
     Raises:
-        CapsuleError: CAP-T110, an answer is wrong or not repeated.
+        CapsuleError: CAP-T110, an answer is wrong or not repeated; CAP-T114, this torch multiplies
+            no matrices there under the flags.
     """
     with cpu.one_thread():
         expected = _losses(convolutional())
-    with torch.device(device):
-        first, second = ([tensor.cpu() for tensor in convolutional()] for _ in range(2))
+    try:
+        with torch.device(device):
+            first, second = ([tensor.cpu() for tensor in convolutional()] for _ in range(2))
+    except RuntimeError as error:
+        # Before https://github.com/pytorch/pytorch/pull/161749 torch looked for the variable.
+        if _WORKSPACE not in str(error):
+            raise
+        raise CapsuleError(
+            "CAP-T114",
+            f"torch {torch.__version__} multiplies no matrices on a GPU without {_WORKSPACE} while "
+            "determinism.algorithms is 'error'",
+            fix="Set determinism.cublas_workspace to ':4096:8', or pin a later version of torch.",
+        ) from error
     found = _losses(first)
     if not all(map(_close, found, expected)):
         raise _wrong(device, f"the losses of a training are {found}, and {expected} on the CPU")

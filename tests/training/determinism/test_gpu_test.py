@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from capsule.checkup import gpu_check
 from capsule.cli import main
+from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.self_test import GpuSelfTest
 from capsule.training.determinism import flags
 from tests.training.conftest import CARTPOLE, make_spec
@@ -58,6 +59,25 @@ def test_what_a_device_computes():
     for line, (case, found) in zip(done.stdout.splitlines(), CASES.items(), strict=True):
         assert found in line, case
         assert line.startswith("CAP-T110") is (found[:2] != "as"), case
+
+
+@pytest.mark.slow
+def test_an_older_torch_that_needs_a_workspace_says_so(monkeypatch):
+    import torch
+
+    from capsule.training.determinism import gpu_test
+
+    def refuse():
+        if torch.get_default_device().type == "meta":
+            raise RuntimeError("you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8")
+        return [torch.ones(1)] * 8
+
+    monkeypatch.setattr(gpu_test, "convolutional", refuse)
+    with pytest.raises(CapsuleError) as failure:
+        gpu_test.gpu_test(torch.device("meta"), repeats=True)
+    assert failure.value.code == "CAP-T114"
+    assert failure.value.exit_code == ExitCode.INCONCLUSIVE
+    assert ":4096:8" in failure.value.fix
 
 
 @pytest.mark.slow
