@@ -21,6 +21,7 @@ from typing import Literal
 from capsule.engine import confine
 from capsule.engine.containers import resource_limits
 from capsule.engine.data import Mounts
+from capsule.engine.gpu import SEARCHED, require_driver, visible_devices
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, descendants, started
 from capsule.engine.seccomp_filter import compiled_profile
@@ -31,6 +32,7 @@ from capsule.engine.unpacked import (
     program_variables,
 )
 from capsule.experiment import contract
+from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import TASK_USER, Image
@@ -40,6 +42,7 @@ _CONFINED = (
     *("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv", "--no-umask"),
     *("--no-home", "--no-mount", "bind-paths,sys", "--net", "--network", "none"),
 )
+_LIBRARIES = "/.singularity.d/libs"  # where --nv binds those of NVIDIA's driver
 _PYTHON = "/usr/bin/python3"  # of the image
 _TEMPORARY = "/tmp"  # noqa: S108 - private
 _POLL_SECONDS = 0.02
@@ -76,6 +79,11 @@ class ApptainerEngine(UnpackedImageEngine):
     def name(self) -> Literal["apptainer"]:
         """The engine's name."""
         return "apptainer"
+
+    def check(self, lock: Lock) -> None:
+        """See :class:`capsule.engine.interface.Engine`."""
+        if lock.spec.accelerator.kind == "cuda":
+            require_driver()
 
     def describe(self) -> dict[str, str]:
         """Return Apptainer's version, and what it confines less than a container engine.
@@ -136,7 +144,11 @@ class ApptainerEngine(UnpackedImageEngine):
 
     def _start(self, task: Task, image: Image, data: Mounts, scratch: Path) -> Start:
         (scratch / "tmp").mkdir()
-        variables = program_variables(task, image)
+        variables, options = program_variables(task, image), list(_CONFINED)
+        if task.gpus:
+            # Apptainer binds the driver's libraries and the files of all devices; Capsule chooses.
+            variables |= {**visible_devices(task.gpus), SEARCHED: _LIBRARIES}
+            options.append("--nv")
         binds = (
             f"{task.run_directory.resolve()}:{contract.RUN_FOLDER}",
             *self._accounts(scratch),
@@ -154,7 +166,7 @@ class ApptainerEngine(UnpackedImageEngine):
         bound = () if task.processors is None else ("taskset", "--cpu-list", task.processors)
         return Start(
             (
-                *(*bound, self._program, "--silent", "exec", *_CONFINED),
+                *(*bound, self._program, "--silent", "exec", *options),
                 *("--hostname", variables["HOSTNAME"], "--pwd", _TEMPORARY),
                 *(word for bind in binds for word in ("--bind", bind)),
                 *(str(self._root), *inside),

@@ -21,6 +21,7 @@ from typing import Literal
 
 from capsule.engine.containers import resource_limits
 from capsule.engine.data import Mounts
+from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Task
 from capsule.engine.process import RunningProcess, Start, started
 from capsule.engine.seccomp_filter import compiled_profile
@@ -31,6 +32,7 @@ from capsule.engine.unpacked import (
     program_variables,
 )
 from capsule.experiment import contract
+from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
 from capsule.image.assembly.assemble import TASK_USER, Image
 
@@ -78,6 +80,11 @@ class BubblewrapEngine(UnpackedImageEngine):
     def name(self) -> Literal["bwrap"]:
         """The engine's name."""
         return "bwrap"
+
+    def check(self, lock: Lock) -> None:
+        """See :class:`capsule.engine.interface.Engine`."""
+        if lock.spec.accelerator.kind == "cuda":
+            raise no_gpu(f"Capsule's engine {self.name} gives no GPU to a run")
 
     def describe(self) -> dict[str, str]:
         """Return bubblewrap's version, and what it confines less than a container engine.

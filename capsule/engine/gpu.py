@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsule.engine.connection import component, engine_name
 from capsule.host.errors import CapsuleError
+from capsule.machine.devices import VISIBLE, Device
 
 if TYPE_CHECKING:
     from docker.types import DeviceRequest
@@ -29,13 +30,14 @@ _FIXED: dict[str, tuple[tuple[int, int, int], ...]] = {
     RUNC: ((1, 2, 8), (1, 3, 3)),
     TOOLKIT: ((1, 17, 8),),
 }
-_SEARCHED = "LD_LIBRARY_PATH"
+SEARCHED = "LD_LIBRARY_PATH"
 # Where the driver's libraries lie on Fedora, Red Hat Enterprise Linux and their relatives, and
 # where NVIDIA's toolkit mounts them. Debian's loader does not look there by itself, and images have
 # no cache of the loader, without which the toolkit adds nothing to its search
 # (NVIDIA/nvidia-container-toolkit#1326).
-IN_CONTAINERS = {_SEARCHED: "/usr/lib64"}
+IN_CONTAINERS = {SEARCHED: "/usr/lib64"}
 _DRIVER = "libcuda.so.1"
+_LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # the last one in WSL 2
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 
@@ -119,6 +121,21 @@ def outdated(components: Mapping[str, str]) -> list[str]:
     return findings
 
 
+def require_driver() -> None:
+    """Check that this machine has a driver for NVIDIA's GPUs, which it gives to programs itself.
+
+    Raises:
+        CapsuleError: CAP-E003, none is loaded.
+    """
+    if not any(Path(path).exists() for path in _LOADED):
+        raise no_gpu("no NVIDIA driver is loaded")
+
+
+def visible_devices(gpus: Sequence[Device]) -> dict[str, str]:
+    """Return the variable by which CUDA shows a program these devices and no others."""
+    return {VISIBLE: ",".join(gpu.uuid for gpu in gpus)}
+
+
 def driver_folder(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable by which a process finds NVIDIA's driver in a folder of its own.
 
@@ -131,13 +148,13 @@ def driver_folder(environment: Mapping[str, str]) -> dict[str, str]:
     Returns:
         Empty where the variable leads to no driver; the loader may find it nevertheless.
     """
-    folders = [folder for folder in environment.get(_SEARCHED, "").split(":") if folder]
+    folders = [folder for folder in environment.get(SEARCHED, "").split(":") if folder]
     found = [folder for folder in folders if (Path(folder) / _DRIVER).exists()]
-    return {_SEARCHED: str(Path(found[0]).absolute())} if found else {}
+    return {SEARCHED: str(Path(found[0]).absolute())} if found else {}
 
 
 def no_gpu(cause: str) -> CapsuleError:
-    """Return the error for a GPU that cannot be had here. The run is inconclusive, not wrong."""
+    """Return the error for a GPU that a run does not get. The run is inconclusive, not wrong."""
     return CapsuleError(
         "CAP-E003",
         f"the run needs an NVIDIA GPU but the engine cannot provide one: {cause}",

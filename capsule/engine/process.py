@@ -24,7 +24,7 @@ from typing import Literal
 import capsule
 from capsule.engine.data import Mounts, data_mounts, data_variables, link_data
 from capsule.engine.environment import prepare_environment
-from capsule.engine.gpu import driver_folder, no_gpu
+from capsule.engine.gpu import driver_folder, require_driver, visible_devices
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.supervise import exclusive, interrupts, supervise, write_log
 from capsule.experiment import contract
@@ -36,7 +36,6 @@ from capsule.image.cache import Cache
 from capsule.image.resolution.project import project_archive, unpack_project
 from capsule.native import native_part
 
-_GPU_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LOG_SECONDS = 5.0
 _ENCLOSED_ENVIRONMENT = "/capsule"
 _ENCLOSED_HOME = "/tmp"  # noqa: S108 - private
@@ -61,10 +60,8 @@ class ProcessEngine:
 
     def check(self, lock: Lock) -> None:
         """See :class:`capsule.engine.interface.Engine`."""
-        if lock.spec.accelerator.kind == "cuda" and not any(
-            Path(path).exists() for path in _GPU_DRIVERS
-        ):
-            raise no_gpu("no NVIDIA driver is loaded")
+        if lock.spec.accelerator.kind == "cuda":
+            require_driver()
 
     def prepare(
         self,
@@ -246,10 +243,7 @@ class RunningProcess:
 
 def task_environment(task: Task, environment: str, home: str) -> dict[str, str]:
     """Return all variables of a task: its own, and what the image would set besides."""
-    gpu = {}
-    if task.gpus:
-        named = ",".join(gpu.uuid for gpu in task.gpus)
-        gpu = {"CUDA_VISIBLE_DEVICES": named, **driver_folder(os.environ)}
+    gpu = visible_devices(task.gpus) | driver_folder(os.environ) if task.gpus else {}
     return {
         **task.environment,
         **gpu,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from capsule.engine.data import Mounts, data_mounts, data_variables
-from capsule.engine.gpu import no_gpu
 from capsule.engine.interface import Exit, Progress, Task
 from capsule.engine.process import RunningProcess
 from capsule.engine.supervise import exclusive, interrupts, supervise
@@ -53,10 +52,9 @@ class UnpackedImageEngine(ABC):
     ) -> AbstractContextManager[RunningProcess]:
         """Start a task with data sets mounted; afterwards nothing of it is left."""
 
+    @abstractmethod
     def check(self, lock: Lock) -> None:
         """See :class:`capsule.engine.interface.Engine`."""
-        if lock.spec.accelerator.kind == "cuda":
-            raise no_gpu(f"Capsule's engine {self.name} gives no GPU to a run")
 
     def prepare(self, lock: Lock, image: Image | None, cache: Cache, *, progress: Progress) -> None:  # noqa: ARG002 - other engines need it
         """Unpack the image, once per set of layers.

@@ -5,11 +5,12 @@ import os
 
 import pytest
 
-from capsule.engine import apptainer
+from capsule.engine import apptainer, gpu
 from capsule.engine.apptainer import ApptainerEngine
 from capsule.engine.cluster import OnCluster
 from capsule.engine.interface import RemoteCluster
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.machine.devices import Device
 
 CUDA = {"kind": "cuda", "cuda": "13.0", "cudnn": "9.20", "driver": "580.65"}
 
@@ -74,21 +75,23 @@ def test_what_a_container_confines_more_is_said(program, make_image, make_lock, 
     assert "not filtered" in said[-1]
 
 
-def test_gpus_and_clusters_are_refused(program, make_lock):
+def test_a_gpu_needs_a_driver_and_clusters_are_refused(program, make_lock, monkeypatch, tmp_path):
     assert program.exists()
     engine = ApptainerEngine()
+    monkeypatch.setattr(gpu, "_LOADED", (str(tmp_path / "version"),))
     with pytest.raises(CapsuleError) as raised:
         engine.check(make_lock(accelerator=CUDA))
     assert raised.value.code == "CAP-E003"
+    (tmp_path / "version").touch()
+    engine.check(make_lock(accelerator=CUDA))
     with pytest.raises(CapsuleError) as raised:
         OnCluster(engine, RemoteCluster("head:6379", None))
     assert raised.value.code == "CAP-E016"
 
 
-def test_the_command_line_that_is_documented(
-    program, make_image, make_lock, make_task, cache, run_directory
-):
-    """As 'apptainer exec --help' of Apptainer 1.4.5 has it; it ends before it starts anything."""
+@pytest.fixture
+def words(program, make_image, make_lock, make_task, cache, run_directory):
+    """A function that returns the words of a command, which ends before it starts anything."""
     program.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo apptainer version 1.4.5 && exit\n'
         "for word; do printf '%s\\0' \"$word\"; done\nexit 255\n"
@@ -99,10 +102,20 @@ def test_the_command_line_that_is_documented(
     root = engine._root
     (root / "etc" / "passwd").write_text("capsule:x:61183:61183:capsule:/tmp:/bin/sh\n")
     (root / "etc" / "group").write_text("capsule:x:61183:\n")
-    with pytest.raises(CapsuleError) as raised:
-        engine.run(make_task("exit 0"), on_poll=lambda: None, poll_seconds=0.05)
-    assert raised.value.code == "CAP-E005"
-    words = (run_directory / "output.log").read_bytes().decode().split("\0")[:-1]
+
+    def run(**options):
+        with pytest.raises(CapsuleError) as raised:
+            engine.run(make_task("exit 0", **options), on_poll=lambda: None, poll_seconds=0.05)
+        assert raised.value.code == "CAP-E005"
+        said = (run_directory / "output.log").read_bytes().decode().split("\0")[:-1]
+        return said, said.index(str(root))
+
+    return run
+
+
+def test_the_command_line_that_is_documented(words, run_directory):
+    """As 'apptainer exec --help' of Apptainer 1.4.5 has it."""
+    words, at = words()
     assert words[:2] == ["--silent", "exec"]
     for option in ("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv"):
         assert option in words
@@ -110,8 +123,18 @@ def test_the_command_line_that_is_documented(
     binds = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
     assert f"{run_directory.resolve()}:/out" in binds
     assert "/proc/sys:/proc/sys:ro" in binds
-    at = words.index(str(root))
+    assert "--nv" not in words
     assert words[at + 1 : at + 5] == ["/usr/bin/python3", "-I", "-S", "-c"]
     asked = json.loads(words[at + 6])
     assert asked["command"] == ["busybox", "sh", "-c", "exit 0"]
     assert asked["limits"]["nproc"] == 32
+
+
+def test_a_gpu_comes_with_its_drivers_libraries(words):
+    """As 'apptainer exec --nv' of Apptainer 1.4.5 binds them."""
+    second = Device(1, "1", "GPU-0b0a", "NVIDIA H200", "9.0")
+    words, at = words(gpus=(second,))
+    assert "--nv" in words[:at]
+    variables = json.loads(words[at + 6])["variables"]
+    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-0b0a"
+    assert variables["LD_LIBRARY_PATH"] == "/.singularity.d/libs"

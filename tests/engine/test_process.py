@@ -391,7 +391,7 @@ def test_a_wheel_that_does_not_fit_this_machine(make_lock, cache, tmp_path, inte
 
 
 def test_a_gpu_that_is_not_there_is_inconclusive(make_lock, monkeypatch):
-    monkeypatch.setattr("capsule.engine.process._GPU_DRIVERS", ())
+    monkeypatch.setattr("capsule.engine.gpu._LOADED", ())
     cuda = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9", "driver": ">=580"}
     with pytest.raises(CapsuleError) as refusal:
         ProcessEngine().check(make_lock(accelerator=cuda))
