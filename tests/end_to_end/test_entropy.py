@@ -40,10 +40,9 @@ def root_seeds(files):
 
 def test_derived_randomness_makes_an_unseeded_run_repeatable(workplace):
     first, second = (run(workplace, *UNSEEDED) for _ in range(2))
-    other = run(workplace, *UNSEEDED, "--set", "entropy.seed=5")
-    assert first.claim_id == second.claim_id != other.claim_id
+    assert first.claim_id == second.claim_id
     assert len(root_seeds(members(first))) == 1
-    assert root_seeds(members(first)) == root_seeds(members(second)) != root_seeds(members(other))
+    assert root_seeds(members(first)) == root_seeds(members(second))
     report = EntropyReport.model_validate_json(members(first)[run_bundle.ENTROPY_REPORT])
     assert (report.mode, report.supervised, report.bypassed) == ("virtual", True, 0)
     assert report.requests(lambda _: True).calls > 0

@@ -154,6 +154,7 @@ def test_a_study_that_is_interrupted_is_resumed_to_the_same_claims(folder, whole
     assert resumed(folder, directory) == claims(whole[0])
 
 
+@pytest.mark.soak
 def test_a_study_that_is_killed_is_resumed_to_the_same_claims(folder, whole, begun):
     process, directory = begun
     killed, _ = children(process.pid)
