@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import Image, write_archive
+from capsule.image.assembly.making import Layer
 from capsule.image.cache import Cache
 from capsule.image.data.archive import archive_size, write_data
 from capsule.image.data.listing import listing_document, pin_of
@@ -226,28 +228,54 @@ def _training_files(directory: Path) -> Sources:
 
 def _image_files(run: FinishedRun, cache: Cache, scratch: Path, *, embed_image: bool) -> Sources:
     """Describe the image, and carry the layers that a verifier could not rebuild for ever."""
-    config_digest = run.image.config_digest if run.image else f"sha256:{run.lock.digest()}"
-    layers = {layer.name: layer.path for layer in run.image.layers} if run.image else {}
-    licences = collect_licences(
-        run.lock, lambda wheel: cache.path(wheel.sha256), layers.get("base")
-    )
-    sbom = image_sbom(run.lock, config_digest, licences)
-    validate_sbom(sbom)
-    files: Sources = {run_bundle.IMAGE_SBOM: sbom}
+    files: Sources = {run_bundle.IMAGE_SBOM: _image_sbom(run, cache)}
     if run.image is None:
         return files
     image = run.image
     files[run_bundle.IMAGE_CONFIG] = image.config
     files[run_bundle.IMAGE_MANIFEST] = image.manifest
-    for name in run_bundle.EMBEDDED_LAYERS:
-        packed = scratch / f"{name}.zst"
-        _compress(packed, ZSTD_LEVEL, partial(_copy, layers[name]))
-        files[run_bundle.LAYER.format(name=name)] = packed
+    for layer in image.layers:
+        if layer.name in run_bundle.EMBEDDED_LAYERS:
+            files[run_bundle.LAYER.format(name=layer.name)] = _packed_layer(layer, cache)
     if embed_image:
         packed = scratch / "image.zst"
         _compress(packed, ARCHIVE_ZSTD_LEVEL, lambda out: write_archive(image, out))
         files[run_bundle.IMAGE_ARCHIVE] = packed
     return files
+
+
+def _image_sbom(run: FinishedRun, cache: Cache) -> bytes:
+    """Return the image's bill of materials, which is made once for all runs of an image."""
+    config_digest = run.image.config_digest if run.image else f"sha256:{run.lock.digest()}"
+    layers = {layer.name: layer.path for layer in run.image.layers} if run.image else {}
+
+    def make() -> bytes:
+        licences = collect_licences(
+            run.lock, lambda wheel: cache.path(wheel.sha256), layers.get("base")
+        )
+        sbom = image_sbom(run.lock, config_digest, licences)
+        validate_sbom(sbom)
+        return sbom
+
+    # Not the whole lock: its spec has the hyper-parameters as well.
+    project = run.lock.project.document() if run.lock.project else b""
+    base = run.lock.spec.image.base
+    parts = (run.lock.image.document(), project, f"{base} {config_digest}".encode())
+    return cache.document("sbom", parts, make)
+
+
+def _packed_layer(layer: Layer, cache: Cache) -> Path:
+    """Return a compressed layer, which is made once for all bundles that have it."""
+    packed = cache.derived(f"{layer.diff_id.removeprefix('sha256:')}.layer.zst")
+    if not packed.exists():
+        with cache.scratch() as scratch:
+            new = scratch / packed.name
+            _compress(new, ZSTD_LEVEL, partial(_copy, layer.path))
+            # Before the rename: after a crash the name must not lead to an unfinished file.
+            with new.open("rb") as stream:
+                os.fsync(stream.fileno())
+            new.replace(packed)
+    return packed
 
 
 def _project_files(lock: Lock, cache: Cache, scratch: Path) -> Sources:

@@ -20,12 +20,13 @@ import re
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
+from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import user_folder
 from capsule.host.owner import remove_abandoned, temporary_folder
@@ -163,6 +164,22 @@ class Cache:
         if not _KEY.fullmatch(key):
             raise ValueError(f"not a cache key: {key!r}")
         return self.folder("derived") / key
+
+    def document(self, name: str, parts: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
+        """Return a document about cached content, and make it if it is new.
+
+        Args:
+            name: What it says.
+            parts: Everything that it depends on, besides Capsule's own code.
+            make: Makes it. What it raises is raised, and nothing is kept.
+        """
+        digests = [name, package_digest(), *map(sha256_hex, parts)]
+        place = self.folder("documents") / sha256_hex(" ".join(digests).encode())
+        try:
+            return place.read_bytes()
+        except FileNotFoundError:
+            write_atomic(place, made := make())
+            return made
 
     def folder(self, name: str) -> Path:
         """Return an existing folder of the cache, in which no other user can write.

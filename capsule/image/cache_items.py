@@ -59,6 +59,10 @@ def _places(root: Path) -> Iterator[tuple[CacheKind, list[Path]]]:
     for record in _entries(root / "derived"):
         if record.name.endswith(".layer.json"):
             yield "layers", [record, record.with_suffix(".tar")]
+        if record.name.endswith(".layer.zst"):
+            yield "layers", [record]
+    if (root / "documents").is_dir():
+        yield "layers", [root / "documents"]
     for record in _recorded(root / "environments"):
         yield "environments", [record, record.with_suffix("")]
     for record in _recorded(root / "roots"):

@@ -7,9 +7,10 @@ needs the lock alone; :func:`check_packages` needs the packages, which say what 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import Requirement
@@ -89,11 +90,25 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
             does not name changes how every interpreter starts; CAP-I103 to CAP-I107 a package is
             missing, damaged or malformed.
     """
+    # They are there, and have the locked bytes.
+    for wheel in lock.image.wheels:
+        cache.package(wheel)
+    for package in lock.image.debian if debian else ():
+        cache.package(package)
+    recipe = recipe_of(lock)
+    known = f"{recipe and recipe.digest()} {debian}".encode()
+    parts = (lock.image.document(), lock.spec.image.document(), known)
+    found = cache.document("packages", parts, lambda: _check(lock, cache, debian=debian))
+    return Packages(**{name: tuple(each) for name, each in json.loads(found).items()})
+
+
+def _check(lock: Lock, cache: Cache, *, debian: bool) -> bytes:
+    """Read the packages, and return the fields of :class:`Packages` as JSON."""
     recipe, wheels = recipe_of(lock), {wheel.name: wheel for wheel in lock.image.wheels}
     distribution = distribution_of(lock.spec.image)
     startup, requires, modules = [], {}, dict[str, tuple[str, str]]()
     for wheel in wheels.values():
-        with open_wheel(cache.package(wheel), wheel) as archive:
+        with open_wheel(cache.path(wheel.sha256), wheel) as archive:
             contents = read_contents(archive, wheel, distribution)
         requires[wheel.name] = contents.requires
         files = [path for path in contents.paths if _runs_at_start(path, distribution.site)]
@@ -110,7 +125,7 @@ def check_packages(lock: Lock, cache: Cache, *, debian: bool) -> Packages:
     by_default = (*ImageSpec().packages, *(recipe.packages if recipe else ()))
     usual = _reachable(map(Requirement, by_default), requires, distribution)
     besides = [f"{each.name} {each.version}" for each in wheels.values() if each.name not in usual]
-    return Packages(tuple(sorted(besides)), tuple(sorted(startup)))
+    return json.dumps(asdict(Packages(tuple(sorted(besides)), tuple(sorted(startup))))).encode()
 
 
 def _requested(lock: Lock) -> dict[str, str]:
@@ -235,7 +250,7 @@ def _check_debian(lock: Lock, recipe: Recipe, cache: Cache) -> None:
     provides: dict[str, set[str]] = {}
     depends: dict[str, set[str]] = {}
     for package in lock.image.debian:
-        control = deb_control(cache.package(package), package)
+        control = deb_control(cache.path(package.sha256), package)
         depends[package.name] = _names(control, "Depends") | _names(control, "Pre-Depends")
         for name in {package.name} | _names(control, "Provides"):
             provides.setdefault(name, set()).add(package.name)
