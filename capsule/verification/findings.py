@@ -1,14 +1,13 @@
 """The findings of each stage of a verification, and the report that is built from them.
 
 A stage returns its finding, which is frozen. A stage that fails leaves those before it as they are,
-so that the report of a failed verification has everything that was found until then. A field that
-a finding and the report have in common has the same name in both.
+so that the report of a failed verification has everything that was found until then. The report is
+built once, field by field, so that the type checker sees what it says.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from capsule.bundle.claims import ImageClaim, ProgramClaims, TrainingClaims
 from capsule.bundle.trust import Signer
@@ -28,6 +27,7 @@ from capsule.verification.verdict import (
     ImageSource,
     Judgement,
     OutputComparison,
+    OutputDifference,
     ReplicaResults,
     Report,
     RequiredGrade,
@@ -191,43 +191,81 @@ class VerificationFindings:
     analysis: AnalysisFinding | None = None
 
     def report(self, judgement: Judgement, error: CapsuleError | None, seconds: float) -> Report:
-        """Build the report.
+        """Build the report. What no stage found has the default of its field.
 
         Args:
             judgement: The verdict.
             error: What ended the verification early.
             seconds: How long it took.
         """
-        stages = (
-            *(self.integrity, self.trust, self.environment, self.image, self.packages),
-            *(self.execution, self.comparison, self.analysis),
-        )
-        facts: dict[str, Any] = {}
-        for stage in filter(None, stages):
-            facts |= {key: each for key, each in vars(stage).items() if key in Report.model_fields}
-        # The analysis knows first differences in traces only, and a program has no trace.
-        if self.comparison is not None and self.comparison.outputs is not None:
-            facts["first_difference"] = self.comparison.outputs.files[0]
-        if self.challenge is not None:
-            segments, unequal = self.challenge.segments, self.challenge.first_unequal
-            facts["reexecuted_steps"] = sum(each.ends - each.begins for each in segments)
-            if unequal is not None:
-                facts["first_difference"] = unequal.first_difference
-                facts["differences"] = unequal.differences
+        integrity, trust, environment = self.integrity, self.trust, self.environment
+        image, packages, executed = self.image, self.packages, self.execution
+        compared, analysed = self.comparison, self.analysis
         return Report(
             bundle=self.bundle,
             mode=self.mode,
             verdict=judgement.verdict,
             summary=judgement.summary,
             # What is found later may still show that an unchanged bundle was forged.
-            integrity=False if judgement.verdict == "tampered" else True if self.trust else None,
+            integrity=False if judgement.verdict == "tampered" else True if trust else None,
+            claim_id=integrity.claim_id if integrity else None,
+            manifest=integrity.manifest if integrity else None,
+            unchecked=integrity.unchecked if integrity else (),
+            recorded_ledger=integrity.recorded_ledger if integrity else None,
+            claimed=integrity.claimed if integrity else None,
+            authentic=trust.authentic if trust else None,
+            signer=trust.signer if trust else None,
+            signers=trust.signers if trust else (),
+            environment=environment.environment if environment else (),
+            expected=environment.expected if environment else None,
+            expected_grade=environment.expected_grade if environment else None,
+            machine=environment.machine if environment else None,
             required=self.required,
             own_code=self.own_code,
-            challenge=self.challenge,
+            image_rebuilt=image.image_rebuilt if image else None,
+            image_source=image.image_source if image else None,
+            besides=packages.besides if packages else None,
+            startup=packages.startup if packages else None,
+            relaxations=self._relaxations(),
+            ledger=executed.ledger if executed else None,
+            ledger_differences=executed.ledger_differences if executed else (),
+            surroundings=executed.surroundings if executed else None,
+            outputs=compared.outputs if compared else None,
+            statistics=analysed.statistics if analysed else None,
+            divergence=analysed.divergence if analysed else None,
+            replica=analysed.replica if analysed else None,
             fresh_seed=self.fresh_seed,
+            challenge=self.challenge,
+            reexecuted_steps=self._reexecuted_steps(),
+            first_difference=self._first_difference(),
+            differences=self._differences(),
             seconds=round(seconds, 3),
             error={"code": error.code, "message": error.message, "fix": error.fix}
             if error
             else None,
-            **facts,
         )
+
+    def _relaxations(self) -> tuple[str, ...]:
+        """Those of the recorded run, and of the re-execution once it has ended."""
+        latest = self.execution or self.integrity
+        return latest.relaxations if latest else ()
+
+    def _reexecuted_steps(self) -> int | None:
+        if self.challenge is not None:
+            return sum(each.ends - each.begins for each in self.challenge.segments)
+        return self.execution.reexecuted_steps if self.execution else None
+
+    def _first_difference(self) -> TraceDifference | OutputDifference | None:
+        if self.challenge is not None:
+            unequal = self.challenge.first_unequal
+            return unequal.first_difference if unequal else None
+        # The analysis knows first differences in traces only, and a program has no trace.
+        if self.comparison is not None and self.comparison.outputs is not None:
+            return self.comparison.outputs.files[0]
+        return self.analysis.first_difference if self.analysis else None
+
+    def _differences(self) -> tuple[ComponentDifference, ...]:
+        if self.challenge is not None:
+            unequal = self.challenge.first_unequal
+            return unequal.differences if unequal else ()
+        return self.comparison.differences if self.comparison else ()
