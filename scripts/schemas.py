@@ -2,6 +2,7 @@
 """Write schemas/: a JSON Schema for each document of the format, from the models that read it.
 
 To be run after every change of such a model. A test compares the files with what this would write.
+The lines of a trace are the exception: no model reads them, and their schema is written out here.
 
 usage: python scripts/schemas.py
 """
@@ -23,6 +24,7 @@ from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.schedule_log import Header
 from capsule.experiment.spec import Spec
+from capsule.experiment.trace import COMPONENTS
 from capsule.machine.fingerprint import Fingerprint
 from capsule.study.directory import Outcome
 from capsule.study.lock import StudyLock
@@ -82,6 +84,67 @@ MODELS: dict[str, type[Model]] = {
     "error": ErrorDocument,
 }
 
+NAMES = (*MODELS, "trace")
+
+# Components of a trace record that are one digest, and those that have one for each tensor.
+FLOWING = ("schedule", "observations", "actions", "rewards", "terminals", "indices", "minibatch")
+TENSORS = ("gradient", "parameters", "target", "optimizer")
+
+
+def _hexadecimal(digits: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^[0-9a-f]{{{digits}}}$"}
+
+
+def _named(value: dict[str, Any], what: str) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": value, "description": what}
+
+
+def trace_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a line of a trace, which is a record or closes a segment."""
+    draws = {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"}
+    streams = _named(draws, "Stream to its draws so far and the head of its chain.")
+    last = {"type": ["string", "null"], "description": "A float in hexadecimal form (%a of C99)."}
+    digest = {"type": "string", "pattern": "^([0-9a-f]{32})?$"}
+    loss = {
+        "type": "object",
+        "properties": {"last": last, "digest": digest},
+        "required": ["last", "digest"],
+        "additionalProperties": False,
+        "description": "The last loss, and the digest of all since the record before: empty "
+        "without any.",
+    }
+    components = {
+        **dict.fromkeys(FLOWING, _hexadecimal(32)),
+        **dict.fromkeys(TENSORS, _named(_hexadecimal(32), "Tensor to its digest.")),
+        "streams": {"anyOf": [_hexadecimal(32), streams]},
+        "generations": _named({"$ref": "#/$defs/Generation"}, "Those that began, by name."),
+        "unrolls": _named(_hexadecimal(16), "Name of each that was learned to its digest."),
+        "loss": loss,
+    }
+    step = {"type": "integer", "exclusiveMinimum": 0, "description": "Agent steps done."}
+    record = {
+        "type": "object",
+        "properties": {"step": step} | {name: components[name] for name in COMPONENTS},
+        "required": ["step", "streams", "loss"],
+        "not": {"required": ["records"]},
+        "description": "A record. A reader accepts further keys, in any form.",
+    }
+    segment = {
+        "type": "object",
+        "properties": {
+            "head": _hexadecimal(64),
+            "records": {"type": "integer", "multipleOf": 1024, "exclusiveMinimum": 0},
+        },
+        "required": ["head", "records"],
+        "additionalProperties": False,
+        "description": "A segment line, after every 1024 records: the head of the chain there.",
+    }
+    generation = contract.Generation.model_json_schema()
+    _spell_out(generation)
+    definitions = {"Generation": generation, "Record": record, "Segment": segment}
+    alternatives = [{"$ref": "#/$defs/Record"}, {"$ref": "#/$defs/Segment"}]
+    return {"$defs": definitions, "title": "Trace line", "oneOf": alternatives}
+
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a document.
@@ -90,8 +153,9 @@ def schema_of(name: str) -> dict[str, Any]:
     out, but for those that were added after version 1, which it leaves out where they have the
     value ``absent``.
     """
-    schema = MODELS[name].model_json_schema(by_alias=True)
-    if name not in ("spec", "event"):
+    trace = name == "trace"
+    schema = trace_schema() if trace else MODELS[name].model_json_schema(by_alias=True)
+    if name not in ("spec", "event", "trace"):
         for definition in (schema, *schema.get("$defs", {}).values()):
             _spell_out(definition)
     return {"$schema": DIALECT, "$id": f"{IDENTIFIERS}/{name}-v1.json"} | schema
@@ -111,9 +175,9 @@ def main() -> None:
     """Write every file, and remove those of other names."""
     for path in FOLDER.glob("*.json"):
         path.unlink()
-    for name in MODELS:
+    for name in NAMES:
         (FOLDER / f"{name}-v1.json").write_text(text_of(name), encoding="utf-8")
-    sys.stdout.write(f"wrote {len(MODELS)} schemas into {FOLDER}\n")
+    sys.stdout.write(f"wrote {len(NAMES)} schemas into {FOLDER}\n")
 
 
 if __name__ == "__main__":

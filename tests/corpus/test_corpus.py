@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAMES = sorted(corpus.SPECS)
 KEY = HERE / f"{corpus.AUTHOR}.pub"
+LINES = {"run/events.jsonl": "event", "run/trace.jsonl": "trace"}  # files with one per line
 BITWISE = ["dqn", "r2d2", "impala", "impala-recorded", "program", "program-recorded"]
 
 
@@ -72,8 +73,8 @@ def test_each_document_fits_its_published_schema(name):
             kind = document["schema"].split("/")[1]
             schema = json.loads((ROOT / "schemas" / f"{kind}-v1.json").read_text())
             Draft202012Validator(schema).validate(document)
-        elif path == "run/events.jsonl":
-            schema = json.loads((ROOT / "schemas" / "event-v1.json").read_text())
+        elif kind := LINES.get(path):
+            schema = json.loads((ROOT / "schemas" / f"{kind}-v1.json").read_text())
             for line in data.splitlines():
                 Draft202012Validator(schema).validate(json.loads(line))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import rfc8785
 from cryptography.exceptions import InvalidSignature
+from jsonschema import Draft202012Validator
 
 from tests.format import reader
 from tests.hostile.genuine import SIGNER, STRANGER, outside, packed, program, training
@@ -38,6 +39,9 @@ def test_capsule_reads_the_example_as_claims():
 def test_the_tensor_trace_checkpoint_and_stream_of_the_examples():
     tensor = reader.tensor_digest("F32", [2], struct.pack("<2f", 1, 2))
     assert tensor == BLOCKS["tensor"]
+    schema = json.loads((ROOT / "schemas" / "trace-v1.json").read_text())
+    for line in BLOCKS["trace"].splitlines():
+        Draft202012Validator(schema).validate(json.loads(line))
     trace = reader.trace_head(BLOCKS["trace"].encode() + b"\n")
     assert trace == {"records": 2, "head": BLOCKS["trace-head"]}
     checkpoint = {"step": 8, "tensors": {"weight": tensor}, "trace_head": trace["head"]}
