@@ -38,7 +38,7 @@ from capsule.training.r2d2.learner import R2D2
 from capsule.training.r2d2.replay import Draw, SequenceBatch, SequenceReplay
 from capsule.training.state.streams import Stream, make_streams
 from capsule.training.trainer import TrainerContext
-from capsule.verification.equivalence.statistics import interquartile_mean, quantile
+from capsule.verification.equivalence.statistics import bootstrap, interquartile_mean, quantile
 
 InitialState = Literal["stored", "zero"]
 Tensors = Mapping[str, torch.Tensor]
@@ -460,8 +460,9 @@ def bootstrap_interval(
         confidence: Share of the resampled means within the interval.
         resamples: How often as many scores are drawn with replacement; always the same draws.
     """
-    drawn = Stream("bootstrap", 0).integers(len(scores), resamples * len(scores))
-    samples = drawn.reshape(resamples, -1).tolist()
-    means = sorted(interquartile_mean([scores[each] for each in sample]) for sample in samples)
+    places = Stream("bootstrap", 0).integers(len(scores), resamples * len(scores)).tolist()
+    (means,) = bootstrap(
+        [scores], lambda drawn: [interquartile_mean(drawn[0])], [iter(places)], resamples
+    )
     tail = (1 - confidence) / 2
     return quantile(means, tail), quantile(means, 1 - tail)

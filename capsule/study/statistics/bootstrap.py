@@ -8,11 +8,11 @@ on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from capsule.verification.equivalence.statistics import RESAMPLES, draws, quantile
+from capsule.verification.equivalence.statistics import RESAMPLES, bootstrap, draws, quantile
 
 LEVEL = 0.95  # of the intervals
 
@@ -74,26 +74,20 @@ def stratified_intervals(
     """
     for tasks in samples:
         check_scores(tasks)
-    generators = [
-        [draws(f"{seed}/{place}/{number}", len(task)) for number, task in enumerate(tasks)]
+    strata = [task for tasks in samples for task in tasks]
+    places = [
+        draws(f"{seed}/{place}/{number}", len(task))
         for place, tasks in enumerate(samples)
+        for number, task in enumerate(tasks)
     ]
-    found = [
-        statistics(
-            *(
-                [
-                    [task[index] for index in islice(generator, len(task))]
-                    for task, generator in zip(tasks, sources, strict=True)
-                ]
-                for tasks, sources in zip(samples, generators, strict=True)
-            )
-        )
-        for _ in range(resamples)
-    ]
+
+    def of_samples(drawn: Iterable[Sequence[float]]) -> Sequence[float]:
+        following = iter(drawn)
+        return statistics(*([*islice(following, len(tasks))] for tasks in samples))
+
+    found = bootstrap(strata, of_samples, places, resamples)
     margin = (1 - LEVEL) / 2
     return [
         ConfidenceInterval(estimate, quantile(column, margin), quantile(column, 1 - margin))
-        for estimate, column in zip(
-            statistics(*samples), map(sorted, zip(*found, strict=True)), strict=True
-        )
+        for estimate, column in zip(statistics(*samples), found, strict=True)
     ]

@@ -182,7 +182,7 @@ def _task(
         return before, after, after - before, statistics.cliffs_delta(first, second)
 
     recorded, found = (tuple(column) for column in zip(*pairs, strict=True))
-    resampled = statistics.bootstrap(pairs, numbers, seed, paired=paired)
+    resampled = statistics.bootstrap_pairs(pairs, numbers, seed, paired=paired)
     before, after, difference, delta = (
         Interval(
             estimate=estimate,

@@ -16,7 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Observation = TypeVar("Observation")
 
 # Observations up to which a rank test counts every arrangement instead of taking the normal law.
 EXACT = 50
@@ -169,6 +171,35 @@ def draws(seed: str, size: int) -> Iterator[int]:
 
 
 def bootstrap(
+    strata: Sequence[Sequence[Observation]],
+    statistic: Callable[[list[list[Observation]]], Sequence[float]],
+    places: Sequence[Iterator[int]],
+    resamples: int = RESAMPLES,
+) -> list[list[float]]:
+    """Draw the observations of every stratum anew, with replacement, again and again.
+
+    Args:
+        strata: Their observations.
+        statistic: Gives the numbers of interest of strata that were drawn.
+        places: For each stratum, endless places in it, such as :func:`draws` yields.
+        resamples: How often.
+
+    Returns:
+        Each number's ``resamples`` values, in ascending order.
+    """
+    found = [
+        statistic(
+            [
+                [stratum[place] for place in islice(drawn, len(stratum))]
+                for stratum, drawn in zip(strata, places, strict=True)
+            ]
+        )
+        for _ in range(resamples)
+    ]
+    return [sorted(column) for column in zip(*found, strict=True)]
+
+
+def bootstrap_pairs(
     pairs: Sequence[tuple[float, float]],
     statistic: Callable[[Sequence[float], Sequence[float]], Sequence[float]],
     seed: str,
@@ -176,7 +207,7 @@ def bootstrap(
     paired: bool,
     resamples: int = RESAMPLES,
 ) -> list[list[float]]:
-    """Resample two samples of one size with replacement.
+    """Resample two samples of one size by :func:`bootstrap`.
 
     Args:
         pairs: An observation of each sample, of the same start if ``paired``.
@@ -188,17 +219,13 @@ def bootstrap(
     Returns:
         Each number's ``resamples`` values, in ascending order.
     """
-    size = len(pairs)
-    first = [pair[0] for pair in pairs]
-    second = [pair[1] for pair in pairs]
-    lefts = draws(f"{seed}/first", size)
-    rights = draws(f"{seed}/second", size)
-    found = []
-    for _ in range(resamples):
-        left = list(islice(lefts, size))
-        right = left if paired else list(islice(rights, size))
-        found.append(statistic([first[i] for i in left], [second[i] for i in right]))
-    return [sorted(column) for column in zip(*found, strict=True)]
+    first, second = (draws(f"{seed}/{name}", len(pairs)) for name in ("first", "second"))
+    if paired:
+        return bootstrap(
+            [pairs], lambda drawn: statistic(*zip(*drawn[0], strict=True)), [first], resamples
+        )
+    samples = [[pair[place] for pair in pairs] for place in (0, 1)]
+    return bootstrap(samples, lambda drawn: statistic(*drawn), [first, second], resamples)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

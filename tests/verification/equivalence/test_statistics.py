@@ -10,7 +10,7 @@ from scipy import stats
 
 from capsule.verification.equivalence.statistics import (
     EXACT,
-    bootstrap,
+    bootstrap_pairs,
     cliffs_delta,
     doubled_ranks,
     draws,
@@ -204,7 +204,7 @@ def test_intervals_are_those_of_all_resamples(paired):
         ),
         strict=True,
     )
-    found = bootstrap(pairs, means, "seed", paired=paired, resamples=10_000)
+    found = bootstrap_pairs(pairs, means, "seed", paired=paired, resamples=10_000)
     for column, values in zip(found, every, strict=True):  # multiples of a quarter
         for share in (0.05, 0.5, 0.95):
             assert quantile(column, share) == pytest.approx(
@@ -216,7 +216,7 @@ def test_intervals_are_those_of_all_resamples(paired):
 def test_intervals_of_a_paired_mean_are_scipys():
     both = zip(sample(7, 40, 99), sample(8, 40, 9), strict=True)
     pairs = [(left, right + left / 2) for left, right in both]
-    difference = bootstrap(pairs, means, "seed", paired=True)[2]
+    difference = bootstrap_pairs(pairs, means, "seed", paired=True)[2]
     expected = stats.bootstrap(
         tuple(zip(*pairs, strict=True)),
         lambda left, right: sum(right) / 40 - sum(left) / 40,
@@ -234,7 +234,7 @@ def test_intervals_of_a_paired_mean_are_scipys():
 def test_equal_input_gives_equal_intervals():
     pairs = [(1.0, 2.0), (3.0, 5.0)]
     once, again, other = (
-        bootstrap(pairs, means, seed, paired=True, resamples=20) for seed in ("a", "a", "b")
+        bootstrap_pairs(pairs, means, seed, paired=True, resamples=20) for seed in ("a", "a", "b")
     )
     assert once == again != other
 
