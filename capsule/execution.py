@@ -80,7 +80,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class VariedSurroundings:
     """The surroundings of an execution that are not to be as usual.
 
     Attributes:
@@ -96,7 +96,7 @@ class Surroundings:
     shell: tuple[str, ...] = ()
 
 
-USUAL = Surroundings()
+USUAL = VariedSurroundings()
 
 
 class SeenSurroundings(Model):
@@ -214,7 +214,7 @@ def execute(
     learners: int = 1,
     replicas: int = 1,
     limits: LimitsSpec | None = None,
-    surroundings: Surroundings = USUAL,
+    surroundings: VariedSurroundings = USUAL,
     dense: contract.DenseWindow | None = None,
     segment: bool = False,
     data: Mapping[str, FoundData] | None = None,
@@ -292,7 +292,11 @@ def execute(
 
 
 def look(
-    lock: Lock, engine: Engine, directory: Path, limits: LimitsSpec, surroundings: Surroundings
+    lock: Lock,
+    engine: Engine,
+    directory: Path,
+    limits: LimitsSpec,
+    surroundings: VariedSurroundings,
 ) -> SeenSurroundings:
     """Start a program as a run is started, and return what it sees of its surroundings.
 
@@ -385,7 +389,7 @@ def _task(
     words: tuple[str, ...],
     run_directory: Path,
     limits: LimitsSpec,
-    surroundings: Surroundings,
+    surroundings: VariedSurroundings,
     data: Mapping[str, FoundData],
     learners: int = 1,
 ) -> Task:

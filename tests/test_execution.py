@@ -12,7 +12,7 @@ from capsule.engine.interface import Exit
 from capsule.execution import (
     MAX_READ_BYTES,
     MAX_SHOWN_EVENTS,
-    Surroundings,
+    VariedSurroundings,
     _EventTail,
     _outcome,
     check_run_directory,
@@ -99,7 +99,7 @@ SEEN = {"locale": "C", "timezone": "UTC", "hostname": "there", "processors": "0"
 
 def test_what_a_program_reports_of_its_surroundings_is_read_back(tmp_path):
     engine, lock = Reporting(json.dumps(SEEN)), make_lock(CARTPOLE)
-    surroundings = Surroundings(hostname="there", processors="0", variables={"TZ": "A-1"})
+    surroundings = VariedSurroundings(hostname="there", processors="0", variables={"TZ": "A-1"})
     seen = look(lock, engine, tmp_path / "look", lock.spec.limits, surroundings)
     assert seen.model_dump() == SEEN
     assert (engine.task.hostname, engine.task.processors) == ("there", "0")
@@ -110,7 +110,7 @@ def test_what_a_program_reports_of_its_surroundings_is_read_back(tmp_path):
 def test_a_program_that_reports_nothing_of_its_surroundings_decides_nothing(tmp_path, line):
     engine, lock = Reporting(line), make_lock(CARTPOLE)
     with pytest.raises(CapsuleError, match="CAP-E043") as caught:
-        look(lock, engine, tmp_path / "look", lock.spec.limits, Surroundings())
+        look(lock, engine, tmp_path / "look", lock.spec.limits, VariedSurroundings())
     assert caught.value.exit_code == ExitCode.INCONCLUSIVE
 
 

@@ -23,7 +23,7 @@ SHARES = (0.05, 0.1, 0.2, 0.5)  # of what was forged, for which the chance to no
 
 
 @dataclass(frozen=True)
-class Challenge:
+class StudyChallenge:
     """Segments that were executed again.
 
     Attributes:
@@ -51,7 +51,7 @@ class CheckedStudy:
     size: int
     bundles: tuple[VerifiedMember, ...] | None
     sample: tuple[VerifiedMember, ...]
-    challenge: Challenge | None
+    challenge: StudyChallenge | None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -152,5 +152,5 @@ def check_study(
         len(members),
         None if folder is None else bundles,
         sampled,
-        None if challenge is None else Challenge(challenged, chosen, sum(segments.values())),
+        None if challenge is None else StudyChallenge(challenged, chosen, sum(segments.values())),
     )

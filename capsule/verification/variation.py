@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from capsule.bundle.claims import records_schedule
-from capsule.execution import Surroundings
+from capsule.execution import VariedSurroundings
 from capsule.experiment.canonical import canonical_json
 from capsule.experiment.lock import Lock
 from capsule.experiment.trainers import CommandTrainer, DqnTrainer, ImpalaTrainer
@@ -87,10 +87,10 @@ class Variation:
             update["trainer"] = lock.spec.trainer.model_copy(update={"command": command})
         return lock.model_copy(update={"spec": lock.spec.model_copy(update=update)})
 
-    def surroundings(self, lock: Lock) -> Surroundings:
+    def surroundings(self, lock: Lock) -> VariedSurroundings:
         """Return what is not to be as usual around the run."""
         program = isinstance(lock.spec.trainer, CommandTrainer)
-        return Surroundings(
+        return VariedSurroundings(
             hostname=self.hostname,
             processors=self.processors,
             variables={} if program else self.variables,

@@ -27,7 +27,7 @@ STAGES = {
     "check_code": {"own_code"},
     "prepare_executor": {"image_rebuilt"},
     "check_packages": {"besides", "startup"},
-    "Executor.whole": {"ledger", "reexecuted_steps"},
+    "Reexecutor.whole": {"ledger", "reexecuted_steps"},
     "compare_results": set(),
     "analyse": {"replica"},
 }

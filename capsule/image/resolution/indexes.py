@@ -29,7 +29,7 @@ _MAX_INDEX_BYTES = 256 << 20
 Progress = Callable[[str], None]
 
 
-class UntrustedError(Exception):
+class RejectedIndexError(Exception):
     """What a mirror gives is not signed by Debian, or not what was signed."""
 
 
@@ -58,7 +58,7 @@ def read_archive(
                 try:
                     texts.append(_read_suite(downloader, address, suite, folder, progress))
                     released |= suite == distribution.codename
-                except (DownloadError, UntrustedError) as error:
+                except (DownloadError, RejectedIndexError) as error:
                     problems.append(str(error))
                     progress(f"the Debian packages of {suite} are not used: {error}")
     if not released:
@@ -104,7 +104,7 @@ def signed_text(message: bytes) -> str:
     """Return what Debian's archive keys signed of an ``InRelease`` file, and nothing else.
 
     Raises:
-        UntrustedError: It has no valid signature of theirs.
+        RejectedIndexError: It has no valid signature of theirs.
     """
     from pysequoia import verify
 
@@ -113,7 +113,7 @@ def signed_text(message: bytes) -> str:
         return signed.decode()
     except (RuntimeError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]  # below it, the library has a trace of its own
-        raise UntrustedError(f"it is not signed by Debian ({reason})") from error
+        raise RejectedIndexError(f"it is not signed by Debian ({reason})") from error
 
 
 @functools.cache
@@ -147,15 +147,15 @@ def _read_suite(
             write_atomic(kept_index, index)
         write_atomic(kept, message)
         return lzma.decompress(index).decode()
-    except UntrustedError as error:
-        raise UntrustedError(f"{place}: {error}") from error
+    except RejectedIndexError as error:
+        raise RejectedIndexError(f"{place}: {error}") from error
 
 
 def _check_release(text: str, suite: str, place: str, progress: Progress) -> None:
     """Check that a release is the one that was asked for; say if it is out of date."""
     found = fields(text)
     if (found.get("Origin"), found.get("Codename")) != ("Debian", suite):
-        raise UntrustedError(f"it is of {found.get('Origin')} {found.get('Codename')}")
+        raise RejectedIndexError(f"it is of {found.get('Origin')} {found.get('Codename')}")
     until = found.get("Valid-Until")
     if until is not None and parsedate_to_datetime(until) < datetime.now(UTC):
         progress(f"{place} was valid until {until}: later updates are not in it")
@@ -165,7 +165,7 @@ def _index_digest(text: str) -> str:
     section = text.partition("\nSHA256:\n")[2]
     match = re.search(rf"^ ([0-9a-f]{{64}}) +[0-9]+ {re.escape(_INDEX)}$", section, re.MULTILINE)
     if match is None:
-        raise UntrustedError(f"it does not list {_INDEX}")
+        raise RejectedIndexError(f"it does not list {_INDEX}")
     return match[1]
 
 
@@ -176,7 +176,7 @@ def _download_index(downloader: Downloader, address: str, suite: str, digest: st
         index = _get(downloader, address, path, _MAX_INDEX_BYTES)
         if sha256_hex(index) == digest:
             return index
-    raise UntrustedError(f"its {_INDEX} has another SHA-256 than the one that Debian signed")
+    raise RejectedIndexError(f"its {_INDEX} has another SHA-256 than the one that Debian signed")
 
 
 def _get(downloader: Downloader, address: str, path: str, limit: int) -> bytes:

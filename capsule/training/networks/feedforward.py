@@ -48,7 +48,7 @@ _CONVOLUTIONS = {  # output channels, kernel size, stride
 _SCALED = {"nature", "shallow"}
 
 
-class Inputs(NamedTuple):
+class PreparedObservations(NamedTuple):
     """Observations as a network reads them.
 
     Attributes:
@@ -71,7 +71,7 @@ def unpacked(
         observations: ``[batch, frame_stack, *frame_shape]``.
 
     Returns:
-        Images, ``[batch, frame_stack, *image]``, and numbers, as of :class:`Inputs`.
+        Images, ``[batch, frame_stack, *image]``, and numbers, as of :class:`PreparedObservations`.
     """
     if not layout.numbers:
         return observations, None
@@ -110,14 +110,14 @@ class Convolutions:
     layout: FrameLayout
     module: OwnModule | None
 
-    def inputs(self, observations: torch.Tensor) -> Inputs:
+    def inputs(self, observations: torch.Tensor) -> PreparedObservations:
         """Bring observations into the network's layout and range.
 
         Args:
             observations: uint8 or float32 ``[batch, frame_stack, *frame_shape]``.
         """
         seen, numbers = unpacked(self.layout, observations)
-        return Inputs(self.prepare(seen), numbers)
+        return PreparedObservations(self.prepare(seen), numbers)
 
     def prepare(self, seen: torch.Tensor) -> torch.Tensor:
         """Do what :meth:`inputs` does, without the numbers of packed frames."""
@@ -127,7 +127,9 @@ class Convolutions:
             return seen.flatten(1).to(torch.float32)
         return images(seen, self.scale)
 
-    def features(self, parameters: Mapping[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
+    def features(
+        self, parameters: Mapping[str, torch.Tensor], inputs: PreparedObservations
+    ) -> torch.Tensor:
         """Return what the convolutions make of the inputs, float32 ``[batch, features]``."""
         hidden = inputs.seen
         if self.module is not None:
@@ -155,7 +157,9 @@ class Network(Convolutions):
 
     dense: int
 
-    def values(self, parameters: Mapping[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
+    def values(
+        self, parameters: Mapping[str, torch.Tensor], inputs: PreparedObservations
+    ) -> torch.Tensor:
         """Return Q-values, float32 ``[batch, actions]``, of what :meth:`inputs` prepared."""
         return self.head(parameters, self.wide(parameters, self.features(parameters, inputs)))
 

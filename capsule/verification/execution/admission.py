@@ -19,7 +19,7 @@ from capsule.image.assembly.base import is_genuine
 from capsule.image.cache import Cache
 from capsule.image.code import training_code_digest
 from capsule.image.releases import release_of
-from capsule.verification.execution.reexecution import Executor
+from capsule.verification.execution.reexecution import Reexecutor
 from capsule.verification.findings import ImageFinding
 from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import (
@@ -152,7 +152,7 @@ def prepare_executor(
     engine: Engine,
     cache: Cache,
     reporter: execution.Reporter,
-) -> tuple[Executor, ImageFinding]:
+) -> tuple[Reexecutor, ImageFinding]:
     """Make the engine ready to execute the lock of a run, and say with which image.
 
     Raises:
@@ -163,7 +163,7 @@ def prepare_executor(
     check_gpu_host(run.lock, engine, strange=request.image != "rebuilt", note=reporter.note)
     data = supplied_data(run, cache, request.data, reporter.note)
     prepared = prepare_image(request, run, engine, cache, reporter)
-    return Executor(engine, limits, data, reporter), identify_image(request, run, prepared)
+    return Reexecutor(engine, limits, data, reporter), identify_image(request, run, prepared)
 
 
 def prepare_image(

@@ -41,7 +41,7 @@ _BLAMING = (ExitCode.TAMPERED, ExitCode.USAGE)  # the bundle, or the user
 
 
 @dataclass(frozen=True)
-class Executor:
+class Reexecutor:
     """An engine that was prepared for a lock, and what an execution may use and reads."""
 
     engine: Engine

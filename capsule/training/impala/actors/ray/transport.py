@@ -44,7 +44,7 @@ START_SECONDS = 180.0  # that a worker may take to begin, its node's first one t
 LOSSES = 3  # of one worker, without an answer between them, that are put down to chance
 
 
-class Pins(NamedTuple):
+class WorkerPins(NamedTuple):
     """What holds every process of a run that plays actors to the same bits.
 
     Attributes:
@@ -59,7 +59,7 @@ class Pins(NamedTuple):
     numerics: Numerics
 
 
-def pins_of(spec: Spec, numerics: Numerics) -> Pins:
+def pins_of(spec: Spec, numerics: Numerics) -> WorkerPins:
     """Return the pins of a run's workers.
 
     Raises:
@@ -68,7 +68,7 @@ def pins_of(spec: Spec, numerics: Numerics) -> Pins:
     preloads = {}
     if cpu.is_portable(numerics):
         preloads = {"LD_PRELOAD": str(native_part("libcapsule-math.so"))}
-    return Pins(environment_variables(spec) | preloads, spec.determinism, numerics)
+    return WorkerPins(environment_variables(spec) | preloads, spec.determinism, numerics)
 
 
 class RayTransport:
@@ -84,7 +84,7 @@ class RayTransport:
         cluster: str,
         workers: int | None,
         lag: int,
-        pins: Pins,
+        pins: WorkerPins,
     ) -> None:
         """Connect, start the workers, and make the actors.
 
@@ -324,7 +324,7 @@ class NodeWorker:
     """The Ray actor: an actor worker in a process whose pins are read back."""
 
     def prepare(
-        self, settings: UnrollSettings, played: Sequence[int], pins: Pins
+        self, settings: UnrollSettings, played: Sequence[int], pins: WorkerPins
     ) -> tuple[str, str] | tuple[str, WorkerFailure]:
         """Settle this process and make the actors.
 
