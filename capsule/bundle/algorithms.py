@@ -173,10 +173,6 @@ def _is_low(signature: bytes) -> bool:
     return decode_dss_signature(signature)[1] <= P256_ORDER // 2
 
 
-def _always(_signature: bytes) -> bool:
-    return True
-
-
 ED25519 = Algorithm(
     name="ed25519",
     key_type="ssh-ed25519",
@@ -184,7 +180,7 @@ ED25519 = Algorithm(
     point_size=32,
     weakness=_ed25519_weakness,
     verify=_verify_ed25519,
-    is_canonical=_always,  # verification refuses an s that is not reduced
+    is_canonical=lambda _: True,  # verification refuses an s that is not reduced
 )
 ECDSA_P256 = Algorithm(
     name="ecdsa-p256",

@@ -244,7 +244,13 @@ def open_bundle(
             opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
         if kind not in (None, opened.manifest.kind):
             resources.close()
-            raise _other_kind(path, opened.manifest.kind)
+            found = opened.manifest.kind
+            command = "capsule verify" if found == "run" else "capsule study verify"
+            raise CapsuleError(
+                "CAP-B146",
+                f"{path.name} is the bundle of a {found}, which this command does not take",
+                fix=f"Use it with '{command}'.",
+            )
         resources.callback(stack.pop_all().close)
         return opened
 
@@ -390,15 +396,6 @@ def _appearing(destination: Path) -> Iterator[BinaryIO]:
             f"cannot write the bundle {str(destination)!a}: {error.strerror}",
             fix="Choose a folder you may write to, with enough free space.",
         ) from error
-
-
-def _other_kind(path: Path, kind: BundleKind) -> CapsuleError:
-    command = "capsule verify" if kind == "run" else "capsule study verify"
-    return CapsuleError(
-        "CAP-B146",
-        f"{path.name} is the bundle of a {kind}, which this command does not take",
-        fix=f"Use it with '{command}'.",
-    )
 
 
 def _unreadable(message: str) -> CapsuleError:

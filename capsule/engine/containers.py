@@ -151,7 +151,8 @@ class ContainerEngine:
         ):
             self._remove_leftovers(task.run_directory)
             plain = self._settings(task, mounts)
-            with in_cluster(task.cluster, plain, self._client, self._start_worker) as settings:
+            worker = partial(self._start, gpu=False)
+            with in_cluster(task.cluster, plain, self._client, worker) as settings:
                 container = self._start(settings, gpu=bool(task.gpus))
                 try:
                     container.reload()
@@ -334,9 +335,6 @@ class ContainerEngine:
                 fix="See the engine's own log. If it is on another machine, it cannot see the run "
                 "directory.",
             ) from error
-
-    def _start_worker(self, settings: dict[str, Any]) -> Container:
-        return self._start(settings, gpu=False)
 
     def _start_once(self, settings: dict[str, Any]) -> Container:
         # Not with auto_remove, which would take the output away before it is collected.

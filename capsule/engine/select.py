@@ -58,19 +58,15 @@ def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engin
         progress(f"engine: {name} {engine.describe()['version']}")
         return engine
     if strange:
-        raise _no_container(reasons)
+        raise CapsuleError(
+            "CAP-E001",
+            "nothing was executed, because a bundle's code runs in a container and "
+            + " and ".join(reasons),
+            fix="Start Docker or Podman, or use '--engine bwrap'. '--engine process' would execute "
+            "the bundle's code without a container, with all permissions of your account.",
+        )
     progress(
         "engine: plain process, because " + " and ".join(reasons) + ". The run is not isolated "
         "and uses this machine's system libraries: a declared relaxation (engine=process)"
     )
     return ProcessEngine()
-
-
-def _no_container(reasons: list[str]) -> CapsuleError:
-    return CapsuleError(
-        "CAP-E001",
-        "nothing was executed, because a bundle's code runs in a container and "
-        + " and ".join(reasons),
-        fix="Start Docker or Podman, or use '--engine bwrap'. '--engine process' would execute the "
-        "bundle's code without a container, with all permissions of your account.",
-    )

@@ -266,7 +266,13 @@ class Scheduler(ABC):
                 found = {array: array.elements() for array in {*waiting.values()}}
             except CapsuleError as error:
                 if time.monotonic() - answered > self.patience_seconds:
-                    raise self._unanswered(study, waiting, error) from error
+                    jobs = _jobs({*waiting.values()})
+                    look = f"{_status(study)} shows how far the members are."
+                    raise CapsuleError(
+                        "CAP-Y023",
+                        f"{self.title} does not answer; {jobs} may still run: {error.message}",
+                        fix=f"Add --resume when it answers again. {look}",
+                    ) from error
             else:
                 answered = time.monotonic()
                 self._note_reasons(found, noted)
@@ -326,17 +332,6 @@ class Scheduler(ABC):
             code="CAP-Y025",
             message=f"{self.title} job {array.element_name(name)} {how}",
             fix=f"{fix} See {array.log(study, name)}.",
-        )
-
-    def _unanswered(
-        self, study: StudyDirectory, waiting: dict[str, JobArray], error: CapsuleError
-    ) -> CapsuleError:
-        jobs = _jobs({*waiting.values()})
-        look = f"{_status(study)} shows how far the members are."
-        return CapsuleError(
-            "CAP-Y023",
-            f"{self.title} does not answer; {jobs} may still run: {error.message}",
-            fix=f"Add --resume when it answers again. {look}",
         )
 
 

@@ -63,14 +63,6 @@ class StudyFile(NamedTuple):
         """The lock file beside the base spec; a study reads it and does not write it."""
         return lock_path(self.folder / Path(self.study.base).name)
 
-    def base_spec(self) -> Spec:
-        """Return the base spec without any group.
-
-        Raises:
-            CapsuleError: CAP-S003, CAP-S010, a field of the spec is wrong.
-        """
-        return spec_of(self.base.copy(), self.folder)
-
     def starts_spec(self) -> Spec:
         """Return the spec of the run that ranks the start sequences.
 

@@ -7,6 +7,7 @@ from capsule.bundle.claims import CheckpointClaim, TraceClaim, TrainingClaims
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.contract import Evaluation, EvaluationPoint
 from capsule.experiment.lock import Lock, LockedCode, LockedImage, LockedProject
+from capsule.host.spec_file import spec_of
 from capsule.host.yaml_document import YamlDocument
 from capsule.study.lock import LockedMember, SharedPins, StudyLock
 from capsule.study.results import MemberIdentity, StudyResults, member_result
@@ -48,9 +49,14 @@ def make_file(groups=GROUPS, base=BASE, **study):
     )
 
 
+def base_spec(file):
+    """Return the base spec of a study, without any group."""
+    return spec_of(file.base.copy(), file.folder)
+
+
 def make_lock(groups=GROUPS, **options):
     file = make_file(groups, **options)
-    project = None if file.base_spec().code is None else TREE
+    project = None if base_spec(file).code is None else TREE
     pins = SharedPins(image=IMAGE, project=project)
     specs, members = {}, []
     for member, spec in file.member_specs(None):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from capsule.study.study_file import StudyFile
+from tests.study.studies import base_spec
 
 STUDIES = Path(__file__).parents[2] / "specs" / "studies"
 PAPER = ["deterministic", "environment", "exploration", "initialization", "minibatch"]
@@ -25,7 +26,7 @@ def test_the_groups_of_nagarajan_et_al(name, arithmetic):
     file = StudyFile.load(STUDIES / f"{name}.yaml")
     members = list(file.member_specs(None))
     assert Counter(member.group for member, _ in members) == dict.fromkeys([*PAPER, arithmetic], 5)
-    base = file.base_spec()
+    base = base_spec(file)
     for member, spec in members:
         varied = {"deterministic": set(), arithmetic: set()}.get(member.group, {member.group})
         assert {*spec.seeds.streams} == varied
@@ -47,7 +48,7 @@ def test_only_one_source_varies_within_a_group():
 def test_all_runs_of_the_full_study_but_the_environments_have_the_same_starts():
     file = StudyFile.load(STUDIES / "nagarajan2019.yaml")
     ranking = file.starts_spec()
-    assert ranking.seeds.root != file.base_spec().seeds.root
+    assert ranking.seeds.root != base_spec(file).seeds.root
     assert ranking.evaluation.start_set is None
     for member, spec in file.member_specs(None):
         none = (spec.evaluation.min_actions, spec.evaluation.max_actions) == (0, 0)

@@ -260,7 +260,8 @@ def _entry(
     content = _content(archive, member, recorded, wheel)
     mode = 0o755 if is_script or member.external_attr >> 16 & 0o111 else 0o644
     # PEP 427 leaves it to the installer to put its interpreter into scripts that begin so.
-    if is_script and _read_start(archive, member, wheel).startswith(b"#!python"):
+    start = next(_content(archive, member, None, wheel)(), b"") if is_script else b""
+    if start.startswith(b"#!python"):
         script = b"".join(content()).partition(b"\n")[2]
         interpreter = distribution.interpreter.encode()
         return file_entry(path, wheel.filename, b"#!%b\n%b" % (interpreter, script), mode)
@@ -324,10 +325,6 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo | None, wheel: Locke
             "CAP-I105", f"{wheel.filename} is not a wheel: it lacks WHEEL, METADATA or RECORD"
         )
     return b"".join(_content(archive, member, None, wheel)())
-
-
-def _read_start(archive: zipfile.ZipFile, member: zipfile.ZipInfo, wheel: LockedWheel) -> bytes:
-    return next(_content(archive, member, None, wheel)(), b"")
 
 
 def _pruned(name: str, patterns: Sequence[str]) -> bool:

@@ -61,17 +61,13 @@ def capture_data(
         return None
     pins = {}
     for name, spec in data.items():
-        pinned = _pinned(name, earlier)
+        pinned = [lock.data[name] for lock in earlier if lock.data and name in lock.data]
         listing, place = _captured(name, spec, base, cache, pinned, progress)
         pins[name] = pin_of(listing)
         if pinned and pins[name] not in pinned and not may_change:
             raise _changed(name, read_listing(pinned[0].sha256, cache), listing)
         remember(cache, listing, place, spec.url)
     return pins
-
-
-def _pinned(name: str, earlier: Sequence[Lock]) -> list[LockedData]:
-    return [lock.data[name] for lock in earlier if lock.data is not None and name in lock.data]
 
 
 def _captured(

@@ -68,8 +68,16 @@ def resolve_debian(
     with cache.lock("debian"):
         index = read_archive(mirrors(sources), distribution, cache.folder("debian"), progress)
     asked = {*base, *extra} if refresh_base else set(extra)
-    if unknown := sorted(name for name in asked if not _exists(name, index)):
-        raise _unknown(distribution, unknown)
+    exists = (
+        name for name in asked if index.candidate(name) is not None or any(index.providers(name))
+    )
+    if unknown := sorted(asked.difference(exists)):
+        raise CapsuleError(
+            "CAP-L123",
+            f"image.debian: {distribution.title} has no package {', '.join(map(repr, unknown))}",
+            fix=f"Correct the name. https://packages.debian.org/{distribution.codename} finds "
+            "packages.",
+        )
     locked = _newest(base, index) if refresh_base else _from_shipped(distribution, base)
     # Without their relations: the base is not closed, and what it has is what images need.
     installed = [Stanza(package.name, package.version, {}) for package in locked]
@@ -111,10 +119,6 @@ def _newest(names: Iterable[str], index: Index) -> list[LockedDebianPackage]:
     return [_locked(stanza, requested=True) for stanza in found if stanza is not None]
 
 
-def _exists(name: str, index: Index) -> bool:
-    return index.candidate(name) is not None or any(index.providers(name))
-
-
 def _locked(stanza: Stanza, *, requested: bool) -> LockedDebianPackage:
     return LockedDebianPackage.model_validate(
         {
@@ -126,13 +130,4 @@ def _locked(stanza: Stanza, *, requested: bool) -> LockedDebianPackage:
             "sha256": stanza.fields["SHA256"],
             "requested": requested,
         }
-    )
-
-
-def _unknown(distribution: Distribution, names: Iterable[str]) -> CapsuleError:
-    return CapsuleError(
-        "CAP-L123",
-        f"image.debian: {distribution.title} has no package {', '.join(map(repr, names))}",
-        fix=f"Correct the name. https://packages.debian.org/{distribution.codename} finds "
-        "packages.",
     )

@@ -45,7 +45,8 @@ def mirrors(sources: SourcesSpec) -> list[str]:
     Args:
         sources: The spec's sources, which replace what the machine says.
     """
-    addresses = sources.debian or _from_environment() or _from_apt() or DEFAULT_MIRRORS
+    chosen = sources.debian or os.environ.get("CAPSULE_DEBIAN_MIRROR", "").split()
+    addresses = chosen or _from_apt() or DEFAULT_MIRRORS
     unique = dict.fromkeys(address.rstrip("/") for address in addresses)
     return sorted(unique, key=is_snapshot)
 
@@ -119,10 +120,6 @@ class Downloader:
             answer.raise_for_status()
             # Not the decoded content: some servers call an .xz file itself an encoding.
             yield from answer.raw.stream(_CHUNK, decode_content=False)
-
-
-def _from_environment() -> tuple[str, ...]:
-    return tuple(os.environ.get("CAPSULE_DEBIAN_MIRROR", "").split())
 
 
 def _from_apt() -> list[str]:

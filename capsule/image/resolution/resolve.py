@@ -205,9 +205,20 @@ def compile_wheels(
         if messages and "error sending request" in messages:
             progress("a package index cannot be reached; using the indexes of the last resolution")
             if _run_uv([*command, "--offline"], environment):
-                raise _unreachable(messages)
+                raise CapsuleError(
+                    "CAP-L105",
+                    "a package index cannot be reached, and there is no cached answer: "
+                    f"{_one_line(messages)}",
+                    fix="Check the network, pip's configuration and image.sources, then try again.",
+                )
+        elif messages and (names := re.findall(r"Wheels are required for `([^`]+)`", messages)):
+            raise _sdist_only(distribution, sorted(set(names)))
         elif messages:
-            raise _no_solution(distribution, messages)
+            raise CapsuleError(
+                "CAP-L103",
+                f"image.packages cannot be resolved: {_one_line(messages)}",
+                fix="Correct or loosen the requirements in image.packages; check image.sources.",
+            )
         return read_pylock(distribution, answer.read_text())
 
 
@@ -321,16 +332,6 @@ def _hash_local(url: str, package: str) -> str:
     )
 
 
-def _no_solution(distribution: Distribution, messages: str) -> CapsuleError:
-    if names := re.findall(r"Wheels are required for `([^`]+)`", messages):
-        return _sdist_only(distribution, sorted(set(names)))
-    return CapsuleError(
-        "CAP-L103",
-        f"image.packages cannot be resolved: {_one_line(messages)}",
-        fix="Correct or loosen the requirements in image.packages; check image.sources.",
-    )
-
-
 def _sdist_only(distribution: Distribution, names: Sequence[str]) -> CapsuleError:
     return CapsuleError(
         "CAP-L104",
@@ -343,14 +344,6 @@ def _sdist_only(distribution: Distribution, names: Sequence[str]) -> CapsuleErro
 
 def _python_of(distribution: Distribution) -> str:
     return f"CPython {distribution.python} on {distribution.title}"
-
-
-def _unreachable(messages: str) -> CapsuleError:
-    return CapsuleError(
-        "CAP-L105",
-        f"a package index cannot be reached, and there is no cached answer: {_one_line(messages)}",
-        fix="Check the network, pip's configuration and image.sources, then try again.",
-    )
 
 
 def _joined(failures: Sequence[CapsuleError]) -> CapsuleError:

@@ -32,7 +32,6 @@ from capsule.study.statistics.comparison import (
 )
 from capsule.study.statistics.f_distribution import f_tail
 from capsule.study.statistics.profiles import (
-    average_score_profile,
     performance_profile,
     profile_band,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "ConfidenceInterval",
     "Tasks",
     "VarianceTest",
-    "average_score_profile",
     "equal_variance",
     "f_tail",
     "holm",

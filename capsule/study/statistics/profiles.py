@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from capsule.study.statistics.bootstrap import (
     ConfidenceInterval,
@@ -26,22 +25,10 @@ def performance_profile(tasks: Tasks, thresholds: Sequence[float]) -> list[float
     return _shares_above([score for task in tasks for score in task], thresholds)
 
 
-def average_score_profile(tasks: Tasks, thresholds: Sequence[float]) -> list[float]:
-    """Return the share of tasks whose mean score over runs exceeds each threshold.
-
-    This is the older definition (Bellemare et al. 2013, arXiv:1207.4708). It shows nothing of the
-    spread over runs, and its estimate is biased where there are few of them.
-    """
-    check_scores(tasks)
-    return _shares_above([fmean(task) for task in tasks], thresholds)
-
-
 def profile_band(
     tasks: Tasks,
     thresholds: Sequence[float],
     seed: str,
-    *,
-    profile: Callable[[Tasks, Sequence[float]], list[float]] = performance_profile,
     resamples: int = RESAMPLES,
 ) -> list[ConfidenceInterval]:
     """Return a profile with the percentile interval at each threshold by stratified bootstrap.
@@ -52,10 +39,11 @@ def profile_band(
         tasks: Scores, tasks x runs.
         thresholds: Where the profile is evaluated.
         seed: Text that the draws follow from.
-        profile: One of the two profiles above.
         resamples: How often all runs are drawn anew.
     """
-    return stratified_intervals([tasks], lambda drawn: profile(drawn, thresholds), seed, resamples)
+    return stratified_intervals(
+        [tasks], lambda drawn: performance_profile(drawn, thresholds), seed, resamples
+    )
 
 
 def _shares_above(values: Sequence[float], thresholds: Sequence[float]) -> list[float]:

@@ -104,7 +104,13 @@ class WorkerProcess:
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError):
-            raise self._death() from None
+            self._process.join(STOP_SECONDS)
+            raise CapsuleError(
+                self._death_code,
+                f"{self._who} died: {_ending(self._process.exitcode)}",
+                fix="See the end of output.log; raise limits.memory_mb if memory ran out. Then "
+                "run again: the run resumes from its last saved state.",
+            ) from None
         if isinstance(answer, WorkerFailure):
             raise answer.error(self._who)
         return answer
@@ -124,15 +130,6 @@ class WorkerProcess:
             self._process.kill()
             self._process.join()
         self._process.close()
-
-    def _death(self) -> CapsuleError:
-        self._process.join(STOP_SECONDS)
-        return CapsuleError(
-            self._death_code,
-            f"{self._who} died: {_ending(self._process.exitcode)}",
-            fix="See the end of output.log; raise limits.memory_mb if memory ran out. Then "
-            "run again: the run resumes from its last saved state.",
-        )
 
 
 @contextlib.contextmanager

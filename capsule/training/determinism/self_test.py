@@ -51,7 +51,8 @@ def start_up_test(numerics: Numerics) -> str:
     versions = libraries()
     golden = expected(numerics, versions)
     if golden is None:
-        return f"unchecked: no answers are known for {_listed(versions)}"
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        return f"unchecked: no answers are known for {listed}"
     found = answers(complete=False)
     different = differences({name: golden.get(name, "") for name in found}, found)
     if different:
@@ -149,10 +150,6 @@ def _array(part: Any) -> NDArray[Any]:
         part = part.detach().resolve_conj().contiguous()
         part = (part.view(torch.int16) if part.dtype == torch.bfloat16 else part).numpy()
     return np.asarray(part)
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _compare(numerics: Numerics, threads: int) -> dict[str, Any]:

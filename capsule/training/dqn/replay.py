@@ -50,11 +50,6 @@ class Batch(NamedTuple):
         """A view of ``frames``: ``[batch, frame_stack, *frame_shape]``, oldest first."""
         return self.frames[:, :-1]
 
-    @property
-    def next_observations(self) -> NDArray[Any]:
-        """A view of ``frames``, as ``observations``, one step later."""
-        return self.frames[:, 1:]
-
 
 class ReplayMemory:
     """The newest ``capacity`` entries, and the frames their observations reach back to.

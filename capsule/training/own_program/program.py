@@ -113,8 +113,16 @@ def _check_flags(directory: Path, spec: Spec) -> None:
         # child.
         os._exit(_flags_recorded(directory, spec))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status:
-        raise _reported(directory / contract.FAILURE, status)
+    if not status:
+        return
+    if not (directory / contract.FAILURE).exists():
+        raise CapsuleError(
+            "CAP-T304",
+            f"the check of the libraries' flags ended with status {status}",
+            fix="See output.log: a package of the image does not load.",
+        )
+    failure = contract.Failure.parse((directory / contract.FAILURE).read_bytes())
+    raise CapsuleError(failure.code, failure.message, fix=failure.fix)
 
 
 def _flags_recorded(directory: Path, spec: Spec) -> int:
@@ -129,18 +137,6 @@ def _flags_recorded(directory: Path, spec: Spec) -> int:
         traceback.print_exc()
         return ExitCode.INTERNAL
     return ExitCode.OK
-
-
-def _reported(path: Path, status: int) -> CapsuleError:
-    """Return the error that the child left, or what can be said without one."""
-    if not path.exists():
-        return CapsuleError(
-            "CAP-T304",
-            f"the check of the libraries' flags ended with status {status}",
-            fix="See output.log: a package of the image does not load.",
-        )
-    failure = contract.Failure.parse(path.read_bytes())
-    return CapsuleError(failure.code, failure.message, fix=failure.fix)
 
 
 def _execute(

@@ -156,14 +156,11 @@ def _packages(what: str, left: Mapping[str, str], right: Mapping[str, str]) -> I
 
 
 def _wheels(lock: Lock) -> dict[str, str]:
-    return {
-        wheel.name: f"{wheel.version} ({_asked(wheel.requested)}; {wheel.sha256[:12]}…)"
-        for wheel in lock.image.wheels
-    }
-
-
-def _asked(requested: str | None) -> str:
-    return "a dependency" if requested is None else f"asked for {requested!r}"
+    found = {}
+    for wheel in lock.image.wheels:
+        why = "a dependency" if wheel.requested is None else f"asked for {wheel.requested!r}"
+        found[wheel.name] = f"{wheel.version} ({why}; {wheel.sha256[:12]}…)"
+    return found
 
 
 def _debian(lock: Lock) -> dict[str, str]:

@@ -47,7 +47,7 @@ def main():
     from rliable import library, metrics
 
     aggregates = {name: getattr(metrics, f"aggregate_{name}") for name in AGGREGATES}
-    record = {"aggregates": {}, "improvements": {}, "intervals": {}, "profiles": {}}
+    record = {"aggregates": {}, "improvements": {}, "intervals": {}}
     for tasks, runs in SHAPES:
         runs_by_tasks = columns(make_scores(tasks * runs, tasks, runs))
         found = {name: float(each(runs_by_tasks)) for name, each in aggregates.items()}
@@ -77,15 +77,11 @@ def main():
         lambda x, y: np.array([metrics.probability_of_improvement(x, y)]),
         RESAMPLES_OF_TWO,
     )
-    for name, of_runs in (("performance_profile", True), ("average_score_profile", False)):
-        np.random.seed(1)
-        shares, bands = library.create_performance_profile(
-            {"x": columns(make_scores(1, 5, 8))},
-            list(THRESHOLDS),
-            use_score_distribution=of_runs,
-            reps=RESAMPLES_OF_A_PROFILE,
-        )
-        record["profiles"][name] = {"shares": shares["x"].tolist(), "bands": bands["x"].tolist()}
+    np.random.seed(1)
+    shares, bands = library.create_performance_profile(
+        {"x": columns(make_scores(1, 5, 8))}, list(THRESHOLDS), reps=RESAMPLES_OF_A_PROFILE
+    )
+    record["profile"] = {"shares": shares["x"].tolist(), "bands": bands["x"].tolist()}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 

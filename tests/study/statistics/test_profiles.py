@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsule.study.statistics.bootstrap import stratified_interval
-from capsule.study.statistics.profiles import (
-    average_score_profile,
-    performance_profile,
-    profile_band,
-)
+from capsule.study.statistics.profiles import performance_profile, profile_band
 from tests.study.statistics.record_rliable import THRESHOLDS
 
 RETURNS = st.integers(-9, 9).map(float)
@@ -19,23 +15,19 @@ TASKS = st.lists(st.lists(RETURNS, min_size=1, max_size=5), min_size=1, max_size
 
 
 def test_profiles_by_hand():
-    tasks = [[1, 2, 3], [2, 2, 5]]  # means 2 and 3
+    tasks = [[1, 2, 3], [2, 2, 5]]
     assert performance_profile(tasks, [0, 1, 2, 4, 5]) == [1, 5 / 6, 2 / 6, 1 / 6, 0]
-    assert average_score_profile(tasks, [1.9, 2, 3]) == [1, 0.5, 0]
 
 
-@pytest.mark.parametrize(
-    ("profile", "step"), [(performance_profile, 1 / 40), (average_score_profile, 1 / 5)]
-)
-def test_profiles_and_bands_are_those_of_rliable(rliable, scores, profile, step):
-    tasks, wanted = scores(1, 5, 8), rliable["profiles"][profile.__name__]
-    assert profile(tasks, THRESHOLDS) == pytest.approx(wanted["shares"])
-    found = profile_band(tasks, THRESHOLDS, "seed", profile=profile)
-    assert [estimate for estimate, _, _ in found] == profile(tasks, THRESHOLDS)
-    # Percentiles of a share go in steps of a run, or of a task.
+def test_a_profile_and_its_band_are_those_of_rliable(rliable, scores):
+    tasks, wanted = scores(1, 5, 8), rliable["profile"]
+    assert performance_profile(tasks, THRESHOLDS) == pytest.approx(wanted["shares"])
+    found = profile_band(tasks, THRESHOLDS, "seed")
+    assert [estimate for estimate, _, _ in found] == performance_profile(tasks, THRESHOLDS)
+    # Percentiles of a share go in steps of a run.
     for bound, low_or_high in enumerate(wanted["bands"], 1):
         ours = [interval[bound] for interval in found]
-        assert ours == pytest.approx(low_or_high, abs=step + 1e-9)
+        assert ours == pytest.approx(low_or_high, abs=1 / 40 + 1e-9)
 
 
 def test_a_band_has_the_interval_of_each_threshold(scores):
@@ -52,11 +44,10 @@ def test_a_band_has_the_interval_of_each_threshold(scores):
 
 @given(TASKS)
 def test_a_profile_descends_from_one_to_zero(tasks):
-    for profile in (performance_profile, average_score_profile):
-        shares = profile(tasks, list(range(-10, 11)))
-        assert shares[0] == 1
-        assert shares[-1] == 0
-        assert shares == sorted(shares, reverse=True)
+    shares = performance_profile(tasks, list(range(-10, 11)))
+    assert shares[0] == 1
+    assert shares[-1] == 0
+    assert shares == sorted(shares, reverse=True)
 
 
 @given(TASKS, st.randoms(), st.integers(-5, 5))
@@ -72,8 +63,7 @@ def test_order_and_shifts_do_not_matter(tasks, random, shift):
     [([], [1.0]), ([[]], [1.0]), ([[math.nan]], [1.0]), ([[1]], [math.nan])],
 )
 def test_what_has_no_profile_is_rejected(tasks, thresholds):
-    for profile in (performance_profile, average_score_profile):
-        with pytest.raises(ValueError):
-            profile(tasks, thresholds)
-        with pytest.raises(ValueError):
-            profile_band(tasks, thresholds, "seed", profile=profile, resamples=5)
+    with pytest.raises(ValueError):
+        performance_profile(tasks, thresholds)
+    with pytest.raises(ValueError):
+        profile_band(tasks, thresholds, "seed", resamples=5)

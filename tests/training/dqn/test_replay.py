@@ -56,7 +56,7 @@ def test_a_batch_holds_what_was_added():
     add(replay, "......")
     batch = gather(replay, 3, 2)
     assert firsts(batch.observations) == [[2, 3, 4], [1, 2, 3]]
-    assert firsts(batch.next_observations) == [[3, 4, 5], [2, 3, 4]]
+    assert firsts(batch.frames[:, 1:]) == [[3, 4, 5], [2, 3, 4]]
     assert batch.observations[0].tolist() == [[2, 102], [3, 103], [4, 104]]
     assert batch.actions.tolist() == [4, 3]
     assert batch.rewards.tolist() == [2.0, 1.5]
@@ -69,7 +69,7 @@ def test_nothing_precedes_the_first_entry():
     add(replay, "...")
     batch = gather(replay, 0, 1)
     assert firsts(batch.observations) == [[0, 0, 1], [0, 1, 2]]
-    assert firsts(batch.next_observations) == [[0, 1, 2], [1, 2, 3]]
+    assert firsts(batch.frames[:, 1:]) == [[0, 1, 2], [1, 2, 3]]
 
 
 def test_a_terminal_hides_what_lies_before_and_after():
@@ -77,7 +77,7 @@ def test_a_terminal_hides_what_lies_before_and_after():
     add(replay, "..T..")
     batch = gather(replay, 2, 3)
     assert firsts(batch.observations) == [[1, 2, 3], [0, 0, 4]]
-    assert firsts(batch.next_observations) == [[2, 3, 0], [0, 4, 5]]
+    assert firsts(batch.frames[:, 1:]) == [[2, 3, 0], [0, 4, 5]]
     assert batch.terminals.tolist() == [True, False]
 
 
@@ -86,14 +86,14 @@ def test_an_episode_of_one_step_stands_alone():
     add(replay, ".TT..")
     batch = gather(replay, 1, 2, 3)
     assert firsts(batch.observations) == [[0, 1, 2], [0, 0, 3], [0, 0, 4]]
-    assert firsts(batch.next_observations) == [[1, 2, 0], [0, 3, 0], [0, 4, 5]]
+    assert firsts(batch.frames[:, 1:]) == [[1, 2, 0], [0, 3, 0], [0, 4, 5]]
 
 
 def test_a_truncated_transition_is_followed_by_its_true_last_frame():
     replay = memory()
     add(replay, "..C..")
     batch = gather(replay, 1, 3)
-    assert firsts(batch.next_observations) == [[1, 2, 3], [0, 4, 5]]
+    assert firsts(batch.frames[:, 1:]) == [[1, 2, 3], [0, 4, 5]]
     assert firsts(batch.observations) == [[0, 1, 2], [0, 0, 4]]
     assert batch.terminals.tolist() == [False, False]
 
@@ -225,9 +225,7 @@ def test_every_transition_agrees_with_the_naive_reference(text, capacity, slack,
         expected = naive.transitions()
         batch = gather(replay, *expected)
         assert firsts(batch.observations) == [naive.observation(entry) for entry in expected]
-        assert firsts(batch.next_observations) == [
-            naive.next_observation(entry) for entry in expected
-        ]
+        assert firsts(batch.frames[:, 1:]) == [naive.next_observation(entry) for entry in expected]
         assert batch.actions.tolist() == [entry + 1 for entry in expected]
         assert batch.rewards.tolist() == [(entry + 1) / 2 for entry in expected]
         assert batch.terminals.tolist() == [text[entry] == "T" for entry in expected]
@@ -245,7 +243,7 @@ def test_a_given_buffer_is_filled_and_viewed():
     for ours, fresh in zip(batch, replay.gather(indices), strict=True):
         np.testing.assert_array_equal(ours, fresh)
     assert np.shares_memory(batch.observations, buffer)
-    assert np.shares_memory(batch.next_observations, buffer)
+    assert np.shares_memory(batch.frames[:, 1:], buffer)
 
 
 def test_a_batch_drawn_earlier_outlives_slack_further_entries():
@@ -267,7 +265,7 @@ def test_float_frames_without_a_stack():
     assert batch.observations.dtype == np.float32
     assert batch.observations.shape == (3, 1, 4)
     np.testing.assert_array_equal(batch.observations[:, 0, 0], np.float32([0, 1 / 3, 2 / 3]))
-    np.testing.assert_array_equal(batch.next_observations[:, 0, 0], np.float32([1 / 3, 0, 1]))
+    np.testing.assert_array_equal(batch.frames[:, 1, 0], np.float32([1 / 3, 0, 1]))
 
 
 def test_a_million_atari_transitions_take_less_than_eight_gigabytes():
