@@ -61,8 +61,8 @@ static struct {
     char **program;
 } options = {.temporary = "64"};
 
-static _Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static _Noreturn void refuse(const char *format, ...) {
+static _Noreturn void give_up(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static _Noreturn void give_up(const char *format, ...) {
     int error = errno;
     va_list arguments;
     va_start(arguments, format);
@@ -125,7 +125,7 @@ static void write_file(const char *path, const char *format, ...) {
     int length = vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     int file = open(path, O_WRONLY | O_CLOEXEC);
-    if (file < 0 || write(file, text, (size_t)length) != length) refuse("%s", path);
+    if (file < 0 || write(file, text, (size_t)length) != length) give_up("%s", path);
     close(file);
 }
 
@@ -136,7 +136,7 @@ static void enter_namespaces(void) {
     uid_t user = geteuid();
     gid_t group = getegid();
     if (unshare(flags) == 0) return;
-    if (unshare(flags | CLONE_NEWUSER) != 0) refuse("no namespaces");
+    if (unshare(flags | CLONE_NEWUSER) != 0) give_up("no namespaces");
     write_file("/proc/self/setgroups", "deny");
     write_file("/proc/self/uid_map", "%u %u 1", user, user);
     write_file("/proc/self/gid_map", "%u %u 1", group, group);
@@ -147,7 +147,7 @@ static void raise_loopback(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int descriptor = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (descriptor < 0 || ioctl(descriptor, SIOCSIFFLAGS, &request) != 0)
-        refuse("no loopback interface");
+        give_up("no loopback interface");
     close(descriptor);
 }
 
@@ -158,7 +158,7 @@ static void bind_folder(const char *from, const char *to) {
     snprintf(path, sizeof path, MACHINE "%s", from);
     if ((mkdir(to, 0755) != 0 && errno != EEXIST) ||
         mount(path, to, NULL, MS_BIND | MS_REC, NULL) != 0)
-        refuse("%s cannot be shown at %s", from, to);
+        give_up("%s cannot be shown at %s", from, to);
 }
 
 /* Whether the program sees something else there than the machine's. */
@@ -181,12 +181,12 @@ static void show_entry(const char *name) {
     if (!S_ISLNK(facts.st_mode)) return;
     ssize_t length = readlink(from, target, sizeof target - 1);
     target[length < 0 ? 0 : length] = 0;
-    if (symlink(target, from + strlen(MACHINE)) != 0) refuse("%s", from);
+    if (symlink(target, from + strlen(MACHINE)) != 0) give_up("%s", from);
 }
 
 static void show_machine(void) {
     DIR *directory = opendir(MACHINE);
-    if (directory == NULL) refuse(MACHINE);
+    if (directory == NULL) give_up(MACHINE);
     for (struct dirent *entry; (entry = readdir(directory));)
         if (!is_replaced(entry->d_name)) show_entry(entry->d_name);
     closedir(directory);
@@ -197,7 +197,7 @@ static void set_read_only(const char *path, bool read_only) {
     struct mount_attr change = {.attr_set = read_only ? MOUNT_ATTR_RDONLY : 0,
                                 .attr_clr = read_only ? 0 : MOUNT_ATTR_RDONLY};
     if (syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &change, sizeof change) != 0)
-        refuse("whether %s can be written cannot be set", path);
+        give_up("whether %s can be written cannot be set", path);
 }
 
 static void mount_temporary(const char *path) {
@@ -206,7 +206,7 @@ static void mount_temporary(const char *path) {
     if (lstat(path, &facts) != 0 || !S_ISDIR(facts.st_mode)) return;
     snprintf(data, sizeof data, "size=%sm,mode=1777", options.temporary);
     if (mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, data) != 0)
-        refuse("no file system for %s", path);
+        give_up("no file system for %s", path);
 }
 
 /* A root in memory takes the place of the machine's, which moves below it. */
@@ -215,7 +215,7 @@ static void replace_root(void) {
         mount("tmpfs", TEMPORARY, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755") != 0 ||
         mkdir(TEMPORARY MACHINE, 0700) != 0 ||
         syscall(SYS_pivot_root, TEMPORARY, TEMPORARY MACHINE) != 0 || chdir("/") != 0)
-        refuse("the root cannot be replaced");
+        give_up("the root cannot be replaced");
 }
 
 static void build_root(void) {
@@ -225,9 +225,9 @@ static void build_root(void) {
         bind_folder(options.binds[i].from, options.binds[i].to);
     if (mkdir("/proc", 0555) != 0 || mkdir(TEMPORARY, 0755) != 0 ||
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
-        refuse("no /proc of its own");
+        give_up("no /proc of its own");
     if (umount2(MACHINE, MNT_DETACH) != 0 || rmdir(MACHINE) != 0)
-        refuse("the machine's root cannot be left");
+        give_up("the machine's root cannot be left");
     set_read_only("/", true);
     set_read_only("/proc", false);
     for (int i = 0; i < options.bind_count; i++)
@@ -246,20 +246,20 @@ static void end_with_parent(int alive) {
     if (poll(&end, 1, 0) != 0) exit(REFUSED);
 }
 
-static _Noreturn void become_program(int alive, const sigset_t *signals) {
+static _Noreturn void execute_enclosed(int alive, const sigset_t *signals) {
     end_with_parent(alive);
     build_root();
     raise_loopback();
-    if (sethostname("capsule", strlen("capsule")) != 0) refuse("the host name");
-    if (chdir(TEMPORARY) != 0) refuse(TEMPORARY);
+    if (sethostname("capsule", strlen("capsule")) != 0) give_up("the host name");
+    if (chdir(TEMPORARY) != 0) give_up(TEMPORARY);
     if (options.probe) exit(0);
     sigprocmask(SIG_SETMASK, signals, NULL);
     execvp(options.program[0], options.program);
-    refuse("%s cannot be executed", options.program[0]);
+    give_up("%s cannot be executed", options.program[0]);
 }
 
 /* Pass signals on to the program until it ends. */
-static _Noreturn void wait_for(pid_t program, const sigset_t *taken) {
+static _Noreturn void wait_for_program(pid_t program, const sigset_t *taken) {
     for (int status;;) {
         int number = sigwaitinfo(taken, NULL);
         if (number > 0 && number != SIGCHLD) kill(program, number);
@@ -278,15 +278,15 @@ int main(int count, char **words) {
     if (getppid() != parent) return REFUSED;
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || pipe2(alive, O_CLOEXEC) != 0)
-        refuse("this kernel");
+        give_up("this kernel");
     sigemptyset(&taken);
     for (unsigned i = 0; i < sizeof passed_on / sizeof *passed_on; i++)
         sigaddset(&taken, passed_on[i]);
     sigprocmask(SIG_BLOCK, &taken, &before);
     enter_namespaces();
     pid_t program = fork();
-    if (program < 0) refuse("no process");
+    if (program < 0) give_up("no process");
     close(alive[program == 0]);
-    if (program == 0) become_program(alive[0], &before);
-    wait_for(program, &taken);
+    if (program == 0) execute_enclosed(alive[0], &before);
+    wait_for_program(program, &taken);
 }

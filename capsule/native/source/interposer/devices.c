@@ -31,7 +31,7 @@ enum kind { KIND_UNKNOWN, KIND_OTHER, KIND_DEVICE };
 
 static uint8_t kinds[1 << 16];
 
-static void forget(int fd) {
+static void forget_device(int fd) {
     if (fd >= 0 && (size_t)fd < sizeof kinds) kinds[fd] = KIND_UNKNOWN;
 }
 
@@ -83,7 +83,7 @@ static int open_any(int directory, const char *path, int flags, mode_t mode) {
     int fd = real.openat
                  ? real.openat(directory, path, flags, mode)
                  : (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode, 0, 0));
-    forget(fd);
+    forget_device(fd);
     return fd;
 }
 
@@ -112,7 +112,7 @@ EXPORT int __openat64_2(int at, const char *path, int flags) {
 }
 
 EXPORT int close(int fd) {
-    forget(fd);
+    forget_device(fd);
     return (int)checked(system_call(SYS_close, fd, 0, 0, 0, 0, 0));
 }
 
@@ -132,12 +132,12 @@ EXPORT void closefrom(int first) {
 }
 
 EXPORT int dup2(int fd, int to) {
-    if (fd != to) forget(to);
+    if (fd != to) forget_device(to);
     return (int)checked(system_call(SYS_dup2, fd, to, 0, 0, 0, 0));
 }
 
 EXPORT int dup3(int fd, int to, int flags) {
-    forget(to);
+    forget_device(to);
     return (int)checked(system_call(SYS_dup3, fd, to, flags, 0, 0, 0));
 }
 
@@ -312,7 +312,7 @@ EXPORT int fileno_unlocked(FILE *file) {
 EXPORT int fclose(FILE *file) {
     attach();
     int error = errno;
-    forget(real.fileno(file)); /* closed inside the C library */
+    forget_device(real.fileno(file)); /* closed inside the C library */
     errno = error;
     return real.fclose(file);
 }

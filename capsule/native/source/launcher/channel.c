@@ -59,8 +59,8 @@ void channel_open(struct channel *channel, enum channel_kind kind, const char *p
 bool channels_mismatch(void) { return mismatched; }
 
 /* The reason stands in the journal: capsule.entropy.journal reads and explains it. */
-static void mismatch(const struct channel *channel, size_t size,
-                     const struct recorded_call *recorded) {
+static void channel_mismatch(const struct channel *channel, size_t size,
+                             const struct recorded_call *recorded) {
     struct journal_mismatch *entry = claim(JOURNAL_MISMATCH, sizeof *entry);
     entry->reason = recorded ? MISMATCH_OTHER : channel->known ? MISMATCH_MORE : MISMATCH_THREAD;
     entry->requested_source = channel->kind;
@@ -81,14 +81,14 @@ static bool may_derive(void) { return strcmp(options->exhaustion, "virtual") == 
 /* What was recorded; then, when that is less or nothing, derived bytes. A call must be the recorded
  * one, unless the spec says what to give instead. A device is filled again when it was read: each
  * filling was recorded, the last one as far as it was read. */
-static bool replay(struct channel *channel, uint8_t *out, size_t size) {
+static bool channel_replay(struct channel *channel, uint8_t *out, size_t size) {
     struct recorded_call call;
     bool is_call = channel->kind == CHANNEL_CALLS;
     bool found = channel->known && recording_next(&recording, &channel->recorded, &call);
     bool fits = found && call.source == (uint32_t)channel->kind &&
                 (is_call ? call.size == size : call.size <= size);
     if (!fits && is_call && !may_derive()) {
-        mismatch(channel, size, found ? &call : NULL);
+        channel_mismatch(channel, size, found ? &call : NULL);
         return false;
     }
     size_t part = fits ? call.size : 0;
@@ -110,7 +110,7 @@ static void read_fresh(uint8_t *out, size_t size) {
 
 bool channel_read(struct channel *channel, uint8_t *out, size_t size) {
     channel->recorded_part = size; /* unless it is replayed */
-    if (options->mode == MODE_REPLAY) return replay(channel, out, size);
+    if (options->mode == MODE_REPLAY) return channel_replay(channel, out, size);
     if (options->mode == MODE_VIRTUAL) capsule_stream_read(&channel->derived, out, size);
     else {
         read_fresh(channel->kept, capsule_kept_size(size));
@@ -135,7 +135,7 @@ static void record_call(const struct channel *channel, const uint8_t *bytes, siz
 static bool count_derived(struct channel *channel, size_t size) {
     struct recorded_call recorded = {.source = channel->kind, .size = channel->recorded_part};
     if (!may_derive()) {
-        mismatch(channel, size, channel->recorded_part ? &recorded : NULL);
+        channel_mismatch(channel, size, channel->recorded_part ? &recorded : NULL);
         return false;
     }
     channel->record->derived_calls++;

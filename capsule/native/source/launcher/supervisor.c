@@ -305,7 +305,7 @@ static void derive_start_bytes(const struct seccomp_notif *call, struct task *le
     close(memory);
 }
 
-static void start_program(const struct seccomp_notif *call, struct task *caller) {
+static void note_program_start(const struct seccomp_notif *call, struct task *caller) {
     if (caller->program->started) return;
     caller->program->started = true;
     program_check_preloads(caller->program, caller->id, options);
@@ -351,7 +351,7 @@ static void answer(const struct seccomp_notif *call) {
     if (caller == NULL) return; /* it was killed, and waits for no answer */
     switch (number) {
     case SYS_getrandom: answer_getrandom(call, caller); return;
-    case SYS_arch_prctl: start_program(call, caller); break;
+    case SYS_arch_prctl: note_program_start(call, caller); break;
     case SYS_execve:
     case SYS_execveat: tasks_execution(caller); break;
     case SYS_wait4:

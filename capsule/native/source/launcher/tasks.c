@@ -38,7 +38,7 @@ static struct task *find(pid_t id) {
     return task;
 }
 
-static void forget(pid_t id) {
+static void forget_task(pid_t id) {
     for (struct task **link = bucket_of(id); *link; link = &(*link)->next) {
         struct task *task = *link;
         if (task->id != id) continue;
@@ -56,7 +56,7 @@ static void sweep(void) {
         for (struct task *task = buckets[i], *next; task; task = next) {
             struct proc_stat stat;
             next = task->next;
-            if (!proc_stat(task->id, &stat) || stat.start != task->start) forget(task->id);
+            if (!proc_stat(task->id, &stat) || stat.start != task->start) forget_task(task->id);
         }
     }
     sweep_at = 2 * task_count > BUCKETS ? 2 * task_count : BUCKETS;
@@ -65,7 +65,7 @@ static void sweep(void) {
 static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const char *process,
                              const char *thread, struct program *program) {
     if (task_count >= sweep_at) sweep();
-    forget(id);
+    forget_task(id);
     struct task *task = calloc(1, sizeof *task);
     if (task == NULL) fail("CAP-R110", "the supervisor is out of memory");
     task->id = id;
