@@ -38,7 +38,7 @@ from capsule.experiment.spec import (
     SourcesSpec,
     Spec,
 )
-from capsule.experiment.trainers import CommandTrainer
+from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.host.errors import IMAGE_CODES, CapsuleError
 from capsule.image.assembly.assemble import Image, assemble
@@ -97,6 +97,80 @@ class VariedSurroundings:
 
 
 USUAL = VariedSurroundings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """How an execution differs from that of a whole new run.
+
+    Attributes:
+        stop_after: Only this many steps (a prefix re-execution).
+        replay: The recorded randomness to replay, for a run that recorded it.
+        schedule: The schedule log to follow, for a run that recorded it.
+        arrivals: The arrival log to follow, for a program that recorded it.
+        learners: Processes that share the gradient of a batch, of trainers that can.
+        replicas: Processes that answer the actors, where the spec has others answer them.
+        limits: What it may use, if not what the lock says.
+        surroundings: What is not to be as usual around it.
+        dense: Parameter updates to write a dense record of.
+        segment: Go on from the state in the run directory to ``stop_after``, and evaluate nothing.
+        data: The data sets of the lock, if it has any; they are hashed before it runs and again
+            afterwards.
+    """
+
+    stop_after: int | None = None
+    replay: Path | None = None
+    schedule: Path | None = None
+    arrivals: Path | None = None
+    learners: int = 1
+    replicas: int = 1
+    limits: LimitsSpec | None = None
+    surroundings: VariedSurroundings = USUAL
+    dense: contract.DenseWindow | None = None
+    segment: bool = False
+    data: Mapping[str, FoundData] = field(default_factory=dict)
+
+    def check(self, spec: Spec) -> None:
+        """Check that the trainer of a spec can use as many learners and replicas.
+
+        Raises:
+            CapsuleError: CAP-S009.
+        """
+        trainer = spec.trainer
+        is_impala = isinstance(trainer, ImpalaTrainer)
+        is_served = isinstance(trainer, ImpalaTrainer) and trainer.inference.mode == "server"
+        for option, count, possible, needed in (
+            ("--learners", self.learners, is_impala, "trainer.algorithm 'impala'"),
+            ("--replicas", self.replicas, is_served, "trainer.inference.mode 'server' of 'impala'"),
+        ):
+            if count > 1 and not possible:
+                raise CapsuleError(
+                    "CAP-S009",
+                    f"{option} {count} requires {needed} in the spec",
+                    fix=f"Remove {option}, or change the spec.",
+                )
+
+    def job(self, lock: Lock) -> contract.Job:
+        """Return what the training side is to do."""
+        return contract.Job.of(
+            lock,
+            stop_after=self.stop_after,
+            learners=self.learners,
+            replicas=self.replicas,
+            dense=self.dense,
+            segment=self.segment,
+        )
+
+    def logs(self) -> dict[str, Path]:
+        """Return the logs that the training side follows, by their names in the run directory."""
+        logs = {
+            contract.SCHEDULE_REPLAY: self.schedule,
+            contract.ARRIVALS_REPLAY: self.arrivals,
+        }
+        return {name: log for name, log in logs.items() if log is not None}
+
+
+WHOLE_RUN = ExecutionOptions()
 
 
 class SeenSurroundings(Model):
@@ -206,18 +280,8 @@ def execute(
     lock: Lock,
     engine: Engine,
     run_directory: Path,
+    options: ExecutionOptions = WHOLE_RUN,
     *,
-    stop_after: int | None = None,
-    replay: Path | None = None,
-    schedule: Path | None = None,
-    arrivals: Path | None = None,
-    learners: int = 1,
-    replicas: int = 1,
-    limits: LimitsSpec | None = None,
-    surroundings: VariedSurroundings = USUAL,
-    dense: contract.DenseWindow | None = None,
-    segment: bool = False,
-    data: Mapping[str, FoundData] | None = None,
     reporter: Reporter,
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
@@ -229,18 +293,7 @@ def execute(
         lock: The locked experiment; ``engine`` must have been prepared for it.
         engine: Where it runs.
         run_directory: Becomes the run directory of ``capsule.experiment.contract``.
-        stop_after: Only this many steps (a prefix re-execution).
-        replay: The recorded randomness to replay, for a run that recorded it.
-        schedule: The schedule log to follow, for a run that recorded it.
-        arrivals: The arrival log to follow, for a program that recorded it.
-        learners: Processes that share the gradient of a batch, of trainers that can.
-        replicas: Processes that answer the actors, where the spec has others answer them.
-        limits: What it may use, if not what the lock says.
-        surroundings: What is not to be as usual around it.
-        dense: Parameter updates to write a dense record of.
-        segment: Go on from the state in ``run_directory`` to ``stop_after``, and evaluate nothing.
-        data: The data sets of the lock, if it has any; they are hashed before it runs and again
-            afterwards.
+        options: What is not as for a whole new run.
         reporter: Told about each event.
 
     Raises:
@@ -250,7 +303,7 @@ def execute(
             what the lock pins; CAP-E048, the run used another GPU than it was given.
         ValueError: Data sets are missing, or the lock has no such ones.
     """
-    data = data or {}
+    data = options.data
     if data.keys() != (lock.data or {}).keys():
         raise ValueError(f"the data sets {sorted(data)} are not those of the lock")
     if (run_directory / contract.LEDGER).exists():  # written last
@@ -258,32 +311,25 @@ def execute(
     run_directory.mkdir(parents=True, exist_ok=True)
     # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
-    job = contract.Job.of(
-        lock,
-        stop_after=stop_after,
-        learners=learners,
-        replicas=replicas,
-        dense=dense,
-        segment=segment,
-    )
-    write_atomic(run_directory / contract.JOB, job.document())
-    for log, name in ((schedule, contract.SCHEDULE_REPLAY), (arrivals, contract.ARRIVALS_REPLAY)):
-        if log is not None:
-            write_atomic(run_directory / name, log.read_bytes())
+    write_atomic(run_directory / contract.JOB, options.job(lock).document())
+    for name, log in options.logs().items():
+        write_atomic(run_directory / name, log.read_bytes())
     events = _EventTail(run_directory / contract.EVENTS, reporter)
     _read_data(data, reporter)
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
-    limits = limits or lock.spec.limits
-    attempt = Attempt(run_directory, lock.spec, replay=replay, ended=ended)
+    limits, surroundings = options.limits or lock.spec.limits, options.surroundings
+    attempt = Attempt(run_directory, lock.spec, replay=options.replay, ended=ended)
     words = (_python(lock.spec), *TRAINING)
-    task = _task(lock.spec, attempt, words, run_directory, limits, surroundings, data, learners)
+    task = _task(
+        lock.spec, attempt, words, run_directory, limits, surroundings, data, options.learners
+    )
     exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
     _check_gpu(task.gpus, run_directory)
-    report = attempt.finish(prefix=stop_after is not None)
+    report = attempt.finish(prefix=options.stop_after is not None)
     if data:
         again = _read_data(data, reporter)
         write_atomic(run_directory / contract.DATA, contract.DataRead(sets=again).document())

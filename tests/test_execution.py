@@ -21,7 +21,7 @@ from capsule.execution import (
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SourcesSpec
-from tests.verification.runs import CARTPOLE, make_lock
+from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
 
 EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
 
@@ -217,3 +217,32 @@ def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
         f"  line {number}" for number in range(12, 20)
     ]
     assert str(tmp_path / contract.LOG) in error.fix
+
+
+SERVED = {"schedule": {"mode": "recorded"}, "inference": {"mode": "server"}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options", "needed"),
+    [
+        ({}, {"learners": 2}, "--learners 2 requires trainer.algorithm 'impala'"),
+        ({}, {"replicas": 2}, "--replicas 2 requires trainer.inference.mode 'server'"),
+        (SERVED, {"learners": 2, "replicas": 2}, None),
+        ({}, {"learners": 1, "replicas": 1}, None),
+    ],
+)
+def test_learners_and_replicas_are_for_trainers_that_can_use_them(trainer, options, needed):
+    spec = make_lock(merged(IMPALA, {"trainer": trainer}) if trainer else CARTPOLE).spec
+    check = execution.ExecutionOptions(**options).check
+    if needed is None:
+        check(spec)
+        return
+    with pytest.raises(CapsuleError, match=f"CAP-S009 {needed}"):
+        check(spec)
+
+
+def test_replicas_are_for_a_server_only():
+    spec = make_lock(IMPALA).spec
+    execution.ExecutionOptions(learners=2).check(spec)
+    with pytest.raises(CapsuleError, match="CAP-S009 --replicas 2"):
+        execution.ExecutionOptions(replicas=2).check(spec)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from capsule.bundle.claims import Claims
     from capsule.execution import Reporter
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
@@ -83,7 +85,8 @@ def command(
     require_execution()
     use_gpu(gpu)
     asked = _spec_of(resume, spec, overrides)
-    _check_processes(learners, replicas, asked)
+    shared = execution.ExecutionOptions(learners=learners, replicas=replicas)
+    shared.check(asked)
     places = parse_places(data or [])
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     key_file, private_key = signing_key(key, passphrase_file)
@@ -107,9 +110,7 @@ def command(
                 lock,
                 chosen,
                 directory / WORK,
-                learners=learners,
-                replicas=replicas,
-                data=found,
+                replace(shared, data=found),
                 reporter=followed,
             )
         finished = FinishedRun(
@@ -130,31 +131,35 @@ def command(
             embed_data=embed_data,
             ssh_key=ssh_key,
         )
-    claimed = claims.described if isinstance(claims, ProgramClaims) else None
     if isinstance(claims, ProgramClaims) and claims.nothing:
         typer.echo(
-            f"WARNING: this run claims {claimed}, so no re-execution can confirm it", err=True
+            f"WARNING: this run claims {claims.described}, so no re-execution can confirm it",
+            err=True,
         )
     if as_json:
-        print_json(
-            {
-                "schema": "capsule/ran/v1",
-                "bundle": str(bundle),
-                "claim_id": claims.claim_id(),
-                "run_directory": str(directory),
-                "relaxations": list(claims.relaxations),
-                "claimed": claimed,
-            }
-        )
+        print_json(_document(bundle, claims, directory))
         return
     if not quiet:
         show_ledger(read_document(directory / WORK / LEDGER, Ledger), Console(stderr=True))
     typer.echo(f"claim id  {claims.claim_id()}")
-    if claimed is not None:
-        typer.echo(f"claimed   {claimed}")
+    if isinstance(claims, ProgramClaims):
+        typer.echo(f"claimed   {claims.described}")
     typer.echo(f"bundle    {bundle}")
     trust = f" --key {public_half(key_file)}" if key else ""
     typer.echo(f"next: capsule verify {bundle}{trust}", err=True)
+
+
+def _document(bundle: Path, claims: Claims, directory: Path) -> dict[str, Any]:
+    from capsule.bundle.claims import ProgramClaims
+
+    return {
+        "schema": "capsule/ran/v1",
+        "bundle": str(bundle),
+        "claim_id": claims.claim_id(),
+        "run_directory": str(directory),
+        "relaxations": list(claims.relaxations),
+        "claimed": claims.described if isinstance(claims, ProgramClaims) else None,
+    }
 
 
 def _spec_of(resume: Path | None, path: Path, overrides: list[str] | None) -> Spec:
@@ -194,26 +199,6 @@ def _following(
 
     parse_target(metrics)
     return lambda directory, reporter: follow(metrics, directory.name, directory / WORK, reporter)
-
-
-def _check_processes(learners: int, replicas: int, spec: Spec) -> None:
-    """Check that the trainer of a spec can use several learners or replicas."""
-    from capsule.experiment.trainers import ImpalaTrainer
-    from capsule.host.errors import CapsuleError
-
-    trainer = spec.trainer
-    is_impala = isinstance(trainer, ImpalaTrainer)
-    is_served = isinstance(trainer, ImpalaTrainer) and trainer.inference.mode == "server"
-    for option, count, possible, needed in (
-        ("--learners", learners, is_impala, "trainer.algorithm 'impala'"),
-        ("--replicas", replicas, is_served, "trainer.inference.mode 'server' of 'impala'"),
-    ):
-        if count > 1 and not possible:
-            raise CapsuleError(
-                "CAP-S009",
-                f"{option} {count} requires {needed} in the spec",
-                fix=f"Remove {option}, or change the spec.",
-            )
 
 
 def _directory(

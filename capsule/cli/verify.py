@@ -75,20 +75,16 @@ def command(
         capsule verify run.capsule.tar --key alice.pub --vary threads,timezone
     """
     from capsule.bundle.trust import load_policy
-    from capsule.host.errors import CapsuleError
-    from capsule.host.spec_file import load_spec
     from capsule.image.cache import Cache
     from capsule.image.data.places import parse_places
-    from capsule.image.registry.reference import Reference
     from capsule.report.progress import open_reporter
-    from capsule.verification.receipt import require_execution, sign_report
+    from capsule.verification.receipt import check_receipt, require_execution, sign_report
     from capsule.verification.request import (
         Expectation,
         Mode,
         VerifyRequest,
-        parse_claim,
+        parse_image,
         parse_limits,
-        parse_lock,
     )
     from capsule.verification.variation import parse_names
     from capsule.verification.vary import vary as vary_run
@@ -106,55 +102,30 @@ def command(
         keyless_signatures=keyless or (),
         issuer=issuer,
     )
-    if allow_untrusted and not policy.trusts_nobody:
-        raise CapsuleError(
-            "CAP-V006",
-            "--allow-untrusted contradicts --key, --allowed-signers and --keyless",
-            fix="Remove --allow-untrusted, or remove the options that name trusted keys.",
-        )
-    if receipt is not None and sign is None:
-        raise CapsuleError(
-            "CAP-V081",
-            f"--receipt {receipt} requires --sign",
-            fix="Name the private key that signs the receipt: --sign KEY.",
-        )
-    if pull is not None and image == "embedded":
-        raise CapsuleError(
-            "CAP-V068",
-            f"--pull {pull} contradicts --image embedded",
-            fix="Use only one of the two options.",
-        )
+    check_receipt(sign, receipt, vary)
     use_gpu(gpu)
     wanted = None if vary is None else parse_names(vary)
-    if vary is not None and sign is not None:
-        raise CapsuleError(
-            "CAP-V065",
-            f"--vary {vary} contradicts --sign: a receipt is of one re-execution",
-            fix="Remove --sign, or sign a receipt in a verification without --vary.",
-        )
-    # An unusable key must be found now, not after hours of re-execution.
-    signing_key = None if sign is None else unlock(sign, passphrase_file)
+    executed_image, registry = parse_image(image, pull)
     request = VerifyRequest(
         bundle=bundle,
         trust=policy,
-        mode=Mode.parse(_mode(mode, challenge, fresh_seed=fresh_seed)),
+        mode=Mode.of_options(mode, challenge, fresh_seed=fresh_seed),
         engine=engine,
         allow_untrusted=allow_untrusted,
-        expected=Expectation(
-            spec=load_spec(expect_spec) if expect_spec else None,
-            lock=parse_lock(expect_lock) if expect_lock is not None else None,
-            claim=parse_claim(expect_claim) if expect_claim is not None else None,
-        ),
-        image=image if pull is None else "registry",
-        registry=None if pull is None else Reference.parse(pull),
+        expected=Expectation.parse(expect_spec, expect_lock, expect_claim),
+        image=executed_image,
+        registry=registry,
         base=base,
         code=code,
         limits=parse_limits(limits or []),
         data=parse_places(data or []),
         required=grade,
     )
-    if signing_key is not None:
+    # An unusable key must be found now, not after hours of re-execution.
+    signing_key = None
+    if sign is not None:
         require_execution(request.mode)
+        signing_key = unlock(sign, passphrase_file)
     _require_writable(report)
     result: Report | VaryReport
     with open_reporter(quiet=quiet) as reporter:
@@ -219,18 +190,3 @@ def _unwritable(report: Path, error: OSError) -> CapsuleError:
         f"the report {str(report)!a} cannot be written: {error.strerror}",
         fix="Use --report to name a file in a folder that you may write to, or /dev/null.",
     )
-
-
-def _mode(mode: str, challenge: str | None, *, fresh_seed: bool) -> str:
-    """Return the mode that the options ask for. A challenge includes a fresh seed."""
-    from capsule.host.errors import CapsuleError
-
-    if challenge is None and not fresh_seed:
-        return mode
-    if mode != "full":
-        raise CapsuleError(
-            "CAP-V064",
-            f"--mode {mode} contradicts {'--challenge' if challenge else '--fresh-seed'}",
-            fix="Use only one of the two options.",
-        )
-    return "fresh-seed" if challenge is None else f"segments:{challenge}"

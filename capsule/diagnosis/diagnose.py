@@ -184,10 +184,9 @@ def _execute(
         lock,
         runs[-1].engine,
         runs[-1].directory,
-        stop_after=prefix,
-        replay=recorded[0],
-        arrivals=recorded[1],
-        data=data,
+        execution.ExecutionOptions(
+            stop_after=prefix, replay=recorded[0], arrivals=recorded[1], data=data or {}
+        ),
         reporter=reporter,
     )
 

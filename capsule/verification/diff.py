@@ -139,12 +139,14 @@ def _execute(
             lock,
             engine,
             directory,
-            stop_after=window.last,
-            replay=side.entropy,
-            schedule=None if side.training is None else side.training.schedule,
-            dense=window,
-            segment=True,
-            data=data,
+            execution.ExecutionOptions(
+                stop_after=window.last,
+                replay=side.entropy,
+                schedule=None if side.training is None else side.training.schedule,
+                dense=window,
+                segment=True,
+                data=data,
+            ),
             reporter=reporter,
         )
     except CapsuleError as error:

@@ -21,6 +21,27 @@ from capsule.verification.request import Mode
 from capsule.verification.verdict import Report
 
 
+def check_receipt(sign: Path | None, receipt: Path | None, vary: str | None) -> None:
+    """Reject options that no receipt can come of.
+
+    Raises:
+        CapsuleError: CAP-V081, ``--receipt`` without ``--sign``; CAP-V065, ``--sign`` beside
+            ``--vary``.
+    """
+    if receipt is not None and sign is None:
+        raise CapsuleError(
+            "CAP-V081",
+            f"--receipt {receipt} requires --sign",
+            fix="Name the private key that signs the receipt: --sign KEY.",
+        )
+    if vary is not None and sign is not None:
+        raise CapsuleError(
+            "CAP-V065",
+            f"--vary {vary} contradicts --sign: a receipt is of one re-execution",
+            fix="Remove --sign, or sign a receipt in a verification without --vary.",
+        )
+
+
 def require_execution(mode: Mode) -> None:
     """Reject a receipt for a mode that does not execute the run again.
 

@@ -15,6 +15,7 @@ from capsule.experiment.lock import Lock, without_sources
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
+from capsule.host.spec_file import load_spec
 from capsule.image.lockfile import read_lock
 from capsule.image.registry.reference import Reference
 from capsule.verification.variation import Variation
@@ -73,6 +74,23 @@ class Mode:
             fix="Use integrity, environment, prefix:N (N agent steps), segments:N, fresh-seed or "
             "full.",
         )
+
+    @classmethod
+    def of_options(cls, mode: str, challenge: str | None, *, fresh_seed: bool) -> Mode:
+        """Return the mode that the options ask for. A challenge includes a fresh seed.
+
+        Raises:
+            CapsuleError: CAP-V064, ``--mode`` beside another option; those of :meth:`parse`.
+        """
+        if challenge is None and not fresh_seed:
+            return cls.parse(mode)
+        if mode != "full":
+            raise CapsuleError(
+                "CAP-V064",
+                f"--mode {mode} contradicts {'--challenge' if challenge else '--fresh-seed'}",
+                fix="Use only one of the two options.",
+            )
+        return cls.parse("fresh-seed" if challenge is None else f"segments:{challenge}")
 
     def __str__(self) -> str:
         if self.name == "segments":
@@ -151,6 +169,19 @@ class Expectation:
     claim: str | None = None
     lock: str | None = None
 
+    @classmethod
+    def parse(cls, spec: Path | None, lock: str | None, claim: str | None) -> Expectation:
+        """Parse what the options name.
+
+        Raises:
+            CapsuleError: CAP-V043, CAP-V058, or what reading the spec or the lock raises.
+        """
+        return cls(
+            spec=None if spec is None else load_spec(spec),
+            lock=None if lock is None else parse_lock(lock),
+            claim=None if claim is None else parse_claim(claim),
+        )
+
     def check(self, lock: Lock, claims: Claims) -> None:
         """Reject the bundle of another experiment, or of other results.
 
@@ -204,6 +235,37 @@ class VerifyRequest:
     sources: SourcesSpec = field(default_factory=SourcesSpec)
     expected: Expectation = field(default_factory=Expectation)
     variation: Variation | None = None
+
+    def __post_init__(self) -> None:
+        """Reject trusted keys beside the choice to do without any.
+
+        Raises:
+            CapsuleError: CAP-V006.
+        """
+        if self.allow_untrusted and not self.trust.trusts_nobody:
+            raise CapsuleError(
+                "CAP-V006",
+                "--allow-untrusted contradicts --key, --allowed-signers and --keyless",
+                fix="Remove --allow-untrusted, or remove the options that name trusted keys.",
+            )
+
+
+def parse_image(choice: ImageChoice, pull: str | None) -> tuple[ImageChoice, Reference | None]:
+    """Return which image to execute, and its place in a registry if it is to be pulled.
+
+    Raises:
+        CapsuleError: CAP-V068, an image is to be pulled and taken from the bundle; or what
+            :meth:`Reference.parse` raises.
+    """
+    if pull is None:
+        return choice, None
+    if choice == "embedded":
+        raise CapsuleError(
+            "CAP-V068",
+            f"--pull {pull} contradicts --image embedded",
+            fix="Use only one of the two options.",
+        )
+    return "registry", Reference.parse(pull)
 
 
 def parse_claim(text: str) -> str:

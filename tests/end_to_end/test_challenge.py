@@ -49,7 +49,7 @@ def verified(kept, mode):
 
 
 def test_an_image_that_recites_is_told_from_one_that_computes(kept, monkeypatch):
-    def recite(lock, engine, directory, **_):
+    def recite(lock, engine, directory, *_, **__):
         shutil.copytree(kept.directory / "work", directory, dirs_exist_ok=True)
         return Result.model_validate_json((directory / contract.RESULT).read_bytes())
 

@@ -188,7 +188,8 @@ def train(folder, lock, machine=None, schedule=None):
     (folder / LOCK).write_bytes(lock.document() + b"\n")
     machine = machine or Machine()
     reporter = SilentReporter()
-    execution.execute(lock, machine, folder / WORK, schedule=schedule, reporter=reporter)
+    options = execution.ExecutionOptions(schedule=schedule)
+    execution.execute(lock, machine, folder / WORK, options, reporter=reporter)
     return Finished(folder, lock, machine)
 
 

@@ -23,7 +23,7 @@ from capsule.bundle.run_bundle import RecordedRun
 from capsule.engine.interface import Engine
 from capsule.entropy.ledger import Ledger, compare_ledgers
 from capsule.entropy.report import EntropyReport
-from capsule.execution import SeenSurroundings
+from capsule.execution import ExecutionOptions, SeenSurroundings
 from capsule.experiment import contract
 from capsule.experiment.lock import Lock
 from capsule.experiment.mechanisms import Mechanisms
@@ -82,15 +82,19 @@ class Reexecutor:
             lock,
             self.engine,
             directory,
-            stop_after=steps,
-            replay=bundle.member(run_bundle.ENTROPY_PROFILE) if claims.entropy_profile else None,
-            schedule=bundle.member(run_bundle.SCHEDULE) if follows else None,
-            arrivals=bundle.member(run_bundle.ARRIVALS) if repeats else None,
-            learners=change.learners,
-            replicas=change.replicas,
-            limits=self.limits,
-            surroundings=surroundings,
-            data=self.data,
+            ExecutionOptions(
+                stop_after=steps,
+                replay=bundle.member(run_bundle.ENTROPY_PROFILE)
+                if claims.entropy_profile
+                else None,
+                schedule=bundle.member(run_bundle.SCHEDULE) if follows else None,
+                arrivals=bundle.member(run_bundle.ARRIVALS) if repeats else None,
+                learners=change.learners,
+                replicas=change.replicas,
+                limits=self.limits,
+                surroundings=surroundings,
+                data=self.data,
+            ),
             reporter=self.reporter,
         )
         ledger = read_document(directory / contract.LEDGER, Ledger)
@@ -113,11 +117,13 @@ class Reexecutor:
             lock,
             self.engine,
             directory,
-            stop_after=stop_after,
-            schedule=schedule,
-            segment=True,
-            limits=self.limits,
-            data=self.data,
+            ExecutionOptions(
+                stop_after=stop_after,
+                schedule=schedule,
+                segment=True,
+                limits=self.limits,
+                data=self.data,
+            ),
             reporter=self.reporter,
         )
 

@@ -34,9 +34,7 @@ def execute():
             side.lock,
             machine,
             directory,
-            stop_after=window.last,
-            schedule=schedule,
-            dense=window,
+            execution.ExecutionOptions(stop_after=window.last, schedule=schedule, dense=window),
             reporter=SilentReporter(),
         )
         return BEGINNING
@@ -139,10 +137,10 @@ def test_bundles_that_kept_their_states_are_bisected_from_the_checkpoint_before(
         bundles.append(bundled(run, key, tmp_path / f"{numerics}-bundle"))
     began, execute = [], execution.execute
 
-    def watched(lock, engine, directory, **options):
+    def watched(lock, engine, directory, options, **others):
         state = directory / contract.STATE / RESUME
         began.append(json.loads(state.read_bytes())["step"] if state.exists() else 0)
-        return execute(lock, engine, directory, **options)
+        return execute(lock, engine, directory, options, **others)
 
     monkeypatch.setattr(execution, "execute", watched)
     options = {"bisect": True, "allow_untrusted": True}
@@ -191,7 +189,8 @@ def test_a_dense_record_leaves_everything_else_as_it_was(tmp_path):
     lock = make_lock(merged(IMPALA, changes))
     plain, watched = train(tmp_path / "plain", lock), tmp_path / "watched"
     window = contract.DenseWindow(first=120, last=200)
-    execution.execute(lock, Machine(), watched, dense=window, reporter=SilentReporter())
+    options = execution.ExecutionOptions(dense=window)
+    execution.execute(lock, Machine(), watched, options, reporter=SilentReporter())
     for name in (contract.TRACE, contract.CHECKPOINT_INDEX, contract.EVALUATION, contract.STREAMS):
         assert (watched / name).read_bytes() == (plain.directory / name).read_bytes()
     records = [update.record for update in read_updates(watched / contract.DENSE)]
