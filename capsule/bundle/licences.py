@@ -129,7 +129,7 @@ def expression_choice(expression: str) -> Choice:
         raise CapsuleError(
             "CAP-B060",
             f"licence {expression!r} is not an SPDX expression",
-            fix="Leave out the licence, or name it by its SPDX identifier.",
+            fix="Remove the licence, or name it by its SPDX identifier.",
         )
     if is_supported_id(expression):
         return [{"license": {"id": expression, "acknowledgement": "declared"}}]

@@ -111,7 +111,7 @@ builds it from the packages that `spec/lock.json` names with SHA-256 digests, an
 for `docker load`; it contains the image whose config digest is `{config}`.
 
 `image/layer-*.tar.zst` are copies of layers whose packages may disappear from the mirrors one day.
-Only the signer vouches for the base layer among them, unless Capsule itself ships its digest.
+Unless Capsule itself ships the digest of the base layer, only the signer attests to it.
 """
 
 _PROCESS = """

@@ -83,7 +83,7 @@ def _show(found: Receipts) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     ordered = sorted(found.receipts, key=lambda receipt: (not receipt.counts, receipt.file))
     rows = [_lines(receipt) for receipt in ordered]
-    rows += [(("refused", item.code), (item.file, item.message, "")) for item in found.refused]
+    rows += [(("rejected", item.code), (item.file, item.message, "")) for item in found.refused]
     for left, right in rows:
         table.add_row(*("\n".join(map(printable, lines)) for lines in (left, right)))
     console = Console()

@@ -68,7 +68,7 @@ class ApptainerEngine(UnpackedImageEngine):
         if os.getuid() == 0:
             raise CapsuleError(
                 "CAP-E001",
-                "the engine apptainer is not for root, for whom it would confine too little",
+                "the engine apptainer is not available to root, whom it would not confine enough",
                 fix="Run Capsule as an ordinary user, or use another --engine.",
             )
         self._program = found

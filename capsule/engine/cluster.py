@@ -1,4 +1,4 @@
-"""Runs whose actors play on a Ray cluster: one that is there, or containers beside the run's own.
+"""Runs whose actors play on a Ray cluster: an existing one, or containers beside the run's own.
 
 The containers of ``docker:N`` are the run's own, which is the head and learns, and N workers of the
 same image, on a network of their own that leads nowhere else. They are hardened like any run. What

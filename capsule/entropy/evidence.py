@@ -98,7 +98,7 @@ class Evidence:
         executed = sum(1 for each in self.programs if each.executed and each.is_python)
         silent = executed - told.started - told.restarted
         if silent > 0:
-            return f"{silent:,} of {counted(executed, 'Python program')} told nothing of themselves"
+            return f"{silent:,} of {counted(executed, 'Python program')} left no record"
         return None
 
     def _requests(self, *, counted: bool) -> RequestTally:

@@ -317,7 +317,7 @@ def _system_calls(programs: tuple[ProgramReport, ...]) -> Iterator[Coverage]:
     yield Coverage(
         source="getrandom without a system call (vDSO)",
         fate="masked",
-        remark="the memory that it needs is refused to every program, which then makes the call",
+        remark="no program gets the memory that it needs, so all make the system call",
     )
     executed = [program for program in programs if program.executed]
     derived = sum(program.start_bytes_derived for program in executed)
@@ -334,7 +334,7 @@ def _processor(launch: _Launch) -> Iterator[Coverage]:
     yield Coverage(
         source="RDRAND and RDSEED in OpenSSL, Qt and systemd",
         fate="masked",
-        remark="told by their environment variables to do without",
+        remark="their environment variables switch it off",
     )
     yield Coverage(
         source="RDRAND and RDSEED elsewhere",

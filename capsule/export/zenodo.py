@@ -93,7 +93,7 @@ def _check_size(files: list[Path]) -> None:
             "CAP-P208",
             f"the deposit has {len(files) + 1} files of {size} bytes together; Zenodo takes "
             f"{MAX_FILES} files of {MAX_BYTES} bytes",
-            fix="Leave receipts out, make a bundle without --embed-image, or ask Zenodo for more.",
+            fix="Exclude receipts, make a bundle without --embed-image, or ask Zenodo for more.",
         )
 
 

@@ -36,7 +36,7 @@ ENTRIES = {row[0]: _entry(*row) for row in _ROWS}
 register({code: entry.exit_code for code, entry in ENTRIES.items() if code not in IMAGE_CODES})
 
 
-# What the operating system refuses because of the machine's state or its owner's settings.
+# Errors of the operating system that follow from the machine's state or its owner's settings.
 _REFUSALS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
@@ -54,6 +54,6 @@ def refusal_of(error: OSError) -> CapsuleError | None:
     where = f" at {error.filename!a}" if isinstance(error.filename, str) else ""
     return CapsuleError(
         "CAP-X003",
-        f"the operating system refused{where}: {reason}",
+        f"the operating system reported an error{where}: {reason}",
         fix="Free disk space, or set TMPDIR and CAPSULE_CACHE to folders that you may write to.",
     )

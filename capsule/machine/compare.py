@@ -130,7 +130,7 @@ def expected_grade(rows: Iterable[FactComparison]) -> tuple[ExpectedGrade, str]:
     differing = [row for row in rows if row.effect == "may differ"]
     if differing:
         return "statistical", "; ".join(f"{row.field}: {row.reason}" for row in differing)
-    return "bitwise", "no difference between the machines is known to change a bit"
+    return "bitwise", "no known difference between these machines affects the result"
 
 
 def check_requirements(lock: Lock, here: Fingerprint) -> list[CapsuleError]:

@@ -171,8 +171,8 @@ def artifact_appendix(subject: ReportedRun) -> str:
         _commands(f"capsule verify {_file_name(subject)} --key SIGNER.pub"),
         f"Without Capsule: {files('REPRODUCING.md')}.",
         "## Evaluation and expected results",
-        f"`reproduced-bitwise`, exit status 0: every claim of {files('claims.json')} obtained "
-        f"again, among them {facts.results(subject)}.",
+        f"`reproduced-bitwise`, exit status 0: every claim of {files('claims.json')} was "
+        f"reproduced, among them {facts.results(subject)}.",
         "## Experiment customization",
         f"The spec is the field `spec` of {files('spec/lock.json')}. Written as YAML, it can be "
         "changed and run (`capsule run`); that is another experiment, with another claim id.",

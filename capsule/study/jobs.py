@@ -225,7 +225,7 @@ class Scheduler(ABC):
         except KeyboardInterrupt:
             raise CapsuleError(
                 "CAP-Y024",
-                f"{self.title} goes on with {_jobs(arrays)} without this command",
+                f"{self.title} will continue {_jobs(arrays)} without this command",
                 fix=f"Nothing has to be done: {look}. '{cancel}' cancels the members.",
             ) from None
 

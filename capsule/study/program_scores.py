@@ -67,7 +67,9 @@ def program_tasks(study: StudySpec, outputs: Mapping[str, bytes]) -> Tasks:
         try:
             numbers = [_number(value) for value in values]
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"{source} is no number and no list of numbers: {error}") from error
+            raise ValueError(
+                f"{source} is neither a number nor a list of numbers: {error}"
+            ) from error
         if not numbers:
             raise ValueError(f"{source} is an empty list")
         points = (NetworkReturns(step, (number,)) for step, number in enumerate(numbers, 1))
@@ -105,5 +107,5 @@ def _resolve(document: Any, pointer: str) -> Any:
         elif isinstance(document, dict):
             document = document[key]
         else:
-            raise LookupError(f"{key!r} of a value that is no object and no list")  # noqa: TRY004
+            raise LookupError(f"{key!r} of a value that is neither an object nor a list")  # noqa: TRY004
     return document

@@ -106,7 +106,7 @@ def _undecided(result: MemberResult, needed: str) -> VerifiedMember:
 def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> VerifiedMember:
     if found.claim_id() == claims.claim_id():
         return VerifiedMember(
-            name, "reproduced-bitwise", "every claim was obtained again, bit for bit"
+            name, "reproduced-bitwise", "the re-execution reproduced every claim, bit for bit"
         )
     if claims.image is not None and found.image is None:
         return VerifiedMember(

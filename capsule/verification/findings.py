@@ -169,7 +169,7 @@ class VerificationFindings:
     Attributes:
         bundle: File name of the bundle.
         mode: How far the verification goes.
-        required: Least grade that counts as reproduced.
+        required: Lowest grade accepted as reproduced.
         own_code: Whether the image's training code is this Capsule's own.
         fresh_seed: Answer of a challenge to a seed that was drawn for it.
         challenge: Segments of the recorded run that were executed again.

@@ -212,7 +212,7 @@ class VerifyRequest:
         base: Build the base layer from the locked packages, or take the signer's own.
         code: Execute this Capsule's training code only, or the signer's own as well.
         limits: Limits that are lower than those of the bundle, by field of ``limits`` in a spec.
-        required: Least grade that counts as reproduced.
+        required: Lowest grade accepted as reproduced.
         data: Where data sets lie that the bundle does not carry, by name.
         sources: Where missing packages may come from.
         expected: What the verifier knows of the experiment from elsewhere.

@@ -326,7 +326,7 @@ class Report(Model):
     integrity: bool | None = Field(None, description="Unchanged since it was signed.")
     authentic: bool | None = Field(None, description="Signed by a key you trust.")
     required: RequiredGrade = Field(
-        "bitwise", description="Least grade that counts as reproduced, as the caller chose."
+        "bitwise", description="Lowest grade that the caller accepts as reproduced."
     )
     expected: str | None = Field(None, description="What can be expected of the two machines.")
     expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")

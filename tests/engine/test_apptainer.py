@@ -51,7 +51,7 @@ def test_singularity_will_do(program):
 def test_root_is_refused(program, monkeypatch):
     assert program.exists()
     monkeypatch.setattr("os.getuid", lambda: 0)
-    assert "not for root" in refused()
+    assert "not available to root" in refused()
 
 
 def test_what_a_container_confines_more_is_said(program, make_image, make_lock, cache, monkeypatch):

@@ -83,8 +83,8 @@ def test_other_tasks_need_references_and_take_them(environment, name):
     ("environment", "population", "message"),
     [
         (ATARI, {"references": {"breakout": GIVEN}}, "'breakout' has published scores; leave it"),
-        (ATARI, {"references": {"pong": GIVEN}}, "'pong' is none of the tasks breakout"),
-        (CARTPOLE, {"references": {"CartPole-v0": GIVEN}}, "'CartPole-v0' is none of the tasks"),
+        (ATARI, {"references": {"pong": GIVEN}}, "'pong' is not one of the tasks breakout"),
+        (CARTPOLE, {"references": {"CartPole-v0": GIVEN}}, "'CartPole-v0' is not one of the tasks"),
         (
             CARTPOLE,
             {"references": {"CartPole-v1": {"random": 3.0, "human": 3.0}}},

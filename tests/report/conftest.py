@@ -47,7 +47,7 @@ def make_report(subject, verdict="reproduced-bitwise", **facts) -> Report:
         "bundle": subject.bundle,
         "mode": "full",
         "verdict": verdict,
-        "summary": "every claim was obtained again, bit for bit",
+        "summary": "the re-execution reproduced every claim, bit for bit",
         "claim_id": subject.claims.claim_id(),
         "integrity": True,
         "environment": compare(machine, here, subject.lock.spec),

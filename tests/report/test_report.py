@@ -74,7 +74,7 @@ def verified(**facts):
         bundle="run.capsule.tar",
         mode="full",
         verdict="reproduced-bitwise",
-        summary="every claim was obtained again",
+        summary="the re-execution reproduced every claim",
         **facts,
     )
 

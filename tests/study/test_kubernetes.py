@@ -125,7 +125,7 @@ def test_members_are_done_fail_are_evicted_and_deleted(cluster, directory, image
     (job,) = jobs_of(directory)
     assert job.members == NAMES
     assert job.name.startswith("tiny-")
-    assert f"Kubernetes goes on with jobs {job.name}" in error.message
+    assert f"Kubernetes will continue jobs {job.name}" in error.message
     assert f"'kubectl delete job --namespace=rl {job.name}' cancels" in error.fix
 
     # Another command waits for the same Job. A node evicts one pod, and one is deleted.

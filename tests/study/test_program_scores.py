@@ -100,12 +100,12 @@ def test_a_list_has_a_number_for_each_evaluation():
         ("[1, 2]", "/-", "not an index"),
         ("1", "/a", "leads nowhere"),
         ("[]", "", "is an empty list"),
-        ("true", "", "no number and no list of numbers: True"),
-        ('"1"', "", "no number and no list of numbers: '1'"),
-        ('"0x"', "", "no number and no list of numbers"),
-        ('"0x1p9999"', "", "no number and no list of numbers"),
-        ("1" + "0" * 400, "", "no number and no list of numbers"),
-        ("[1, null]", "", "no number and no list of numbers: None"),
+        ("true", "", "neither a number nor a list of numbers: True"),
+        ('"1"', "", "neither a number nor a list of numbers: '1'"),
+        ('"0x"', "", "neither a number nor a list of numbers"),
+        ('"0x1p9999"', "", "neither a number nor a list of numbers"),
+        ("1" + "0" * 400, "", "neither a number nor a list of numbers"),
+        ("[1, null]", "", "neither a number nor a list of numbers: None"),
     ],
 )
 def test_what_is_no_score_is_refused(text, pointer, reason):

@@ -44,13 +44,13 @@ def command(
     """Run the members of a study, each as an ordinary run with a signed bundle of its own.
 
     A member that fails says why and does not stop the others. A study that was stopped at any
-    moment goes on with --resume, which also runs failed and lost members again.
+    moment continues with --resume, which also runs failed and lost members again.
 
     Examples:
         # Run every member, two at a time.
         capsule study run study.yaml --key alice --on local:2
 
-        # Go on after an interruption, with one group first.
+        # Continue after an interruption, with one group first.
         capsule study run study.yaml --key alice --resume --only slow
 
         # One Slurm job for each member; the folder has to be on a shared file system.

@@ -69,7 +69,7 @@ def _raw_calls(evidence: Evidence) -> Judgement:
 
 def _instructions(evidence: Evidence) -> Judgement:
     masked = evidence.report is not None and evidence.report.mode != "system"
-    text = "known libraries are told not to use them" if masked else "they were not masked"
+    text = "known libraries are configured not to use them" if masked else "they were not masked"
     return "assumed", f"RDRAND and RDSEED cannot be intercepted; {text}"
 
 

@@ -44,7 +44,7 @@ def check_program(
         ("recording", recording, RecordingSpec()),
     ):
         if value != default:
-            raise ValueError(f"{section} does not apply to trainer.command: leave it out")
+            raise ValueError(f"{section} does not apply to trainer.command: remove it")
     if seeds.streams:
         raise ValueError(
             "seeds.streams does not apply to trainer.command: give it seeds as arguments"
@@ -108,7 +108,7 @@ def _check_evaluation(
     if evaluation.action_sweep and not isinstance(environment, AtariEnvironment):
         raise ValueError(
             f"evaluation.action_sweep does not apply to environment.suite {environment.suite!r}, "
-            "which counts no lives: leave it out"
+            "which counts no lives: remove it"
         )
     if evaluation.start_set is not None:
         _check_start_set(environment, evaluation.start_set)
@@ -142,7 +142,7 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
         if flat == bool(network.convolutions):
             raise ValueError(
                 f"trainer.network.convolutions does not fit {said}, whose frames are "
-                + ("vectors: leave it out" if flat else "images: declare one layer or more")
+                + ("vectors: remove it" if flat else "images: declare one layer or more")
             )
         return
     named, *_ = get_args(type(trainer).model_fields["network"].annotation)
@@ -172,7 +172,7 @@ def _check_tasks(
     if trainer.algorithm != "impala":
         raise ValueError(
             f"environment.further_games do not apply to trainer.algorithm {trainer.algorithm!r}: "
-            "leave them out, or use 'impala'"
+            "remove them, or use 'impala'"
         )
     if len({*games}) < len(games):
         raise ValueError(f"environment.further_games: a game is named twice in {', '.join(games)}")
@@ -206,15 +206,15 @@ def _check_language(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> 
     if told is not None and not isinstance(trainer, ImpalaTrainer):
         raise ValueError(
             f"environment.instruction {told!r} is not read by trainer.algorithm "
-            f"{trainer.algorithm!r}: leave it out, or use 'impala'"
+            f"{trainer.algorithm!r}: remove it, or use 'impala'"
         )
     if told is not None and language is None:
         raise ValueError(
-            f"environment.instruction {told!r} is not read: say in trainer.language which words "
-            "it has, or leave it out"
+            f"environment.instruction {told!r} is not read: list its words in "
+            "trainer.language, or remove it"
         )
     if told is None and language is not None:
         raise ValueError(
             "trainer.language has nothing to read: name in environment.instruction the entry of a "
-            "Gymnasium observation that is an instruction, or leave it out"
+            "Gymnasium observation that is an instruction, or remove it"
         )

@@ -30,5 +30,5 @@ class DataSpec(Model):
     @model_validator(mode="after")
     def _consistent(self) -> DataSpec:
         if self.path is not None and self.url is not None:
-            raise ValueError("path and url contradict each other: leave one of them out")
+            raise ValueError("path and url contradict each other: remove one of them")
         return self

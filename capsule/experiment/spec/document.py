@@ -76,7 +76,7 @@ class Spec(Model):
         elif self.code is not None and not _has_own_modules(self.environment, self.trainer):
             raise ValueError(
                 "code is not used: it holds trainer.command, trainer.network.module, or "
-                "environment.modules of suite 'gymnasium'; leave it out, or name a module in one "
+                "environment.modules of suite 'gymnasium'; remove it, or name a module in one "
                 "of these"
             )
         else:

@@ -113,7 +113,7 @@ class GymnasiumEnvironment(Model):
     @model_validator(mode="after")
     def _consistent(self) -> GymnasiumEnvironment:
         if self.frames == "image" and self.masked_observations:
-            raise ValueError("masked_observations does not apply to frames: image; leave it out")
+            raise ValueError("masked_observations does not apply to frames: image; remove it")
         if self.numbers is not None:
             self._check_numbers(self.numbers)
         return self
@@ -179,11 +179,12 @@ def references_of(
     for name in given:
         if name not in names:
             raise ValueError(
-                f"trainer.population.references: {name!r} is none of the tasks {', '.join(names)}"
+                f"trainer.population.references: {name!r} is not one of the tasks "
+                f"{', '.join(names)}"
             )
         if name in known:
             raise ValueError(
-                f"trainer.population.references: {name!r} has published scores; leave it out"
+                f"trainer.population.references: {name!r} has published scores; remove it"
             )
     for name in names:
         if name not in known and name not in given:

@@ -20,8 +20,8 @@ def require_no_units(trainer: Any) -> None:
     default = type(trainer).model_fields["hidden_units"].default
     if isinstance(trainer.network, OwnNetwork) and trainer.hidden_units != default:
         raise ValueError(
-            f"hidden_units {trainer.hidden_units} is not used by a network of your own: leave it "
-            "out, and list the units of its layers in network.dense"
+            f"hidden_units {trainer.hidden_units} is not used by a network of your own: remove "
+            "it, and list the units of its layers in network.dense"
         )
 
 

@@ -123,7 +123,7 @@ class DqnTrainer(Model):
             if getattr(self, name) != default:
                 raise ValueError(
                     f"{name} {getattr(self, name)} is not used by optimizer '{self.optimizer}': "
-                    "leave it out"
+                    "remove it"
                 )
         for name in ("total_steps", "replay_start", "target_interval"):
             require_multiple(self, name, "update_interval")

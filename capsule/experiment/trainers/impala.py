@@ -279,7 +279,7 @@ class ImpalaTrainer(Model):
             if value != default:
                 raise ValueError(
                     f"{name} {value} does not apply: each member of the population draws its own; "
-                    "leave it out"
+                    "remove it"
                 )
 
     def _check_recorded(self, lag: int) -> None:
@@ -289,7 +289,7 @@ class ImpalaTrainer(Model):
             raise ValueError(
                 f"schedule.policy_lag {lag} cannot be kept: {self.actors} actors take turns in "
                 f"batches of "
-                f"{self.fresh}, so it needs {least} at least"
+                f"{self.fresh}, so it needs at least {least}"
             )
         unrolls = self.total_steps // self.unroll_length
         for name, number, most in (

@@ -35,7 +35,7 @@ class LayersSpec(Model):
     @model_validator(mode="after")
     def _used(self) -> LayersSpec:
         if not (self.scaled or self.convolutions):
-            raise ValueError("scaled: false does not apply without convolutions; leave it out")
+            raise ValueError("scaled: false does not apply without convolutions; remove it")
         return self
 
 

@@ -143,7 +143,8 @@ class R2d2Trainer(Model):
         if self.sequence_length % self.sequence_stride:
             raise ValueError(
                 f"sequence_length {self.sequence_length} is not a multiple of sequence_stride "
-                f"{self.sequence_stride}: steps would be learned unequally often, or left out"
+                f"{self.sequence_stride}: some steps would be trained on "
+                "more often than others, or never"
             )
         for name in ("burn_in", "n_step"):
             require_at_most(self, name, "sequence_length")

@@ -135,6 +135,6 @@ def _layer_facts(layer: Layer, lock: Lock) -> dict[str, str]:
 def _malformed(what: str) -> CapsuleError:
     return CapsuleError(
         "CAP-V053",
-        f"the signer's image is refused: {what}",
+        f"the signer's image was rejected: {what}",
         fix="Do not trust this bundle, or rebuild its image from the lock (--image rebuilt).",
     )

@@ -336,7 +336,7 @@ def _sdist_only(distribution: Distribution, names: Sequence[str]) -> CapsuleErro
     return CapsuleError(
         "CAP-L104",
         f"image.packages: no wheel of {', '.join(names)} fits {_python_of(distribution)}, and "
-        "source distributions are refused",
+        "source distributions are not accepted",
         fix="Pin a version that has a wheel, or build one and name its folder in "
         "image.sources.find_links.",
     )

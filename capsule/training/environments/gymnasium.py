@@ -197,8 +197,8 @@ def _packed_view(spec: GymnasiumEnvironment, space: _Space, image: str, view: _V
         if name not in entries or not _is_numbers(entries[name]):
             usable = [each for each in sorted(entries) if _is_numbers(entries[each])]
             raise _misfit(
-                f"environment.numbers: {name!r} is no entry of numbers of {space}",
-                fix=f"name some of {', '.join(usable)}" if usable else "leave it out",
+                f"environment.numbers: {name!r} is not an entry of numbers of {space}",
+                fix=f"name some of {', '.join(usable)}" if usable else "remove it",
             )
         parts[name] = entries[name]
     layout = FrameLayout(view.shape, sum(map(spaces.flatdim, parts.values())))
@@ -273,8 +273,8 @@ def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
         entries = dict(space) if isinstance(space, spaces.Dict) else {}
         if spec.observation not in entries:
             raise _misfit(
-                f"environment.observation {spec.observation!r} is no entry of {space}",
-                fix=f"name one of {', '.join(sorted(entries))}" if entries else "leave it out",
+                f"environment.observation {spec.observation!r} is not an entry of {space}",
+                fix=f"name one of {', '.join(sorted(entries))}" if entries else "remove it",
             )
         return entries[spec.observation]
     return space
@@ -286,8 +286,8 @@ def _told_entry(spec: GymnasiumEnvironment, space: _Space) -> str | None:
     texts = [name for name, entry in entries.items() if entry.dtype and entry.dtype.kind == "U"]
     if spec.instruction is not None and spec.instruction not in texts:
         raise _misfit(
-            f"environment.instruction {spec.instruction!r} is no text of {space}",
-            fix=f"name one of {', '.join(texts)}" if texts else "leave it out",
+            f"environment.instruction {spec.instruction!r} is not a text of {space}",
+            fix=f"name one of {', '.join(texts)}" if texts else "remove it",
         )
     return spec.instruction
 

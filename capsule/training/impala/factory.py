@@ -164,7 +164,7 @@ def make_network(
     """Describe the network for an environment, computed as an accelerator computes.
 
     Raises:
-        CapsuleError: CAP-T241, the vocabulary is none.
+        CapsuleError: CAP-T241, the vocabulary has an entry that is not a word in lower case.
     """
     vocabulary = make_vocabulary(trainer.language)
     return make_actor_critic_network(

@@ -76,7 +76,7 @@ def make_population(
         raise CapsuleError(
             "CAP-T371",
             f"the members of a population cannot share the Ray cluster at {cluster}",
-            fix="Run it without a cluster, or leave out trainer.population.",
+            fix="Run it without a cluster, or remove trainer.population.",
         )
     references = references_of(context.spec.environment, population)
     stream = Stream(_STREAM, context.seeds.root)

@@ -67,7 +67,7 @@ class Vocabulary:
             longest: Most words of an instruction.
 
         Raises:
-            CapsuleError: CAP-T241, one of them is not a single word in small letters.
+            CapsuleError: CAP-T241, one of them is not a single word in lower case.
         """
         self.words = tuple(sorted(set(words)))
         self.longest = longest

@@ -207,6 +207,6 @@ def _unclaimable(message: str) -> CapsuleError:
     return CapsuleError(
         "CAP-T303",
         message,
-        fix='Leave such files out: capsule run --resume DIRECTORY --set \'trainer.outputs=["*", '
+        fix='Exclude such files: capsule run --resume DIRECTORY --set \'trainer.outputs=["*", '
         '"!PATTERN"]\'. A program that has ended is not run again. Or write fewer files.',
     )

@@ -28,7 +28,7 @@ Kind = Literal[
 _WHY: Mapping[Kind, str] = {
     "seed": "every draw of the stream differs",
     "environment": "other dynamics give other observations and rewards to equal actions",
-    "schedule": "it decides which unrolls are learned when, and the age of their policy",
+    "schedule": "it determines when each unroll is trained on, and the age of its policy",
     "numerics": "sums are taken in another order, or functions rounded otherwise",
     "machine": "maths libraries choose their code by it",
     "settings": "it is another experiment",

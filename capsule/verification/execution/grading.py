@@ -16,7 +16,7 @@ from capsule.verification.findings import AnalysisFinding, ComparisonFinding, Ex
 from capsule.verification.request import Mode
 from capsule.verification.verdict import Divergence, Grade, Judgement, OutputComparison
 
-_BITWISE = Judgement("reproduced-bitwise", "every claim was obtained again, bit for bit")
+_BITWISE = Judgement("reproduced-bitwise", "the re-execution reproduced every claim, bit for bit")
 
 # Claims that another processor or GPU cannot change; of flags and streams a part.
 _FIXED = (
@@ -116,7 +116,7 @@ def _same_content(outputs: OutputComparison) -> str:
     what = "dates" if outputs.nature == "date" else "how the same content is written down"
     files = "1 output" if outputs.count == 1 else f"{outputs.count:,} outputs"
     return (
-        f"the content of every output was obtained again, but not every bit: {files} differ only "
+        f"the content of every output was reproduced, but not every bit: {files} differ only "
         f"in {what}"
     )
 

@@ -624,10 +624,10 @@ def test_hidden_numbers_are_left_out():
             "from 0 to 3",
         ),
         ({"masked_observations": (0, 1, 2, 3)}, "hides all 4 numbers", "leave one"),
-        ({"observation": "image"}, "'image' is no entry of Box", "leave it out"),
+        ({"observation": "image"}, "'image' is not an entry of Box", "remove it"),
         (
             {"observation": "picture", "id": "MiniGrid-MemoryS7-v0", "modules": ("minigrid",)},
-            "'picture' is no entry of Dict",
+            "'picture' is not an entry of Dict",
             "name one of direction, image, mission",
         ),
     ],
@@ -749,7 +749,7 @@ def test_numbers_stand_behind_an_image_in_the_order_of_the_spec():
 def test_numbers_must_be_numbers(name, monkeypatch):
     told = spaces.Dict({**Screen.shapes, "text": spaces.Text(9)})
     monkeypatch.setattr(Screen, "observation_space", told)
-    said = rf"CAP-T216 environment\.numbers: '{name}' is no entry of numbers"
+    said = rf"CAP-T216 environment\.numbers: '{name}' is not an entry of numbers"
     with pytest.raises(CapsuleError, match=said) as refused:
         screen(observation="grey", numbers=[name])
     assert "colour, flat, floats, grey, kind" in refused.value.fix

@@ -428,7 +428,11 @@ def test_it_learns_to_follow_orders(make):
     [
         (CARTPOLE, {"environment": {"instruction": "order"}}, "read by trainer.algorithm 'dqn'"),
         (R2D2, {"environment": {"instruction": "order"}}, "read by trainer.algorithm 'r2d2'"),
-        (BABYAI, {"trainer": {"language": None}}, "'mission' is not read: say in trainer.language"),
+        (
+            BABYAI,
+            {"trainer": {"language": None}},
+            "'mission' is not read: list its words in trainer.language",
+        ),
         (BABYAI, {"environment": {"instruction": None}}, "trainer.language has nothing to read"),
         (BABYAI, {"trainer": {"language": {"longest": 0}}}, "greater than 0"),
         (BABYAI, {"trainer": {"language": {"vocabulary": []}}}, "at least 1 item"),
@@ -451,12 +455,12 @@ def test_nobody_is_told_anything_in_another_suite():
 @pytest.mark.parametrize(
     ("changes", "message", "fix"),
     [
-        ({"instruction": "image"}, "'image' is no text of Dict", "name one of mission"),
-        ({"instruction": "task"}, "'task' is no text of Dict", "name one of mission"),
+        ({"instruction": "image"}, "'image' is not a text of Dict", "name one of mission"),
+        ({"instruction": "task"}, "'task' is not a text of Dict", "name one of mission"),
         (
             {"id": "CartPole-v1", "observation": None},
-            r"'mission' is no text of Box",
-            "leave it out",
+            r"'mission' is not a text of Box",
+            "remove it",
         ),
     ],
 )
