@@ -176,11 +176,13 @@ WHOLE_RUN = ExecutionOptions()
 class SeenSurroundings(Model):
     """What a program saw of its surroundings."""
 
-    locale: str = Field(description="As the C library takes it from the environment.")
-    timezone: str = Field(description="Name, and offset from UTC.")
+    locale: str = Field(description="Locale, as the C library takes it from the environment.")
+    timezone: str = Field(description="Name of the time zone, and its offset from UTC.")
     hostname: str
-    processors: str = Field(description="Those it may run on, as the kernel lists them: '0-2,5'.")
-    told: PositiveInt = Field(description="Number of processors as the C library gives it.")
+    processors: str = Field(
+        description="Processors that the run may use, as the kernel lists them, e.g. '0-2,5'."
+    )
+    told: PositiveInt = Field(description="Number of processors that the C library reports.")
 
 
 class Reporter(Protocol):

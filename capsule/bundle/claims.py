@@ -60,18 +60,22 @@ class Claims(Model):
     """The claims of every run. *Reproduced* means that the claims are equal, byte for byte."""
 
     lock: Sha256
-    image: ImageClaim | None = Field(description="Null when no image was used (process engine).")
-    relaxations: tuple[str, ...] = Field(description="Every guarantee that was given up, by name.")
+    image: ImageClaim | None = Field(
+        description="The image; null if none was used (engine 'process')."
+    )
+    relaxations: tuple[str, ...] = Field(description="Names of all guarantees that were given up.")
     flags: Facts
     libraries: Facts
     entropy_profile: Sha256 | None = Field(
         None,
-        description="SHA-256 of the recorded randomness; null unless the spec has it recorded.",
+        description="SHA-256 of the recorded randomness; null if the spec does not record it.",
     )
     data: dict[Name, Sha256] | None = added(
         absent=None,
-        description="SHA-256 of the listing of each data set, as it was before the run and after "
-        "it; null without data sets.",
+        description=(
+            "SHA-256 of the listing of each data set, before the run and again after it; null "
+            "without data sets."
+        ),
     )
 
     def claim_id(self) -> str:
@@ -86,7 +90,7 @@ class TrainingClaims(Claims):
     streams: tuple[contract.StreamProfile, ...]
     schedule: Sha256 | None = Field(
         None,
-        description="Digest of the schedule log; null unless the spec has the schedule recorded.",
+        description="Digest of the schedule log; null if the spec does not record the schedule.",
     )
     trace: TraceClaim
     checkpoints: tuple[CheckpointClaim, ...]
@@ -97,7 +101,7 @@ class TrainingClaims(Claims):
 
 
 class ProgramClaims(Claims):
-    """The claims of a run of a user's own program: its files and its output."""
+    """The claims of a run of your own program: its files and its output."""
 
     schema_id: Literal["capsule/program-claims/v1"] = Field(
         "capsule/program-claims/v1", alias="schema"
@@ -105,11 +109,13 @@ class ProgramClaims(Claims):
     outputs: dict[str, contract.Output] = Field(
         description="New and changed files and links, by path in the working folder."
     )
-    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
-    empty_folders: tuple[str, ...] = Field((), description="Folders without any content.")
-    standard_output: contract.Output | None = Field(description="Null if the spec says so.")
+    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that were deleted.")
+    empty_folders: tuple[str, ...] = Field((), description="Paths of empty folders.")
+    standard_output: contract.Output | None = Field(
+        description="Standard output of the program; null if the spec does not claim it."
+    )
     arrivals: Sha256 | None = Field(
-        None, description="SHA-256 of the arrival log; null unless the program recorded one."
+        None, description="SHA-256 of the arrival log; null if the program did not record one."
     )
 
     @property
@@ -144,20 +150,27 @@ class Observations(Model):
     schema_id: Literal["capsule/observations/v1"] = Field("capsule/observations/v1", alias="schema")
     capsule: str = Field(description="Version of Capsule on the host.")
     capsule_sha256: Sha256 = Field(
-        description="Digest of that Capsule's modules: of the canonical listing of path to SHA-256."
+        description=(
+            "Digest of the modules of that version: of the canonical listing of their paths and "
+            "SHA-256."
+        )
     )
-    started: str = Field(description="UTC, ISO 8601.")
+    started: str = Field(description="Start of the run in UTC (ISO 8601).")
     finished: str
     training_seconds: float
-    steps_per_second: float | None = Field(description="Null for a program of the user's own.")
+    steps_per_second: float | None = Field(
+        description="Agent steps per second; null for your own program."
+    )
     engine: Facts
     device: dict[str, Any] = Field(
-        max_length=MAX_FACTS, description="The device as the training process saw it."
+        max_length=MAX_FACTS, description="The device, as the training process saw it."
     )
     fingerprint: Fingerprint
     data: dict[Name, str | None] | None = added(
         absent=None,
-        description="Address that each data set was downloaded from; null for one that was not.",
+        description=(
+            "Address from which each data set was downloaded; null for one that was not downloaded."
+        ),
     )
 
 

@@ -96,7 +96,7 @@ class KeyHint(Model):
 
 
 class VerificationMaterial(Model):
-    """How to verify: with a key the reader has. Certificates and logs are not accepted."""
+    """The means of verification: a key that the reader has. Certificates and logs are rejected."""
 
     public_key: KeyHint = Field(alias="publicKey")
 

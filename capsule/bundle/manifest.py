@@ -51,7 +51,7 @@ class BundleFile(Model):
     """One file of a bundle."""
 
     path: Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
-    size: Annotated[int, Field(ge=0, le=MAX_SIZE, description="Bytes.")]
+    size: Annotated[int, Field(ge=0, le=MAX_SIZE, description="Size in bytes.")]
     sha256: Sha256
     role: Role
     media_type: MediaType = Field(alias="mediaType")
@@ -64,10 +64,15 @@ class Manifest(Model):
     claim_id: Sha256 = Field(alias="claimId", description="SHA-256 of the claims file.")
     files: tuple[BundleFile, ...]
     signatures: SignatureKinds = Field(
-        ("dsse",), description="Kinds of signature over this manifest; stripping one is noticed."
+        ("dsse",),
+        description=(
+            "Kinds of signature over this manifest. A missing signature of one of these kinds "
+            "is detected."
+        ),
     )
     kind: BundleKind = added(
-        absent="run", description="The bundle of one run, or the results of a study."
+        absent="run",
+        description="Whether the bundle is that of one run, or the results of a study.",
     )
 
     @model_validator(mode="after")

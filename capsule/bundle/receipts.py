@@ -86,20 +86,20 @@ class ReceiptSubject(Model):
 
 
 class Version(Model):
-    """Versions of what verified."""
+    """Versions of the software that verified."""
 
     capsule: Annotated[str, Field(max_length=100)]
 
 
 class Verifier(Model):
-    """The program that verified. The signature tells who ran it."""
+    """The program that verified. The signature identifies its user."""
 
     id: Literal["https://capsule-rl.dev/verify/v1"] = "https://capsule-rl.dev/verify/v1"
     version: Version
 
 
 class PolicyReference(Model):
-    """The policy by its digest, that of :class:`VerificationPolicy` in canonical form."""
+    """The verification policy, by the digest of its canonical form."""
 
     uri: Literal["https://capsule-rl.dev/policy/v1"] = "https://capsule-rl.dev/policy/v1"
     digest: Digest
@@ -113,17 +113,22 @@ class InputAttestation(Model):
 
 
 class VerificationPolicy(Model):
-    """How far the verification went, and what it accepted."""
+    """The extent of a verification, and what it accepted from the signer."""
 
     mode: Annotated[str, Field(pattern=r"^[a-z-]+(:[a-z0-9]+)?$", max_length=40)]
     image: Literal["rebuilt", "supplied-base", "embedded", "registry"] | None = Field(
         None,
-        description="Whose image ran: the verifier's own from the lock, the same but for the base "
-        "layer, which was the signer's, or the signer's; or none.",
+        description=(
+            "Origin of the image that ran. 'rebuilt': the verifier built it from the lock; "
+            "'supplied-base': the same, with the base layer of the signer; 'embedded' or "
+            "'registry': the image of the signer; null: no image."
+        ),
     )
     own_code: bool = Field(
-        description="The training code was Capsule's own, of the verifier's version or of a "
-        "release that it knows by digest; not the signer's."
+        description=(
+            "Whether the training code was Capsule's own, of the verifier's version or of a "
+            "release whose digest it knows, rather than code supplied by the signer."
+        )
     )
     tolerance: ToleranceSpec | None
 
@@ -137,11 +142,13 @@ class Detail(Model):
     signers: tuple[Fingerprint, ...] = Field(
         min_length=1,
         max_length=MAX_SIGNERS,
-        description="The keys that signed the bundle which was verified.",
+        description="Keys that signed the bundle that was verified.",
     )
     machine: MachineKind
     difference: Annotated[str, Field(max_length=MAX_DIFFERENCE)] | None = Field(
-        description="What the verifier found to differ; null if reproduced bit for bit."
+        description=(
+            "The difference that the verifier found; null if the run was reproduced bit for bit."
+        )
     )
 
 

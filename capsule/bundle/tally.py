@@ -83,18 +83,30 @@ class Receipt(Model):
 
     file: str
     signer: Fingerprint = Field(
-        description="As the receipt states it; reliable only if it is trusted."
+        description=(
+            "Fingerprint of the signing key as the receipt states it, which is reliable only if "
+            "the receipt is trusted."
+        )
     )
     trusted: bool
-    identity: str | None = Field(None, description="Whom the reader's trust file has for it.")
-    rejection_reason: str | None = Field(None, description="Why it is not trusted, or null.")
-    own: bool = Field(
-        description="Whether its signer also signed the bundle, so that it is not independent."
+    identity: str | None = Field(
+        None, description="Identity that the reader's trust file lists for the key."
     )
-    of_this_bundle: bool = Field(description="Its signer verified this very bundle.")
+    rejection_reason: str | None = Field(
+        None, description="Reason why the receipt is not trusted; null if it is."
+    )
+    own: bool = Field(
+        description=(
+            "Whether the signer of the receipt also signed the bundle, so that the receipt is not "
+            "independent."
+        )
+    )
+    of_this_bundle: bool = Field(description="Whether the signer verified this very bundle.")
     author_known: bool = Field(
-        description="A key that the reader named signed the bundle, so that others can be told "
-        "from its author."
+        description=(
+            "Whether the bundle is signed by a key that the reader named, so that other signers "
+            "can be distinguished from its author."
+        )
     )
     verdict: Verdict
     mode: str
@@ -103,7 +115,7 @@ class Receipt(Model):
     expected: Literal["bitwise", "statistical"]
     machine: MachineKind
     time: str
-    capsule: str = Field(description="Version that verified.")
+    capsule: str = Field(description="Version of Capsule that verified.")
     difference: str | None
 
     @property
@@ -141,10 +153,10 @@ class Refusal(Model):
 
 
 class ReceiptTally(Model):
-    """How many vouch for one verdict."""
+    """The number of independent attestations of one verdict."""
 
-    signers: int = Field(description="Distinct trusted keys.")
-    machines: int = Field(description="Distinct kinds of machine: processor and GPU.")
+    signers: int = Field(description="Number of distinct trusted keys.")
+    machines: int = Field(description="Number of distinct kinds of machine, by processor and GPU.")
 
 
 class Receipts(Model):
@@ -154,7 +166,7 @@ class Receipts(Model):
     claim_id: Sha256
     summary: str = Field(description="The tallies in one sentence.")
     tallies: dict[Verdict, ReceiptTally] = Field(
-        description="The tallies of what counts, the strongest verdict first."
+        description="The receipts that count, by verdict, the strongest one first."
     )
     receipts: tuple[Receipt, ...]
     refused: tuple[Refusal, ...]

@@ -36,13 +36,19 @@ class Signer(Model):
     """A signer, and whether the signature counts."""
 
     kind: Kind = Field(
-        description="Signature envelope, SSH signature in the bundle or beside it, or Sigstore's."
+        description=(
+            "Kind of signature: the envelope of the bundle, an SSH signature in the bundle or in a "
+            "file next to it, or a signature of Sigstore."
+        )
     )
-    key: str | None = Field(description="Fingerprint; null for a keyless signature.")
+    key: str | None = Field(description="Fingerprint of the key; null for a keyless signature.")
     identity: str | None = Field(
-        None, description="Whom the reader's trust file, or a certificate, has for it."
+        None,
+        description=("Identity that the reader's trust file or a certificate lists for the key."),
     )
-    rejection_reason: str | None = Field(None, description="Why it does not count, or null.")
+    rejection_reason: str | None = Field(
+        None, description="Reason why the signature does not count; null if it does."
+    )
 
     def __str__(self) -> str:
         key = self.key or self.identity or ""

@@ -14,10 +14,15 @@ class ErrorDocument(Model):
     """A coded error."""
 
     schema_id: Literal["capsule/error/v1"] = Field("capsule/error/v1", alias="schema")
-    code: str = Field(pattern=r"^CAP-[A-Z][0-9]{3}$", description="See docs/errors.md.")
-    message: str = Field(description="What failed, with the field and its value.")
-    fix: str = Field(description="What to do about it.")
-    exit_code: int = Field(description="See docs/exit-codes.md.")
+    code: str = Field(
+        pattern=r"^CAP-[A-Z][0-9]{3}$",
+        description="Code of the error; docs/errors.md lists all codes.",
+    )
+    message: str = Field(description="The failure, with the field and its value.")
+    fix: str = Field(description="The remedy.")
+    exit_code: int = Field(
+        description="Exit status of the command; docs/exit-codes.md lists all of them."
+    )
 
     @classmethod
     def of(cls, error: CapsuleError) -> ErrorDocument:

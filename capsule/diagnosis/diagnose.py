@@ -49,23 +49,25 @@ _LEVELS = ("error", "warning", "note")
 
 
 class OperatorCensus(Model):
-    """How many operators of each status were executed, and re-executed."""
+    """The number of operators of each status that were executed, and re-executed."""
 
     calls: int
     repeated: int
     differing: int
-    statuses: dict[str, int] = Field(description="Status to number of distinct operators.")
+    statuses: dict[str, int] = Field(description="Number of distinct operators, by status.")
 
 
 class Diagnosis(Model):
-    """The result of ``capsule diagnose``."""
+    """The result of capsule diagnose."""
 
     schema_id: Literal["capsule/diagnosis/v1"] = Field("capsule/diagnosis/v1", alias="schema")
     name: str
-    steps: int | None = Field(description="Steps of each run; null for a program, run to its end.")
+    steps: int | None = Field(
+        description="Agent steps of each run; null for a program, which is run to its end."
+    )
     equal: bool = Field(description="Whether the two runs gave the same bits.")
     operators: OperatorCensus
-    findings: tuple[Finding, ...] = Field(description="Errors first.")
+    findings: tuple[Finding, ...] = Field(description="The findings, errors first.")
 
     @property
     def exit_code(self) -> ExitCode:

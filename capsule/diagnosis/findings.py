@@ -195,12 +195,12 @@ CATALOGUE: dict[str, FindingKind] = {
 
 
 class Finding(Model):
-    """Something that makes, or could make, two runs differ."""
+    """A cause, or possible cause, of a difference between two runs."""
 
     code: str
     level: Level
-    message: str = Field(description="What was seen.")
-    where: Location | None = Field(None, description="Line of the program, if one is known.")
+    message: str = Field(description="Description of what was found.")
+    where: Location | None = Field(None, description="Line of the program, if it is known.")
     text: str = Field("", description="Text of that line.")
     operator: str | None = None
     mitigation: str

@@ -15,6 +15,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from pydantic import Field
+
 from capsule.experiment.canonical import open_regular
 from capsule.experiment.fields import Model, NonNegativeInt
 from capsule.host.errors import CapsuleError
@@ -168,27 +170,22 @@ class Mismatch:
 
 
 class ToldReport(Model):
-    """Answers that one process got in place of the machine's.
+    """The answers that a process received in place of the machine's."""
 
-    Attributes:
-        process: Its path.
-        clock: Its calendar clock.
-        readings: How often it read that clock.
-        waits: How many of its sleeps and time-outs advanced it.
-        sorted: Whether it was given the names in folders in order.
-        listings: How many folders it listed in order.
-        cores: The number of processors it was told; None for the machine's.
-        core_questions: How often it was told that.
-    """
-
-    process: str
-    clock: Clock
-    readings: NonNegativeInt
-    waits: NonNegativeInt
-    sorted: bool
-    listings: NonNegativeInt
-    cores: NonNegativeInt | None
-    core_questions: NonNegativeInt
+    process: str = Field(description="Path of the process.")
+    clock: Clock = Field(description="Calendar clock that the process was given.")
+    readings: NonNegativeInt = Field(description="Number of times that it read that clock.")
+    waits: NonNegativeInt = Field(
+        description="Number of its sleeps and time-outs that advanced the clock."
+    )
+    sorted: bool = Field(description="Whether it was given the names in folders in order.")
+    listings: NonNegativeInt = Field(description="Number of folders that it listed in order.")
+    cores: NonNegativeInt | None = Field(
+        description="Number of processors that it was given; null for the machine's own."
+    )
+    core_questions: NonNegativeInt = Field(
+        description="Number of times that it was given this number."
+    )
 
 
 @dataclass(frozen=True, slots=True)

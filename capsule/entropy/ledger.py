@@ -38,7 +38,7 @@ class LedgerRow(Model):
 
 
 class Ledger(Model):
-    """The rows that apply to a run, in the order of :data:`SOURCES`."""
+    """The sources of nondeterminism that apply to a run, in a fixed order."""
 
     schema_id: Literal["capsule/ledger/v1"] = Field("capsule/ledger/v1", alias="schema")
     rows: tuple[LedgerRow, ...]
@@ -48,8 +48,12 @@ class LedgerDifference(Model):
     """A source that two ledgers treat differently."""
 
     source: str
-    recorded: Treatment | None = Field(description="Null where the first ledger has no such row.")
-    here: Treatment | None = Field(description="Null where the second ledger has no such row.")
+    recorded: Treatment | None = Field(
+        description="Treatment in the first ledger; null if that has no such row."
+    )
+    here: Treatment | None = Field(
+        description="Treatment in the second ledger; null if that has no such row."
+    )
 
 
 def compute_ledger(evidence: Evidence) -> Ledger:

@@ -37,32 +37,36 @@ class RequestTally(Model):
 
 
 class ProgramReport(Model):
-    """Requests of one program to the kernel that bypassed the preloaded library.
+    """Requests of one program to the kernel that bypassed the preloaded library."""
 
-    Attributes:
-        process: Path of the process that executed it.
-        executed: False for a process that was forked and goes on with the program of its creator.
-        executable: The name of its file; None if that could not be read.
-        linkage: How it is linked: with glibc's loader, another one, or statically.
-        preloaded: Whether every preloaded library was mapped into it.
-        start_bytes_derived: Whether AT_RANDOM was replaced before the program could read it.
-        getrandom: System calls that were answered.
-        inside_libc: Those of them that the C library makes inside itself: a key of its allocator,
-            once a program, and names of semaphores.
-        devices: Random devices that were opened, and what was read from them.
-        unanswered: Opens of other random files, which went to the kernel.
-    """
-
-    process: str
-    executed: bool
-    executable: str | None
-    linkage: Literal["glibc", "other", "static", "unknown"]
-    preloaded: bool
-    start_bytes_derived: bool
-    getrandom: RequestTally
-    inside_libc: RequestTally
-    devices: RequestTally
-    unanswered: NonNegativeInt
+    process: str = Field(description="Path of the process that executed the program.")
+    executed: bool = Field(
+        description="Whether the process executed the program; false if it was forked and "
+        "continues with the program of its parent."
+    )
+    executable: str | None = Field(
+        description="Name of the executable file; null if it could not be read."
+    )
+    linkage: Literal["glibc", "other", "static", "unknown"] = Field(
+        description="Linkage of the program: with glibc's loader, with another one, or static."
+    )
+    preloaded: bool = Field(
+        description="Whether every preloaded library was mapped into the program."
+    )
+    start_bytes_derived: bool = Field(
+        description="Whether AT_RANDOM was replaced before the program could read it."
+    )
+    getrandom: RequestTally = Field(description="System calls getrandom that were answered.")
+    inside_libc: RequestTally = Field(
+        description="System calls getrandom that the C library makes for itself: a key of its "
+        "allocator, once per program, and names of semaphores."
+    )
+    devices: RequestTally = Field(
+        description="Random devices that were opened, and the bytes that were read from them."
+    )
+    unanswered: NonNegativeInt = Field(
+        description="Number of opens of other random files, which the kernel answered."
+    )
 
     @property
     def is_python(self) -> bool:
@@ -86,23 +90,23 @@ class LibraryUse(Model):
 
 
 class Coverage(Model):
-    """The treatment of one source of randomness.
+    """The treatment of one source of randomness."""
 
-    Attributes:
-        source: What it is.
-        fate: Answered by Capsule; masked, so that programs do without it; or unseen.
-        by_preload: What the preloaded library answered.
-        by_supervisor: What the supervisor answered.
-        unanswered: Requests that were seen and went to the kernel all the same.
-        remark: What was counted, or why it cannot be.
-    """
-
-    source: str
-    fate: Fate
-    by_preload: RequestTally = RequestTally()
-    by_supervisor: RequestTally = RequestTally()
-    unanswered: NonNegativeInt = 0
-    remark: str
+    source: str = Field(description="Name of the source.")
+    fate: Fate = Field(
+        description="Treatment: 'answered' by Capsule, 'masked' so that programs cannot use it, "
+        "or 'unseen'."
+    )
+    by_preload: RequestTally = Field(
+        RequestTally(), description="Requests that the preloaded library answered."
+    )
+    by_supervisor: RequestTally = Field(
+        RequestTally(), description="Requests that the supervisor answered."
+    )
+    unanswered: NonNegativeInt = Field(
+        0, description="Number of requests that were seen and that the kernel answered."
+    )
+    remark: str = Field(description="What was counted, or why it cannot be counted.")
 
 
 class _Launch(Model):
@@ -128,41 +132,45 @@ class _Failure(Model):
 class EntropyReport(Model):
     """The requests for randomness of a whole run.
 
-    Attributes:
-        mode: What the launcher was told to do.
-        clock: Likewise, with the calendar clock.
-        supervised: Whether system calls were watched.
-        address_randomization: Whether programs were loaded at random addresses.
-        own_numbers: Whether the launcher found itself and its ancestors alone in its process id
-            namespace, so that only the run takes process and thread numbers there.
-        first_process: Process id of the first process.
-        status: Exit status of the run.
-        processes: How many there were; only counted when supervised.
-        outlived: How many were killed because the program had ended without them.
-        programs: Every program that was executed, by process path.
-        uses: Requests through the preloaded library.
-        told: Every process that the preloaded library told a time, a listing or a number of
-            processors.
-        coverage: The statement, one row a source.
-        starts: How often the run was started, being resumed after each interruption; all but this
-            number is of the last start.
+    Every field but 'starts' describes the last start of the run.
     """
 
     schema_id: Literal["capsule/entropy/v1"] = Field("capsule/entropy/v1", alias="schema")
-    mode: Literal["virtual", "record", "replay", "system"]
-    clock: Literal["system", "fixed", "virtual"]
-    supervised: bool
-    address_randomization: bool
-    own_numbers: bool
-    first_process: NonNegativeInt
-    status: NonNegativeInt
-    processes: NonNegativeInt
-    outlived: NonNegativeInt
-    programs: tuple[ProgramReport, ...]
-    uses: tuple[LibraryUse, ...]
-    told: tuple[ToldReport, ...]
-    coverage: tuple[Coverage, ...]
-    starts: PositiveInt = 1
+    mode: Literal["virtual", "record", "replay", "system"] = Field(
+        description="Mode of the launcher."
+    )
+    clock: Literal["system", "fixed", "virtual"] = Field(
+        description="Calendar clock that programs were given."
+    )
+    supervised: bool = Field(description="Whether system calls were supervised.")
+    address_randomization: bool = Field(
+        description="Whether programs were loaded at random addresses."
+    )
+    own_numbers: bool = Field(
+        description="Whether the launcher and its ancestors were alone in the process id "
+        "namespace, so that only the run takes process and thread numbers there."
+    )
+    first_process: NonNegativeInt = Field(description="Process id of the first process.")
+    status: NonNegativeInt = Field(description="Exit status of the run.")
+    processes: NonNegativeInt = Field(
+        description="Number of processes, which are counted only under supervision."
+    )
+    outlived: NonNegativeInt = Field(
+        description="Number of processes that were killed because the program had ended "
+        "without them."
+    )
+    programs: tuple[ProgramReport, ...] = Field(
+        description="Programs that were executed, by process path."
+    )
+    uses: tuple[LibraryUse, ...] = Field(description="Requests to the preloaded library.")
+    told: tuple[ToldReport, ...] = Field(
+        description="Processes to which the preloaded library gave a time, a sorted listing or a "
+        "number of processors."
+    )
+    coverage: tuple[Coverage, ...] = Field(description="Treatment of each source of randomness.")
+    starts: PositiveInt = Field(
+        1, description="Number of times that the run was started, or resumed after an interruption."
+    )
 
     @property
     def numbers_pinned(self) -> bool:

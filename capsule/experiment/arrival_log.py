@@ -28,17 +28,18 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class Completions(Model):
-    """A wait for the results of tasks.
-
-    Attributes:
-        tasks: How many tasks were waited for; None where that is known only at the end.
-        order: The number of each task (from 0, as submitted) in the order of completion. A program
-            that stops waiting leaves the rest out.
-    """
+    """A wait for the results of tasks."""
 
     kind: Literal["completions"] = "completions"
-    tasks: NonNegativeInt | None
-    order: tuple[NonNegativeInt, ...]
+    tasks: NonNegativeInt | None = Field(
+        description="Number of tasks that were waited for; null if it is known only at the end."
+    )
+    order: tuple[NonNegativeInt, ...] = Field(
+        description=(
+            "Numbers of the tasks (from 0, as submitted) in the order of completion, without those "
+            "for which the program did not wait."
+        )
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Completions:
@@ -50,18 +51,19 @@ class Completions(Model):
 
 
 class Messages(Model):
-    """A wait for the messages of a queue.
-
-    Attributes:
-        sources: Who sent messages, in the order of their first arrival.
-        order: The place in ``sources`` of each message's sender, in the order of arrival; -1 where
-            the program stopped waiting because nothing had come. The messages of one source
-            arrive in the order in which it sent them.
-    """
+    """A wait for the messages of a queue."""
 
     kind: Literal["messages"] = "messages"
-    sources: tuple[_Name, ...]
-    order: tuple[Annotated[int, Field(ge=NOTHING)], ...]
+    sources: tuple[_Name, ...] = Field(
+        description="Senders of messages, in the order of their first arrival."
+    )
+    order: tuple[Annotated[int, Field(ge=NOTHING)], ...] = Field(
+        description=(
+            "Index in 'sources' of the sender of each message, in the order of arrival; -1 where "
+            "the program stopped waiting because no message had arrived. The messages of one "
+            "source arrive in the order in which it sent them."
+        )
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Messages:
@@ -80,7 +82,7 @@ class ArrivalLog(Model):
     """The order of every arrival of a run."""
 
     schema_id: Literal["capsule/arrivals/v1"] = Field("capsule/arrivals/v1", alias="schema")
-    waits: dict[_Name, Wait] = Field(min_length=1, description="By the name of the wait.")
+    waits: dict[_Name, Wait] = Field(min_length=1, description="The waits, by their names.")
 
     @property
     def arrivals(self) -> int:

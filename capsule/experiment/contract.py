@@ -108,45 +108,66 @@ CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
 CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"
 
 _STREAM_DOMAIN = "capsule/stream/v1"
-Hex = Annotated[str, Field(description="C99 hexadecimal float, as by float.hex().")]
+Hex = Annotated[
+    str,
+    Field(
+        description=(
+            "A hexadecimal floating-point number of C99, as float.hex() of Python writes it."
+        )
+    ),
+]
 
 
 class DenseWindow(Model):
-    """Parameter updates to be written down densely, by the steps at which they end."""
+    """The parameter updates that are recorded densely, by the agent steps at which they end."""
 
     first: PositiveInt
     last: PositiveInt
 
 
 class Job(Model):
-    """What the training side is asked to do. A directory that holds state is resumed."""
+    """The job of the training side. A run directory that contains state is resumed."""
 
     schema_id: Literal["capsule/job/v1"] = Field("capsule/job/v1", alias="schema")
     spec: Spec
     stop_after: int | None = Field(
-        None, description="Stop after this many steps (a prefix re-execution); whole run if null."
+        None,
+        description=(
+            "Number of steps after which the run stops (the re-execution of a prefix); null: "
+            "the whole run."
+        ),
     )
     learners: PositiveInt = Field(
         1,
-        description="Processes that share the gradient of a batch, of trainers that can; 1: "
-        "threads of one. Changes no bit.",
+        description=(
+            "Number of processes that share the gradient of a batch, if the trainer supports it; "
+            "1: threads of one process. The number does not affect the result."
+        ),
     )
     replicas: PositiveInt = Field(
         1,
-        description="Processes that answer the actors, where trainer.inference has mode 'server'. "
-        "Changes no bit.",
+        description=(
+            "Number of processes that answer the actors, where trainer.inference has mode "
+            "'server'. The number does not affect the result."
+        ),
     )
     dense: DenseWindow | None = Field(
-        None, description="Write a dense record of these updates, in one thread. Changes no bit."
+        None,
+        description=(
+            "Updates of which a dense record is written, in one thread; null: none. The record "
+            "does not affect the result."
+        ),
     )
     segment: bool = Field(
         False,
-        description="Train only from the state at one checkpoint to the next, for a verifier: "
-        "evaluate nothing and keep no states.",
+        description=(
+            "Whether only one segment is executed, for a verifier: from the state at one "
+            "checkpoint to the next, without evaluations and without keeping states."
+        ),
     )
     tree: dict[str, str] = Field(
         default_factory=dict,
-        description="The locked source tree: path to 'file MODE SHA256' or 'symlink TARGET'.",
+        description="The locked source tree: 'file MODE SHA256' or 'symlink TARGET', by path.",
     )
 
     @classmethod
@@ -160,7 +181,9 @@ class DataRead(Model):
     """The data sets of a run, each hashed in full before it began and again after it had ended."""
 
     schema_id: Literal["capsule/data-read/v1"] = Field("capsule/data-read/v1", alias="schema")
-    sets: dict[Name, LockedData] = Field(description="As they were both times, by name.")
+    sets: dict[Name, LockedData] = Field(
+        description="The data sets, by name, as they were both times."
+    )
 
 
 def gpu_identity(uuid: str) -> str:
@@ -179,26 +202,35 @@ class Runtime(Model):
     """Facts read back inside the training process after every flag was set."""
 
     schema_id: Literal["capsule/runtime/v1"] = Field("capsule/runtime/v1", alias="schema")
-    flags: Facts = Field(description="Determinism flags as read back. Claimed.")
-    libraries: Facts = Field(description="Name to version as loaded. Claimed.")
+    flags: Facts = Field(description="Determinism flags as they were read back. They are claimed.")
+    libraries: Facts = Field(
+        description="Version of each library that was loaded, by name. They are claimed."
+    )
     device: dict[str, Any] = Field(
-        max_length=MAX_FACTS, description="The GPU as torch sees it, or the CPU. Observed."
+        max_length=MAX_FACTS,
+        description="The GPU as torch sees it, or the CPU. It is observed, not claimed.",
     )
     earlier_devices: tuple[dict[str, Any], ...] = Field(
-        (), description="Other devices that the run was on before it was resumed. Observed."
+        (),
+        description=(
+            "Other devices on which the run was executed before it was resumed. They are "
+            "observed, not claimed."
+        ),
     )
 
 
 class Event(Model):
-    """One line of ``events.jsonl``: for people; observed, never compared."""
+    """A line of events.jsonl, which is written for people to read and is never compared."""
 
-    time: float = Field(description="Seconds since the epoch.")
+    time: float = Field(description="Time in seconds since 1970-01-01 UTC.")
     kind: Literal["start", "resume", "progress", "checkpoint", "evaluation", "finish"]
     step: int
-    total_steps: int | None = Field(None, description="Null where a program does not say.")
+    total_steps: int | None = Field(
+        None, description="Total number of agent steps; null if a program does not report it."
+    )
     steps_per_second: float | None = None
     episodes: int | None = None
-    episode_return: float | None = Field(None, description="Mean of the last 100 episodes.")
+    episode_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
     loss: float | None = None
     exploration: float | None = None
     message: str | None = None
@@ -214,13 +246,13 @@ def stream_key(seed: int, name: str, index: int = 0) -> str:
 
 
 class StreamProfile(Model):
-    """What one random stream gave out."""
+    """The output of one random stream."""
 
     name: str
-    seed: int = Field(description="Root seed the stream derives from.")
+    seed: int = Field(description="Root seed from which the stream is derived.")
     key: str = Field(description="Philox key, hexadecimal: SHA-256(seed, name, index)[:16].")
-    draws: int = Field(description="64-bit words drawn.")
-    digest: Sha256 = Field(description="SHA-256 chain over every draw.")
+    draws: int = Field(description="Number of 64-bit words that were drawn.")
+    digest: Sha256 = Field(description="Head of a SHA-256 chain over every draw.")
 
 
 class StreamProfiles(Model):
@@ -232,18 +264,30 @@ class StreamProfiles(Model):
 
 
 class Generation(Model):
-    """One stretch of a population's member, with the same hyper-parameters all along."""
+    """A period of a population's member with constant hyper-parameters."""
 
-    number: int = Field(description="Its place among all of the population, from 0.")
+    number: int = Field(description="Number of the generation within the population, from 0.")
     member: int
-    parent: int | None = Field(description="Whose weights it began with; null for new ones.")
-    step: int = Field(description="The member's agent steps at its beginning.")
-    parent_step: int | None = Field(description="Those of the parent's member at that moment.")
-    hyperparameters: dict[str, Hex] = Field(description="By their names in the spec.")
-    score: Hex | None = Field(description="Fitness that the member had reached; null at first.")
-    rival: int | None = Field(description="The member it was compared with; null at first.")
-    rival_score: Hex | None = Field(description="That one's fitness; null if there was none yet.")
-    copied: bool = Field(description="Whether weights and hyper-parameters were the rival's.")
+    parent: int | None = Field(
+        description="Generation whose weights this one began with; null for new weights."
+    )
+    step: int = Field(description="Agent steps of the member when the generation began.")
+    parent_step: int | None = Field(
+        description="Agent steps of the member of the parent at that moment."
+    )
+    hyperparameters: dict[str, Hex] = Field(
+        description="Hyper-parameters, by their names in the spec."
+    )
+    score: Hex | None = Field(
+        description="Fitness that the member had reached; null in its first generation."
+    )
+    rival: int | None = Field(
+        description="Member with which it was compared; null in its first generation."
+    )
+    rival_score: Hex | None = Field(description="Fitness of that member; null if it had none yet.")
+    copied: bool = Field(
+        description="Whether weights and hyper-parameters were copied from the rival."
+    )
 
     @property
     def name(self) -> str:
@@ -292,7 +336,7 @@ class Checkpoint(Model):
     """One checkpoint: its tensors by digest, and the trace head at that step."""
 
     step: int
-    tensors: dict[str, Sha256] = Field(description="Tensor name to its :func:`tensor_digest`.")
+    tensors: dict[str, Sha256] = Field(description="Digest of each tensor, by name.")
     trace_head: Sha256
 
     def digest(self) -> str:
@@ -312,7 +356,9 @@ class EvaluationPoint(Model):
 
     step: int
     returns: tuple[Hex, ...]
-    lengths: tuple[int, ...] = Field(description="Agent steps of each episode, start excluded.")
+    lengths: tuple[int, ...] = Field(
+        description="Number of agent steps of each episode, without those of the start sequence."
+    )
 
 
 class Evaluation(Model):
@@ -329,7 +375,7 @@ class Evaluation(Model):
 
 
 class EpisodeOrder(Model):
-    """What ``python -m capsule.training.film`` is asked for: the last evaluation, played again."""
+    """The order to play the last evaluation again, and to film one of its episodes."""
 
     schema_id: Literal["capsule/episode-order/v1"] = Field(
         "capsule/episode-order/v1", alias="schema"
@@ -337,7 +383,9 @@ class EpisodeOrder(Model):
     seed: int = Field(description="Root seed of the stream 'evaluation'.")
     step: int = Field(description="Agent steps after which the network was evaluated.")
     starts: tuple[tuple[int, ...], ...] = Field(description="Action indices of each start.")
-    episode: NonNegativeInt = Field(description="The episode to film: the index of its start.")
+    episode: NonNegativeInt = Field(
+        description="Episode to film, by the index of its start sequence."
+    )
 
 
 class Film(Model):
@@ -345,34 +393,46 @@ class Film(Model):
 
     schema_id: Literal["capsule/film/v1"] = Field("capsule/film/v1", alias="schema")
     point: EvaluationPoint
-    screens: NonNegativeInt = Field(description="One where the start ends, and one a step.")
+    screens: NonNegativeInt = Field(
+        description=(
+            "Number of screens: one at the end of the start sequence, and one for each step."
+        )
+    )
     rows: NonNegativeInt = Field(description="Height of a screen in pixels.")
-    columns: NonNegativeInt = Field(description="Its width in pixels, of three bytes each.")
-    rate: float = Field(description="Screens a second.")
+    columns: NonNegativeInt = Field(description="Width of a screen in pixels, of three bytes each.")
+    rate: float = Field(description="Screens per second.")
 
 
 class Result(Model):
     """The end of a run."""
 
     schema_id: Literal["capsule/result/v1"] = Field("capsule/result/v1", alias="schema")
-    complete: bool = Field(description="False for a prefix (Job.stop_after).")
+    complete: bool = Field(
+        description="Whether the run is complete; false for a prefix (stop_after of the job)."
+    )
     steps: int
     episodes: int
     trace_records: int
     trace_head: Sha256
     parameters: Sha256 = Field(description="Digest over the final parameters.")
-    seconds: float = Field(description="Wall-clock time of all attempts. Observed.")
+    seconds: float = Field(
+        description="Wall-clock time of all attempts in seconds. It is observed, not claimed."
+    )
 
 
 class Output(Model):
     """One file that a program wrote."""
 
-    size: int = Field(description="Bytes.")
+    size: int = Field(description="Size in bytes.")
     sha256: Sha256
     target: str | None = Field(
-        None, description="Of a symbolic link, whose size and digest are those of this text."
+        None,
+        description=(
+            "Target of a symbolic link, whose size and digest are those of this text; null for "
+            "a file."
+        ),
     )
-    executable: bool = Field(False, description="Whether its owner may execute it.")
+    executable: bool = Field(False, description="Whether the owner of the file may execute it.")
 
     @property
     def fact(self) -> str:
@@ -383,25 +443,29 @@ class Output(Model):
 
 
 class Outputs(Model):
-    """Everything in which a program left its working folder other than its source tree."""
+    """All differences between a program's working folder after the run and its source tree."""
 
     schema_id: Literal["capsule/outputs/v1"] = Field("capsule/outputs/v1", alias="schema")
     files: dict[str, Output] = Field(
         description="New and changed files and links, by path in the working folder.",
         max_length=MAX_OUTPUTS,
     )
-    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that are gone.")
+    deleted: tuple[str, ...] = Field((), description="Paths of the source tree that were deleted.")
     empty_folders: tuple[str, ...] = Field(
-        (), description="Paths of folders that hold nothing.", max_length=MAX_OUTPUTS
+        (), description="Paths of empty folders.", max_length=MAX_OUTPUTS
     )
-    standard_output: Output | None = Field(description="Null if the spec does not claim it.")
+    standard_output: Output | None = Field(
+        description="Standard output of the program; null if the spec does not claim it."
+    )
 
 
 class Ended(Model):
     """A program ended well; what it wrote may not have been listed yet."""
 
     schema_id: Literal["capsule/ended/v1"] = Field("capsule/ended/v1", alias="schema")
-    seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
+    seconds: float = Field(
+        description="Wall-clock time of the last attempt in seconds. It is observed, not claimed."
+    )
 
 
 class ProgramResult(Model):
@@ -411,7 +475,9 @@ class ProgramResult(Model):
         "capsule/program-result/v1", alias="schema"
     )
     outputs: Sha256 = Field(description="Digest of outputs.json.")
-    seconds: float = Field(description="Wall-clock time of the last attempt. Observed.")
+    seconds: float = Field(
+        description="Wall-clock time of the last attempt in seconds. It is observed, not claimed."
+    )
 
 
 class Failure(Model):

@@ -31,12 +31,12 @@ MAX_CALLS = 100_000  # of one update
 
 
 class DenseHeader(Model):
-    """What a dense record is of."""
+    """The header of a dense record: the updates that it records."""
 
     schema_id: Literal["capsule/dense/v1"] = Field("capsule/dense/v1", alias="schema")
     spec: Sha256
-    first: int = Field(description="Step at which the first update ends.")
-    last: int = Field(description="Step at which the last one ends.")
+    first: int = Field(description="Agent step at which the first recorded update ends.")
+    last: int = Field(description="Agent step at which the last recorded update ends.")
 
 
 class OperatorResult(Model):
@@ -52,7 +52,9 @@ class OperatorCall(Model):
     """One call of an operator."""
 
     operator: str
-    where: str | None = Field(description="FILE:LINE of the innermost line of the program.")
+    where: str | None = Field(
+        description="Innermost line of the program in the call stack, as FILE:LINE."
+    )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
     inputs: tuple[str, ...] = Field(description="Digests of the tensors it was given.")
     results: tuple[OperatorResult, ...]

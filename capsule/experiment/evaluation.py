@@ -17,10 +17,10 @@ MAX_ALPHA = 0.1
 
 
 class ToleranceSpec(Model):
-    """How far a replica's returns may be off where bits are not expected to recur.
+    """The accepted difference of a replica's returns where equal bits are not expected.
 
-    It is part of the lock, so it is declared before the run and signed with it, and cannot be
-    chosen after a result is known. See ``docs/grades.md``.
+    The tolerance is part of the lock: it is declared before the run and signed with it, so it
+    cannot be chosen after a result is known. docs/grades.md describes it.
     """
 
     metric: Literal["iqm", "mean"] = Field(
@@ -69,7 +69,7 @@ def digest_of_starts(starts: Starts) -> str:
 class StartSet(Model):
     """Start sequences for several runs, so that all of them are scored on the same starts.
 
-    ``capsule starts`` takes them from a run that ranked its own.
+    The command capsule starts takes them from a run that ranked its own.
     """
 
     schema_id: Literal["capsule/starts/v1"] = Field("capsule/starts/v1", alias="schema")
@@ -100,13 +100,15 @@ class StartSet(Model):
 class EvaluationSpec(Model):
     """Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
 
-    ``candidates`` random action sequences are drawn, ranked by the largest Q-value that the run's
-    final network gives their last state, and ``starts`` are drawn from the best ``shortlist``. An
-    action of a start is held for one emulator frame.
+    Random action sequences are drawn ('candidates'), ranked by the largest Q-value that the run's
+    final network gives their last state, and the starts are drawn from the best of them
+    ('shortlist'). An action of a start is held for one emulator frame.
     """
 
     interval: PositiveInt = Field(250_000, description="Agent steps between evaluations.")
-    initial: bool = Field(True, description="Also evaluate the network before training, at step 0.")
+    initial: bool = Field(
+        True, description="Whether the network is also evaluated before training, at step 0."
+    )
     starts: PositiveInt = Field(
         100, description="Number of start sequences; each starts one episode."
     )
@@ -121,8 +123,9 @@ class EvaluationSpec(Model):
     noop_max: NonNegativeInt = Field(
         0,
         description=(
-            "Start with 1 to this many no-ops (the first action) instead of ranked random "
-            "sequences; 30 is the protocol of Mnih et al. 2015."
+            "Maximum number of no-ops (the first action) with which an episode starts, instead "
+            "of a ranked random sequence; the number is drawn from 1 up. 30 is the protocol of "
+            "Mnih et al. 2015."
         ),
     )
     candidates: PositiveInt = Field(1000, description="Number of random start sequences to rank.")
@@ -144,23 +147,23 @@ class EvaluationSpec(Model):
     actions: Literal["greedy", "sampled"] = Field(
         "greedy",
         description=(
-            "'greedy' takes the best action; 'sampled' draws actions from the policy, which "
-            "Q-learning trainers do not have. Each start has its own random stream, which "
+            "Choice of actions: 'greedy' takes the best one; 'sampled' draws them from the policy, "
+            "which Q-learning trainers do not have. Each start has its own random stream, which "
             "restarts at every evaluation."
         ),
     )
     action_sweep: bool = Field(
         False,
         description=(
-            "After a lost life, take each action for one emulator frame, as the code of "
-            "Nagarajan et al. does; Atari only."
+            "Whether, after a lost life, each action is taken for one emulator frame, as in the "
+            "code of Nagarajan et al.; Atari only."
         ),
     )
     tolerance: ToleranceSpec | None = Field(
         None,
         description=(
-            "What verify accepts as statistically reproduced where the machines cannot be "
-            "expected to give equal bits; null: nothing."
+            "Difference of returns that verify accepts as statistically reproduced where the "
+            "machines cannot be expected to give equal bits; null: none."
         ),
     )
 

@@ -14,31 +14,49 @@ _COUNTS = ("requests", "own_row", "own_stream", "misrouted")
 class Inference(Model):
     """How the requests of actors were answered.
 
-    The counts are the actors' own, of everything that was learned, over all attempts. The rest is
-    of the last attempt.
+    The actors count the requests themselves. The counts cover all experience that was trained on,
+    over all attempts; the other fields describe the last attempt.
     """
 
-    rows: PositiveInt = Field(description="Of a batch of fixed size.")
+    rows: PositiveInt = Field(description="Number of rows of a batch of fixed size.")
     independent: bool = Field(
-        description="Whether layers are computed so that a row depends on its inputs alone; then "
-        "batches have no fixed size."
+        description=(
+            "Whether layers are computed so that a row depends on its inputs alone, in which case "
+            "batches have no fixed size."
+        )
     )
     tested_rows: NonNegativeInt = Field(
-        description="Rows that the test at the start evaluated alone and in company, to equal "
-        "bits; 0: it was not made."
+        description=(
+            "Number of rows that the test at the start evaluated alone and together with others, "
+            "with equal bits; 0: the test was not made."
+        )
     )
     replicas: NonNegativeInt = Field(
-        description="Processes that answered; 0: the processes that played answered themselves."
+        description=(
+            "Number of processes that answered requests; 0: the processes that played answered "
+            "their own requests."
+        )
     )
-    requests: NonNegativeInt = Field(0, description="Requests answered.")
+    requests: NonNegativeInt = Field(0, description="Number of requests that were answered.")
     own_row: NonNegativeInt = Field(
-        0, description="Of them, evaluated in a batch of fixed size, in the row of their actor."
+        0,
+        description=(
+            "Number of requests that were evaluated in a batch of fixed size, in the row of "
+            "their actor."
+        ),
     )
     own_stream: NonNegativeInt = Field(
-        0, description="Of them, drawn from the request's own stream, as the actor computed again."
+        0,
+        description=(
+            "Number of requests whose action was drawn from the random stream of the request, "
+            "as the actor checked by computing it again."
+        ),
     )
     misrouted: NonNegativeInt = Field(
-        0, description="Of them, answered by another replica than that of their actor."
+        0,
+        description=(
+            "Number of requests that were answered by another replica than that of their actor."
+        ),
     )
 
 

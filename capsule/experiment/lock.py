@@ -22,10 +22,14 @@ class LockedWheel(Model):
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")] = Field(
         description="Normalised distribution name (PEP 503)."
     )
-    version: Annotated[str, Field(pattern=r"^[a-z0-9.!+]+$")] = Field(description="PEP 440.")
+    version: Annotated[str, Field(pattern=r"^[a-z0-9.!+]+$")] = Field(
+        description="Version (PEP 440)."
+    )
     filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]+\.whl$")]
     sha256: Sha256
-    requested: str | None = Field(None, description="The spec's own requirement, if it named one.")
+    requested: str | None = Field(
+        None, description="Requirement of the spec that names the package, if any."
+    )
 
 
 class LockedDebianPackage(Model):
@@ -37,14 +41,20 @@ class LockedDebianPackage(Model):
     pool: Annotated[str, Field(pattern=r"^pool/[A-Za-z0-9._+~%/-]+\.deb$")]
     size: int
     sha256: Sha256
-    requested: bool = Field(description="Named by the spec or the base recipe, not a dependency.")
+    requested: bool = Field(
+        description=(
+            "Whether the spec or the base recipe names the package, rather than a dependency."
+        )
+    )
 
 
 class LockedCode(Model):
     """Capsule's own training code, as it goes into the image."""
 
     version: str
-    sha256: Sha256 = Field(description="Digest of the canonical {path: sha256} listing.")
+    sha256: Sha256 = Field(
+        description="Digest of the canonical listing of paths and their SHA-256."
+    )
 
 
 class LockedImage(Model):
@@ -54,20 +64,23 @@ class LockedImage(Model):
     recipe: Literal["cpu", "cuda"]
     recipe_sha256: Sha256 = Field(description="Digest of the recipe in canonical form.")
     debian: tuple[LockedDebianPackage, ...]
-    base: Sha256 = Field(description="Digest of the layer that the Debian packages make.")
+    base: Sha256 = Field(description="Digest of the layer that is made of the Debian packages.")
     wheels: tuple[LockedWheel, ...]
     code: LockedCode
 
 
 class LockedGit(Model):
-    """Where a source tree stood in its history. The tree itself is what runs, not the commit."""
+    """The state of a source tree's git work tree. The tree itself is executed, not the commit."""
 
     commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")] = Field(
         description="Last commit that changed the tree."
     )
-    dirty: bool = Field(description="The tree differs from that commit.")
+    dirty: bool = Field(description="Whether the tree differs from that commit.")
     diff: Sha256 | None = Field(
-        description="SHA-256 of 'git diff HEAD' of tracked files; null where they do not differ."
+        description=(
+            "SHA-256 of the output of 'git diff HEAD' for tracked files; null if they do not "
+            "differ."
+        )
     )
     untracked: tuple[str, ...] = Field(description="Files of the tree that git does not track.")
 
@@ -76,22 +89,24 @@ class LockedProject(Model):
     """The source tree of a program, as it goes into the image."""
 
     sha256: Sha256 = Field(description="Digest of the tree as a layer archive.")
-    size: int = Field(description="Bytes of that archive.")
+    size: int = Field(description="Size of that archive in bytes.")
     files: dict[str, str] = Field(
-        description="Path to 'file MODE SHA256' or 'symlink TARGET': what a difference is named by."
+        description=(
+            "'file MODE SHA256' or 'symlink TARGET', by path, so that a difference can be named."
+        )
     )
-    git: LockedGit | None = Field(description="Null outside of a git work tree.")
+    git: LockedGit | None = Field(description="State of the git work tree; null outside of one.")
 
 
 class LockedData(Model):
-    """A data set, by the digest of its listing (:mod:`capsule.image.data.listing`)."""
+    """A data set, by the digest of its listing (docs/data.md)."""
 
     sha256: Sha256 = Field(
         description="SHA-256 of the listing: canonical JSON of path to 'file SIZE SHA256', "
         "'folder' or 'symlink TARGET'."
     )
-    files: NonNegativeInt = Field(description="Number of its files.")
-    size: NonNegativeInt = Field(description="Bytes of all its files.")
+    files: NonNegativeInt = Field(description="Number of files of the data set.")
+    size: NonNegativeInt = Field(description="Total size of the files in bytes.")
 
 
 class Lock(Model):
@@ -100,9 +115,11 @@ class Lock(Model):
     schema_id: Literal["capsule/lock/v1"] = Field("capsule/lock/v1", alias="schema")
     spec: Spec = Field(description="The spec with every default written out, without its sources.")
     image: LockedImage
-    project: LockedProject | None = Field(None, description="Present if the spec has a code.")
+    project: LockedProject | None = Field(
+        None, description="The source tree; present if the spec has the section code."
+    )
     data: dict[Name, LockedData] | None = added(
-        absent=None, description="The data sets of the spec, if it has any."
+        absent=None, description="The data sets of the spec, if any, by name."
     )
 
     @model_validator(mode="after")

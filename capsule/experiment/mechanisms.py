@@ -1,4 +1,6 @@
-"""What a run used, as it says itself: read back or counted inside the run, never taken from a spec.
+"""The mechanisms that a run used, as it reports them itself.
+
+They are read back or counted inside the run, and never taken from a spec.
 
 The training side writes one :class:`Mechanisms` document per run. The ledger of nondeterminism
 (:mod:`capsule.entropy.ledger`) is judged by it; nothing in it is compared between runs.
@@ -17,7 +19,7 @@ Reach = Literal["everywhere", "neighbours"]
 
 
 class Surroundings(Model):
-    """What the run saw of the machine, at its end. Paths and addresses are kept out of bundles."""
+    """The machine as the run saw it at its end, without paths and addresses."""
 
     fixed_paths: bool = Field(
         description="Whether the run directory was where every container has it, whatever the "
@@ -25,12 +27,16 @@ class Surroundings(Model):
     )
     c_library: str = Field(description="Name and version of the C library, e.g. 'glibc 2.36'.")
     interfaces: dict[str, Reach] = Field(
-        description="How far the routes of each network interface lead, without the loopback "
-        "interface: everywhere (a default route), or to its own network."
+        description=(
+            "Reach of the routes of each network interface other than the loopback interface: "
+            "'everywhere' (a default route), or 'neighbours' (its own network)."
+        )
     )
     file_systems: dict[str, str] = Field(
-        description="Types of the file systems of 'run directory' and 'temporary files'; without "
-        "what the run could not find out."
+        description=(
+            "Types of the file systems of 'run directory' and 'temporary files', as far as the run "
+            "could determine them."
+        )
     )
     gpus: tuple[str, ...] = Field(description="Device files of GPUs, e.g. '/dev/nvidia0'.")
     data: Literal["read-only", "writable"] | None = added(
@@ -47,56 +53,70 @@ class TorchProcesses(Model):
 
 
 class Interpreters(Model):
-    """The Python processes of a run, as each told at its start.
+    """The Python processes of a run, as each of them reported at its start.
 
-    Processes that were forked are not counted: they go on with what their creator has. Capsule's
-    own interpreter counts only where it is the trainer.
+    Forked processes are not counted, because they share the state of their parent. Capsule's own
+    interpreter is counted only if it is the trainer.
     """
 
     hash_seeds: dict[str, PositiveInt] = Field(
-        description="Number of processes by their hash seed; 'random' where it was drawn."
+        description=(
+            "Number of processes by their hash seed, which is 'random' where it was drawn."
+        )
     )
     restarted: NonNegativeInt = Field(
-        description="Processes that restarted themselves with the run's environment, which their "
-        "creator had not given them."
+        description=(
+            "Number of processes that restarted themselves with the environment of the run, "
+            "because their parent had started them without it."
+        )
     )
     unwatched: NonNegativeInt = Field(
-        description="Processes that do not set torch's flags when they import it."
+        description="Number of processes that do not set the flags of torch when they import it."
     )
-    torch: tuple[TorchProcesses, ...] = Field(description="Those that imported torch.")
+    torch: tuple[TorchProcesses, ...] = Field(
+        description="The processes that imported torch, grouped by their flags."
+    )
 
     @property
     def started(self) -> int:
-        """Processes that told their hash seed."""
+        """The number of processes that reported their hash seed."""
         return sum(self.hash_seeds.values())
 
 
 class TrainerUse(Model):
-    """What one of Capsule's own trainers did."""
+    """The device, schedule and inference that one of Capsule's own trainers used."""
 
-    device: str = Field(description="Where its networks were: 'cpu', 'cuda:0'.")
+    device: str = Field(description="Device of the networks, e.g. 'cpu' or 'cuda:0'.")
     actors: PositiveInt
     schedule: Literal["serial", "lockstep", "recorded", "replayed", "live"] = Field(
-        description="What determined the order in which experience was learned from: one actor "
-        "in turn with the learner; a rule; the order of arrival, written down; a log of an "
-        "earlier run; "
-        "the order of arrival, written down nowhere."
+        description=(
+            "What determined the order in which experience was trained on. 'serial': one actor "
+            "that alternates with the learner; 'lockstep': a rule; 'recorded': the order of "
+            "arrival, which was recorded; 'replayed': the log of an earlier run; 'live': the order "
+            "of arrival, which was not recorded."
+        )
     )
     inference: Inference | None = Field(
         None,
-        description="How actors' requests were answered; null for trainers whose actors make none.",
+        description=(
+            "How the requests of actors were answered; null for trainers whose actors make none."
+        ),
     )
 
 
 class Mechanisms(Model):
-    """Everything that a run says of itself."""
+    """The mechanisms that a run used, as it reports them itself."""
 
     schema_id: Literal["capsule/mechanisms/v1"] = Field("capsule/mechanisms/v1", alias="schema")
     surroundings: Surroundings
     interpreters: Interpreters | None = Field(
-        description="Null if the program changed or removed the account of its processes."
+        description=(
+            "The Python processes of the run; null if the program changed or removed their records."
+        )
     )
-    trainer: TrainerUse | None = Field(description="Null for a program of the user's own.")
+    trainer: TrainerUse | None = Field(
+        description="What the trainer used; null for your own program."
+    )
     process: PositiveInt | None = Field(
-        description="Process id of a program of the user's own; null for a trainer."
+        description="Process id of your own program; null for a trainer of Capsule's."
     )

@@ -36,14 +36,23 @@ class Header(Model):
     """The first line of a log."""
 
     schema_id: Literal["capsule/schedule/v1"] = Field("capsule/schedule/v1", alias="schema")
-    spec: Sha256 = Field(description="Of the spec that it is a schedule of, in canonical JSON.")
+    spec: Sha256 = Field(
+        description="SHA-256 of the spec to which the schedule belongs, in canonical JSON."
+    )
     actors: PositiveInt = Field(le=MAX_RECORDED_ACTORS)
-    batch: PositiveInt = Field(le=MAX_RECORDED_ACTORS, description="Unrolls of an update.")
+    batch: PositiveInt = Field(
+        le=MAX_RECORDED_ACTORS, description="Number of unrolls in a parameter update."
+    )
     updates: NonNegativeInt = Field(le=MAX_RECORDED_UNROLLS)
-    bytes_of: tuple[_Width, _Width] = Field(description="Of an actor, of a lag.")
+    bytes_of: tuple[_Width, _Width] = Field(
+        description="Number of bytes of an actor number, and of a lag."
+    )
     content: Sha256 = Field(
         _NO_DIGEST,
-        description="Of the line, with 64 zeros here, and the planes before compression.",
+        description=(
+            "SHA-256 of this line, with 64 zeros in place of this field, and of the planes before "
+            "compression."
+        ),
     )
 
 

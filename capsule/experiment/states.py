@@ -28,16 +28,21 @@ FilePath = Annotated[str, Field(pattern=rf"^{_COMPONENT}(/{_COMPONENT})*$", max_
 
 
 class ResumeState(Model):
-    """Everything a run needs to go on, beside its tensors and the replay memory's files."""
+    """All that a run needs to resume, except for its tensors and the files of the replay memory."""
 
     schema_id: Literal["capsule/resume/v1"] = Field("capsule/resume/v1", alias="schema")
-    spec: Sha256 = Field(description="Digest of the spec, so that no other run resumes from it.")
+    spec: Sha256 = Field(
+        description="Digest of the spec, so that no other run resumes from this state."
+    )
     step: int
-    seconds: float = Field(description="Wall-clock time of all attempts so far.")
+    seconds: float = Field(description="Wall-clock time of all attempts so far, in seconds.")
     tensors: dict[str, Sha256]
     streams: dict[str, dict[str, Any]]
     trainer: dict[str, Any] = Field(
-        description="Episodes, their returns, the last loss; environments; replay memory."
+        description=(
+            "State of the trainer: episodes, their returns, the last loss, the environments and "
+            "the replay memory."
+        )
     )
     trace: dict[str, Any]
     checkpoints: tuple[Checkpoint, ...]
@@ -46,8 +51,12 @@ class ResumeState(Model):
 class StateFile(Model):
     """One file of a state."""
 
-    size: NonNegativeInt = Field(description="Bytes.")
-    blocks: tuple[Sha256, ...] = Field(description="All of 1 MiB but the last, in order.")
+    size: NonNegativeInt = Field(description="Size in bytes.")
+    blocks: tuple[Sha256, ...] = Field(
+        description=(
+            "Digests of the blocks of the file in order, of 1 MiB each except for the last."
+        )
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -66,9 +75,9 @@ class StateIndex(Model):
     schema_id: Literal["capsule/state/v1"] = Field("capsule/state/v1", alias="schema")
     step: NonNegativeInt
     files: Annotated[dict[FilePath, StateFile], Field(max_length=MAX_FILES)] = Field(
-        description="By path below the folder 'state'."
+        description="The files, by path below the folder 'state'."
     )
-    packed: tuple[Sha256, ...] = Field(description="Blocks of the pack, in order.")
+    packed: tuple[Sha256, ...] = Field(description="Digests of the blocks of the pack, in order.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

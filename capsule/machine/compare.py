@@ -88,14 +88,17 @@ _RELAXED = {
 
 
 class FactComparison(Model):
-    """One fact of two machines, and what its difference means."""
+    """A fact of two machines, and the effect of its difference."""
 
     field: str
     recorded: str
     here: str
     effect: Effect = Field(
-        description="'gate': this machine cannot decide; 'may differ': other bits are to be "
-        "expected; 'recorded-only': a difference without influence; 'none': equal."
+        description=(
+            "Effect of the difference. 'gate': this machine cannot decide; 'may differ': the bits "
+            "can be expected to differ; 'recorded-only': no known effect on the result; 'none': "
+            "the facts are equal."
+        )
     )
     reason: str
 

@@ -30,22 +30,23 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Cpu(Model):
-    """The processor, as its first logical core tells."""
+    """The processor, as its first logical core reports it."""
 
-    vendor: str | None = Field(default=None, description="CPUID vendor, e.g. 'GenuineIntel'.")
+    vendor: str | None = Field(default=None, description="Vendor by CPUID, e.g. 'GenuineIntel'.")
     name: str | None = None
     family: int | None = None
     model: int | None = None
     stepping: int | None = None
     flags: tuple[str, ...] = Field(
-        default=(), max_length=MAX_FACTS, description="Instruction sets that numerics depend on."
+        default=(), max_length=MAX_FACTS, description="Instruction sets on which numerics depend."
     )
     logical_cores: int | None = None
     usable_cores: int | None = Field(
-        default=None, description="Those of them that this process may use (its affinity)."
+        default=None, description="Number of cores that this process may use, by its affinity."
     )
     caches: dict[str, int] = Field(
-        default_factory=dict, description="'L1d', 'L1i', 'L2', 'L3' to bytes."
+        default_factory=dict,
+        description="Sizes of the caches 'L1d', 'L1i', 'L2' and 'L3' in bytes.",
     )
 
 
@@ -68,10 +69,10 @@ class Fingerprint(Model):
     os: OperatingSystem
     libc: str | None = Field(default=None, description="Host C library, e.g. 'glibc 2.36'.")
     scratch: str | None = Field(
-        default=None, description="File system that runs write to, e.g. 'ext4'."
+        default=None, description="Type of the file system that runs write to, e.g. 'ext4'."
     )
     engine: dict[str, str] | None = Field(
-        default=None, description="Where runs execute, as the engine describes itself."
+        default=None, description="The engine in which runs execute, as it describes itself."
     )
     driver: Driver
     gpus: tuple[Gpu, ...] = ()

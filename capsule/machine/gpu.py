@@ -29,19 +29,24 @@ class RemappedRows(Model):
 
 
 class Gpu(Model):
-    """One GPU. A null field could not be had; ``unavailable`` names NVML's reason."""
+    """A GPU. A null field is not available; 'unavailable' lists the reasons that NVML gave."""
 
     index: int = Field(description="NVML index, in PCI bus order.")
     name: str | None = None
-    architecture: str | None = Field(default=None, description="e.g. 'hopper'.")
-    compute_capability: str | None = Field(default=None, description="e.g. '9.0'.")
+    architecture: str | None = Field(
+        default=None, description="Architecture of the GPU, e.g. 'hopper'."
+    )
+    compute_capability: str | None = Field(
+        default=None, description="Compute capability of the GPU, e.g. '9.0'."
+    )
     cuda_cores: int | None = None
     sm_count: int | None = Field(
-        default=None, description="Streaming multiprocessors; NVML tells it for few devices."
+        default=None,
+        description="Number of streaming multiprocessors, which NVML reports for few devices.",
     )
     mig_enabled: bool | None = None
     mig_devices: tuple[str, ...] | None = Field(
-        default=None, description="Names, with their profiles."
+        default=None, description="Names of the MIG devices, with their profiles."
     )
     memory_bytes: int | None = None
     memory_bus_bits: int | None = None
@@ -50,27 +55,36 @@ class Gpu(Model):
     gsp_firmware: str | None = None
     inforom: str | None = None
     ecc_enabled: bool | None = None
-    uncorrected_errors: int | None = Field(default=None, description="Over the GPU's lifetime.")
+    uncorrected_errors: int | None = Field(
+        default=None,
+        description="Number of uncorrected memory errors over the lifetime of the GPU.",
+    )
     remapped_rows: RemappedRows | None = None
     power_limit_milliwatts: int | None = None
     max_sm_clock_mhz: int | None = None
     max_memory_clock_mhz: int | None = None
     uuid_sha256: str | None = Field(
-        default=None, description="SHA-256 of a fixed domain and the UUID."
+        default=None, description="SHA-256 of a fixed prefix and the UUID of the GPU."
     )
     unavailable: dict[str, str] = Field(
-        default_factory=dict, description="Null field to NVML error name."
+        default_factory=dict,
+        description="Name of the NVML error that made each null field unavailable, by field.",
     )
 
 
 class Driver(Model):
     """The NVIDIA driver."""
 
-    nvml: str = Field(description="'loaded', 'not found', or the NVML error that stopped it.")
+    nvml: str = Field(
+        description="State of NVML: 'loaded', 'not found', or the error that prevented its use."
+    )
     version: str | None = None
-    cuda: str | None = Field(default=None, description="Newest CUDA version the driver supports.")
+    cuda: str | None = Field(
+        default=None, description="Newest CUDA version that the driver supports."
+    )
     unavailable: dict[str, str] = Field(
-        default_factory=dict, description="Null field to NVML error name."
+        default_factory=dict,
+        description="Name of the NVML error that made each null field unavailable, by field.",
     )
 
 

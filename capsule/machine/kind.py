@@ -11,13 +11,15 @@ from capsule.machine.fingerprint import Fingerprint
 
 
 class MachineKind(Model):
-    """The facts that numerics may depend on, and the engine. They identify no machine or user."""
+    """The facts on which numerics may depend, and the engine, without identifying the machine."""
 
-    processor: str = Field(description="CPUID vendor, family and model: 'GenuineIntel 6/85'.")
-    processor_name: str = Field(description="As the processor calls itself, or 'unknown'.")
-    instructions: tuple[str, ...] = Field(description="Instruction sets that numerics depend on.")
+    processor: str = Field(
+        description="Vendor, family and model by CPUID, e.g. 'GenuineIntel 6/85'."
+    )
+    processor_name: str = Field(description="Name of the processor as it reports it, or 'unknown'.")
+    instructions: tuple[str, ...] = Field(description="Instruction sets on which numerics depend.")
     gpu: str | None = Field(description="Name and compute capability of the GPU that trains.")
-    system: str = Field(description="Distribution and version: 'debian 12', or 'unknown'.")
+    system: str = Field(description="Distribution and version, e.g. 'debian 12', or 'unknown'.")
     engine: str = Field(description="'docker', 'podman', 'bwrap', 'apptainer' or 'process'.")
 
     @property

@@ -44,13 +44,13 @@ State = Literal["waiting", "running", "stopped", "failed", "done"]
 
 
 class Outcome(Model):
-    """How the last attempt to run a member ended."""
+    """The outcome of the last attempt to run a member."""
 
     schema_id: Literal["capsule/member-outcome/v1"] = Field(
         "capsule/member-outcome/v1", alias="schema"
     )
     bundle: Annotated[str, Field(pattern=r"^[^/\x00]+$")] | None = Field(
-        None, description="File name of the bundle; null: the run failed."
+        None, description="File name of the bundle; null if the run failed."
     )
     claim_id: Sha256 | None = None
     code: str | None = Field(None, description="Error code of a run that failed.")

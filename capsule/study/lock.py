@@ -43,7 +43,7 @@ MAX_LOCK_BYTES = 64 << 20
 
 
 class SharedPins(Model):
-    """What the members of one image have in common."""
+    """The pins that are common to all members with one image."""
 
     image: LockedImage
     project: LockedProject | None = Field(description="The source tree of a program.")
@@ -57,10 +57,10 @@ class SharedPins(Model):
 class LockedMember(Model):
     """One run of the study."""
 
-    name: str = Field(description="GROUP.RUN or GROUP.SETTING.RUN.")
-    spec: NonNegativeInt = Field(description="Place of its spec in 'specs'.")
-    pins: NonNegativeInt = Field(description="Place of its pins in 'pins'.")
-    lock: Sha256 = Field(description="Digest of the lock that these make.")
+    name: str = Field(description="Name of the member: GROUP.RUN or GROUP.SETTING.RUN.")
+    spec: NonNegativeInt = Field(description="Index of its spec in 'specs'.")
+    pins: NonNegativeInt = Field(description="Index of its pins in 'pins'.")
+    lock: Sha256 = Field(description="Digest of the lock that the spec and the pins make.")
 
 
 class StudyLock(Model):
@@ -70,10 +70,10 @@ class StudyLock(Model):
     study: StudySpec = Field(description="The study; its base is reduced to a file name.")
     pins: Annotated[tuple[SharedPins, ...], Field(min_length=1)]
     specs: Annotated[tuple[Spec, ...], Field(min_length=1)] = Field(
-        description="The specs of all members, each once."
+        description="The specs of all members, each of them once."
     )
     members: Annotated[tuple[LockedMember, ...], Field(min_length=1)] = Field(
-        description="In the order of the study: by group, setting and run."
+        description="The members in the order of the study: by group, setting and run."
     )
 
     @model_validator(mode="after")

@@ -82,7 +82,7 @@ class SampleSpec(Model):
     """Settings whose hyper-parameters are drawn at random.
 
     Each value follows from the seed, its field and the number of the setting alone, so that a
-    larger ``count`` or a further field changes no setting that exists.
+    larger count or a further field leaves existing settings as they are.
     """
 
     count: PositiveInt = Field(le=MAX_MEMBERS, description="Number of settings.")
@@ -102,15 +102,19 @@ class GroupSpec(Model):
 
     set: Settings = Field(
         default_factory=dict,
-        description="Fields of the spec, as section.field: value, that differ from the base.",
+        description="Fields of the spec that differ from the base, as section.field: value.",
     )
     vary: tuple[Literal[StreamName, "root"], ...] = Field(
         (),
-        description="The random streams that have another seed in each run; 'root' varies all of "
-        "them. No stream: every run has the same seeds.",
+        description=(
+            "Random streams that have another seed in each run; 'root' varies all of them. An "
+            "empty list gives every run the same seeds."
+        ),
     )
     runs: PositiveInt | None = Field(
-        None, le=MAX_MEMBERS, description="Runs of each setting; default: 'runs' of the study."
+        None,
+        le=MAX_MEMBERS,
+        description="Number of runs of each setting; default: 'runs' of the study.",
     )
     grid: (
         Annotated[
@@ -124,7 +128,7 @@ class GroupSpec(Model):
         "change no setting that exists.",
     )
     settings: Annotated[tuple[Settings, ...], Field(min_length=1)] | None = Field(
-        None, description="A list of settings, each as 'set'."
+        None, description="List of settings, each in the form of 'set'."
     )
     sample: SampleSpec | None = Field(None, description="Settings that are drawn at random.")
 
@@ -151,15 +155,19 @@ class StartsSpec(Model):
 
 
 class ResourcesSpec(Model):
-    """What a scheduler reserves for each member. It changes no bit."""
+    """The resources that a scheduler reserves for each member. They do not affect results."""
 
-    cores: PositiveInt = Field(1, le=4096, description="Processor cores.")
+    cores: PositiveInt = Field(1, le=4096, description="Number of processor cores.")
     memory_mb: PositiveInt | None = Field(
         None, le=MAX_MEBIBYTES, description="Memory in MB; default: limits.memory_mb of the spec."
     )
-    gpus: Annotated[int, Field(ge=0, le=1)] = Field(0, description="GPUs: a run uses at most one.")
+    gpus: Annotated[int, Field(ge=0, le=1)] = Field(
+        0, description="Number of GPUs, of which a run uses at most one."
+    )
     minutes: PositiveInt | None = Field(
-        None, le=MAX_MINUTES, description="Minutes; default: limits.minutes of the spec."
+        None,
+        le=MAX_MINUTES,
+        description="Wall-clock time in minutes; default: limits.minutes of the spec.",
     )
 
 
@@ -178,21 +186,28 @@ class StudySpec(Model):
     seed: Seed = Field(
         0, description="Seed from which the varied seeds and the samples are derived."
     )
-    runs: PositiveInt = Field(5, le=MAX_MEMBERS, description="Runs of each setting of a group.")
+    runs: PositiveInt = Field(
+        5, le=MAX_MEMBERS, description="Number of runs of each setting of a group."
+    )
     starts: StartsSpec | None = Field(
         None,
-        description="Have one further run rank the start sequences that all members are scored on "
-        "('capsule study starts'); null: each member ranks its own, or the spec pins them.",
+        description=(
+            "A further run that ranks the start sequences on which all members are scored "
+            "('capsule study starts'); null: each member ranks its own, or the spec pins them."
+        ),
     )
     groups: Annotated[dict[GroupName, GroupSpec], Field(min_length=1)] = Field(
         description="The groups, by name."
     )
     scores: Annotated[dict[Word, ScoreSource], Field(min_length=1)] | None = added(
         absent=None,
-        description="Where a program of your own has its scores, by their names: FILE#POINTER, an "
-        "output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers with "
-        "one for each evaluation. The text of a hexadecimal float is a number, too.",
+        description=(
+            "Places of the scores of your own program, by the names of the scores: FILE#POINTER, "
+            "an output in JSON and a JSON pointer (RFC 6901) to a number, or to a list of numbers "
+            "with one for each evaluation. A string that contains a hexadecimal floating-point "
+            "number counts as a number."
+        ),
     )
     resources: ResourcesSpec = Field(
-        ResourcesSpec(), description="What a scheduler reserves for each member."
+        ResourcesSpec(), description="Resources that a scheduler reserves for each member."
     )

@@ -65,10 +65,13 @@ class GroupRow(Model):
     claim_ids: int = Field(description="Number of different claim ids among the runs.")
     mean: float
     standard_deviation: float | None = Field(
-        description="With divisor runs - 1; null of a single run."
+        description="Sample standard deviation, with the divisor runs - 1; null for a single run."
     )
     relative_standard_deviation: float | None = Field(
-        description="Share of the mean's size; null without one, or where the mean is 0."
+        description=(
+            "Standard deviation divided by the absolute value of the mean; null if there is no "
+            "standard deviation or the mean is 0."
+        )
     )
     interquartile_mean: IntervalRow
 
@@ -96,10 +99,14 @@ class VarianceRow(Model):
     network: Literal["final", "best"]
     first: str
     second: str
-    statistic: float | None = Field(description="F; null where it is infinite or undefined.")
-    p_value: float = Field(description="Of the F distribution.")
+    statistic: float | None = Field(
+        description="The statistic F; null where it is infinite or undefined."
+    )
+    p_value: float = Field(description="P-value by the F distribution.")
     permutation_p_value: float
-    exact: bool = Field(description="Whether every permutation was counted.")
+    exact: bool = Field(
+        description="Whether every permutation was counted, rather than a sample of them."
+    )
     holm_p_value: float = Field(
         description="Permutation p-value, corrected for all pairs of groups (Holm 1979)."
     )
@@ -119,7 +126,9 @@ class SettingRow(Model):
     group: str
     setting: int
     task: str
-    values: dict[str, Any] = Field(description="The fields in which the group's settings differ.")
+    values: dict[str, Any] = Field(
+        description="Values of the fields in which the settings of the group differ."
+    )
     runs: int
     score: float
 
@@ -133,7 +142,7 @@ class AggregateRow(Model):
     median: IntervalRow
     mean: IntervalRow
     optimality_gap: IntervalRow = Field(
-        description="By how much scores miss 1 on average, higher ones counting as 1."
+        description="Mean amount by which scores fall short of 1, where higher scores count as 1."
     )
 
 
@@ -149,7 +158,7 @@ class StudyTables(Model):
 
 
 class StudyClaims(Model):
-    """What a study claims: its members by their claim ids, and the tables that follow."""
+    """The claims of a study: its members by their claim ids, and the tables that follow."""
 
     schema_id: Literal["capsule/study-claims/v1"] = Field("capsule/study-claims/v1", alias="schema")
     lock: Sha256 = Field(description="Digest of the study's lock.")

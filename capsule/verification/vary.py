@@ -43,30 +43,39 @@ class VariedResult(Model):
 
     name: VariationName
     outcome: Outcome = Field(
-        description="'equal' or 'differs': the change reached the run, and its result is the "
-        "recorded one or another; 'shielded': it did not reach the run; 'not-applicable': nothing "
-        "was executed, or the result says nothing about this change; 'undecided': the execution "
-        "ended without a result."
+        description=(
+            "Result of the variation. 'equal' or 'differs': the change reached the run, and its "
+            "result is the recorded one or another; 'shielded': it did not reach the run; "
+            "'not-applicable': nothing was executed, or the result does not depend on this change; "
+            "'undecided': the execution ended without a result."
+        )
     )
-    was: str | None = Field(None, description="What the control saw.")
-    became: str | None = Field(None, description="What this execution saw; null if it saw nothing.")
+    was: str | None = Field(None, description="Value that the control execution saw.")
+    became: str | None = Field(
+        None, description="Value that this execution saw; null if it saw none."
+    )
     pinned: str | None = Field(
         None,
-        description="What gives every re-execution the same value, whatever the machine has.",
+        description="What gives every re-execution the same value on every machine.",
     )
-    reason: str | None = Field(None, description="For any outcome but 'equal'.")
-    report: Report | None = Field(None, description="The verification; null if there was none.")
+    reason: str | None = Field(None, description="Reason for any outcome other than 'equal'.")
+    report: Report | None = Field(
+        None, description="Report of the verification; null if there was none."
+    )
 
 
 class VaryReport(Model):
-    """What a recorded run depends on."""
+    """The dependence of a recorded run on its surroundings."""
 
     schema_id: Literal["capsule/vary-report/v1"] = Field(VARY_REPORT, alias="schema")
     bundle: str = Field(description="File name of the bundle.")
     conclusion: str
     control: Report = Field(description="The verification with nothing changed.")
     variations: tuple[VariedResult, ...] = Field(
-        description="Empty if the control did not reproduce the run, as nothing is executed then."
+        description=(
+            "The variations; empty if the control execution did not reproduce the run, in which "
+            "case none is executed."
+        )
     )
     seconds: float
 

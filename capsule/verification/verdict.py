@@ -59,7 +59,7 @@ class Judgement(NamedTuple):
 
 
 class ComponentDifference(Model):
-    """One claimed fact that the re-execution did not give again."""
+    """A claimed fact that the re-execution did not reproduce."""
 
     component: str = Field(description="Path in the claims, e.g. 'evaluation.points[1].returns'.")
     claimed: str
@@ -70,25 +70,36 @@ class TraceDifference(Model):
     """The first trace record that differs."""
 
     step: int = Field(description="Agent step at which the differing record ends.")
-    component: str = Field(description="First differing field, in data-flow order.")
-    name: str | None = Field(None, description="Stream or tensor within it, where recorded.")
+    component: str = Field(
+        description="First differing field of the record, in the order of the data flow."
+    )
+    name: str | None = Field(
+        None, description="Random stream or tensor within the component, if that is recorded."
+    )
     claimed: str
     found: str
-    also: tuple[str, ...] = Field((), description="What else differs in the same record.")
+    also: tuple[str, ...] = Field(
+        (), description="Further components that differ in the same record."
+    )
 
 
 class OutputDifference(Model):
     """An output of a program that differs."""
 
-    path: str = Field(description="In the working folder, or '/dev/stdout'.")
+    path: str = Field(description="Path in the working folder, or '/dev/stdout'.")
     found_path: str | None = Field(
-        None, description="The re-execution's file, if it has another name."
+        None, description="Path of the file of the re-execution, if it has another name."
     )
-    claimed: str = Field(description="The first part that differs, or what is at the path.")
+    claimed: str = Field(
+        description="The first part that differs, or the kind of file at the path."
+    )
     found: str
-    nature: Nature = Field("content", description="The gravest of all that differs.")
+    nature: Nature = Field("content", description="The gravest nature among all differences.")
     content: Comparison | None = Field(
-        None, description="Part by part; null if there are no two files to compare."
+        None,
+        description=(
+            "Comparison of the two files part by part; null if there are no two files to compare."
+        ),
     )
 
     @property
@@ -101,17 +112,22 @@ class OutputComparison(Model):
     """All outputs of a program that differ."""
 
     count: int
-    nature: Nature = Field(description="The gravest of all.")
-    files: tuple[OutputDifference, ...] = Field(description="In order of paths; at most 40.")
+    nature: Nature = Field(description="The gravest nature among all outputs that differ.")
+    files: tuple[OutputDifference, ...] = Field(
+        description="The outputs in the order of their paths; at most 40."
+    )
 
 
 class DivergenceMap(Model):
-    """Where in training time the records of two traces differ, component by component."""
+    """The intervals of training in which two traces differ, component by component."""
 
-    steps: int = Field(description="Step of the last record that both have.")
+    steps: int = Field(description="Agent step of the last record that both traces have.")
     components: dict[str, tuple[tuple[int, int], ...]] = Field(
-        description="Component to intervals: steps of the first and last of consecutive records "
-        "that differ in it. A component without any is equal throughout."
+        description=(
+            "Intervals in which each component differs, as the agent steps of the first and the "
+            "last of consecutive differing records. A component without intervals is equal "
+            "throughout."
+        )
     )
 
 
@@ -125,11 +141,15 @@ class ReplicaResults(Model):
 class NumberDifference(Model):
     """Two numbers that should be equal."""
 
-    what: str = Field(description="E.g. 'loss at step 208'.")
+    what: str = Field(description="Name of the number, e.g. 'loss at step 208'.")
     a: contract.Hex
     b: contract.Hex
-    ulp: int | None = Field(description="Steps of float32 from one to the other; null for NaN.")
-    relative: float | None = Field(description="|a - b| / max(|a|, |b|); null for NaN, infinity.")
+    ulp: int | None = Field(
+        description="Distance in units in the last place of float32; null for NaN."
+    )
+    relative: float | None = Field(
+        description="Relative difference |a - b| / max(|a|, |b|); null for NaN and infinity."
+    )
 
 
 class TensorDifference(Model):
@@ -137,10 +157,20 @@ class TensorDifference(Model):
 
     name: str
     elements: int
-    differing: int = Field(description="Elements with other bits.")
-    nonfinite: int = Field(0, description="Those of them where a side is NaN or infinite.")
-    ulp: int | None = Field(None, description="Largest distance; null if not comparable floats.")
-    relative: float | None = Field(None, description="Largest |a - b| / max(|a|, |b|).")
+    differing: int = Field(description="Number of elements whose bits differ.")
+    nonfinite: int = Field(
+        0, description="Number of differing elements that are NaN or infinite on at least one side."
+    )
+    ulp: int | None = Field(
+        None,
+        description=(
+            "Largest distance in units in the last place; null if the elements are not "
+            "floating-point numbers that can be compared."
+        ),
+    )
+    relative: float | None = Field(
+        None, description="Largest relative difference |a - b| / max(|a|, |b|)."
+    )
 
 
 CauseName = Literal[
@@ -164,9 +194,13 @@ class Cause(Model):
     """A class of causes, and the evidence for it."""
 
     name: CauseName
-    certainty: Certainty | None = Field(description="Null for 'unexplained'.")
+    certainty: Certainty | None = Field(
+        description="How certain the cause is; null for 'unexplained'."
+    )
     evidence: tuple[str, ...]
-    fix: str | None = Field(None, description="How to make the run repeat, if that is known.")
+    fix: str | None = Field(
+        None, description="A remedy that makes the run repeatable, if one is known."
+    )
 
     @property
     def shown(self) -> str:
@@ -177,7 +211,7 @@ class Cause(Model):
 class Explanation(Model):
     """A difference of two locks, runtimes or machines that could explain other results."""
 
-    what: str = Field(description="E.g. 'wheel gymnasium' or 'cpu.flags'.")
+    what: str = Field(description="Name of what differs, e.g. 'wheel gymnasium' or 'cpu.flags'.")
     a: str
     b: str
     why: str
@@ -186,61 +220,88 @@ class Explanation(Model):
 class OperatorInvocation(Model):
     """A call of an operator on one side."""
 
-    operator: str = Field(description="With namespace and overload: aten::add.Tensor")
-    where: str | None = Field(description="FILE:LINE of the innermost line of the program.")
+    operator: str = Field(
+        description=(
+            "Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
+        )
+    )
+    where: str | None = Field(
+        description="Innermost line of the program in the call stack, as FILE:LINE."
+    )
     arguments: dict[str, str] = Field(description="Numbers among the arguments, by position.")
 
 
 class OperatorDivergence(Model):
     """The first operator that gave other bits on the two sides."""
 
-    step: int = Field(description="Step at which the parameter update that contains it ends.")
-    call: int = Field(description="Its number among the operator calls of that update, from 0.")
+    step: int = Field(
+        description="Agent step at which the parameter update that contains the operator ends."
+    )
+    call: int = Field(
+        description="Number of the call among the operator calls of that update, from 0."
+    )
     a: OperatorInvocation
     b: OperatorInvocation
-    same_inputs: bool = Field(description="Whether its input tensors were equal.")
-    elements: int = Field(description="Elements of its results that were compared.")
+    same_inputs: bool = Field(description="Whether the input tensors of the operator were equal.")
+    elements: int = Field(description="Number of elements of the results that were compared.")
     differing: int
     ulp: int | None = Field(
-        description="Largest distance; null if the results are not floats or the operators differ."
+        description=(
+            "Largest distance in units in the last place; null if the results are not "
+            "floating-point numbers or the operators differ."
+        )
     )
 
 
 class Bisection(Model):
     """The result of executing both sides again with dense records."""
 
-    step: int = Field(description="Step at which the first differing parameter update ends.")
+    step: int = Field(description="Agent step at which the first differing parameter update ends.")
     component: str
     name: str | None = None
     also: tuple[str, ...] = ()
     operator: OperatorDivergence | None = Field(
-        None, description="Null if no operator differs: the difference has another origin."
+        None,
+        description=(
+            "The first operator that differs; null if none does, so that the difference has "
+            "another origin."
+        ),
     )
 
 
 class Divergence(Model):
-    """Where two runs diverge, by how much, and why."""
+    """The point at which two runs diverge, the size of the differences, and likely causes."""
 
     schema_id: Literal["capsule/divergence/v1"] = Field("capsule/divergence/v1", alias="schema")
     a: str
     b: str
     equal: bool = Field(description="Whether all results that were compared are equal.")
-    first: TraceDifference | None = Field(None, description="'claimed' is a's, 'found' is b's.")
+    first: TraceDifference | None = Field(
+        None, description="The first difference; 'claimed' is the value of a, 'found' that of b."
+    )
     equal_until: dict[str, int | None] = Field(
         default_factory=dict,
-        description="Component to the step of the last record up to which it is equal; null if it "
-        "differs from the first record on.",
+        description=(
+            "Agent step of the last record up to which each component is equal; null if it differs "
+            "from the first record on."
+        ),
     )
-    last_equal: int = Field(0, description="Step of the last record before the first difference.")
+    last_equal: int = Field(
+        0, description="Agent step of the last record before the first difference."
+    )
     map: DivergenceMap | None = None
     differences: tuple[ComponentDifference, ...] = Field(
         (), description="Results that differ: streams, checkpoints, evaluation, outputs."
     )
     numbers: tuple[NumberDifference, ...] = ()
-    checkpoint: int | None = Field(None, description="Step of the checkpoint of 'tensors'.")
+    checkpoint: int | None = Field(
+        None, description="Agent step of the checkpoint from which 'tensors' are taken."
+    )
     tensors: tuple[TensorDifference, ...] = ()
-    causes: tuple[Cause, ...] = Field((), description="Most likely first.")
-    explanations: tuple[Explanation, ...] = Field((), description="Most likely first.")
+    causes: tuple[Cause, ...] = Field((), description="Likely causes, the most likely first.")
+    explanations: tuple[Explanation, ...] = Field(
+        (), description="Differences that could explain the divergence, the most likely first."
+    )
     bisection: Bisection | None = None
 
     @property
@@ -253,13 +314,24 @@ class ReexecutedSegment(Model):
     """One segment of a run, between two claimed checkpoints, executed again."""
 
     begins: int = Field(
-        description="Agent step of the checkpoint that it starts from; 0: the beginning."
+        description=(
+            "Agent step of the checkpoint from which the segment starts; 0: the beginning of the "
+            "run."
+        )
     )
-    ends: int = Field(description="Agent step of the checkpoint it must end with.")
-    equal: bool = Field(description="Every trace record, the checkpoint and the state at its end.")
+    ends: int = Field(description="Agent step of the checkpoint with which the segment ends.")
+    equal: bool = Field(
+        description=(
+            "Whether every trace record, the checkpoint and the state at the end of the segment "
+            "are equal."
+        )
+    )
     first_difference: TraceDifference | None = None
     differences: tuple[ComponentDifference, ...] = Field(
-        (), description="In the checkpoint, and in the state that the next segment begins with."
+        (),
+        description=(
+            "Differences of the checkpoint, and of the state with which the next segment begins."
+        ),
     )
 
 
@@ -267,9 +339,12 @@ class Challenge(Model):
     """Segments that the verifier chose, and the results of their re-execution."""
 
     chosen: Literal["at random", "all"] = Field(
-        description="'at random': by this verifier, from its operating system's randomness."
+        description=(
+            "How the segments were chosen: 'at random', by this verifier from the randomness of "
+            "its operating system, or 'all'."
+        )
     )
-    of: int = Field(description="Segments that the run has.")
+    of: int = Field(description="Number of segments that the run has.")
     segments: tuple[ReexecutedSegment, ...]
     undetected: float = Field(
         description="Probability that a run with one false segment would have passed this choice."
@@ -284,24 +359,32 @@ class Challenge(Model):
 class FreshSeed(Model):
     """A prefix with a root seed that did not exist when the bundle was made."""
 
-    seed: int = Field(description="Drawn by this verifier.")
-    steps: int = Field(description="Agent steps, executed twice.")
-    keys: int = Field(description="Random streams with the key that the verifier derives itself.")
+    seed: int = Field(description="The root seed, drawn by this verifier.")
+    steps: int = Field(description="Number of agent steps, which are executed twice.")
+    keys: int = Field(
+        description=(
+            "Number of random streams whose key is the one that the verifier derived itself."
+        )
+    )
     contradictions: tuple[str, ...] = Field(
-        (), description="What an image that computes its results would not do."
+        (), description="Contradictions that an image which computes its results would not show."
     )
 
 
 class RunSurroundings(SeenSurroundings):
-    """What was read back of a re-execution's surroundings.
+    """The surroundings of a re-execution, as they were read back.
 
-    Threads and processes are of the run itself; the rest is of a program that was started before it
-    in the same way.
+    The run itself reported its threads and processes; a program that was started before it in the
+    same way reported the rest.
     """
 
-    threads: str = Field(description="Maths threads as torch, or else OMP_NUM_THREADS, gives them.")
+    threads: str = Field(
+        description="Number of maths threads according to torch, or else to OMP_NUM_THREADS."
+    )
     processes: int | None = Field(
-        description="Python interpreters that the run started; null if it did not say."
+        description=(
+            "Number of Python interpreters that the run started; null if it did not report it."
+        )
     )
 
     @property
@@ -322,51 +405,72 @@ class Report(Model):
     summary: str = Field(description="The verdict in one sentence.")
     claim_id: str | None = None
     signer: str | None = Field(None, description="Fingerprint of the key that signed the bundle.")
-    signers: tuple[Signer, ...] = Field((), description="Who signed, and whether it counts.")
-    integrity: bool | None = Field(None, description="Unchanged since it was signed.")
-    authentic: bool | None = Field(None, description="Signed by a key you trust.")
+    signers: tuple[Signer, ...] = Field(
+        (), description="The signers, and whether their signatures count."
+    )
+    integrity: bool | None = Field(
+        None, description="Whether the bundle is unchanged since it was signed."
+    )
+    authentic: bool | None = Field(
+        None, description="Whether the bundle is signed by a key that you trust."
+    )
     required: RequiredGrade = Field(
         "bitwise", description="Lowest grade that the caller accepts as reproduced."
     )
-    expected: str | None = Field(None, description="What can be expected of the two machines.")
-    expected_grade: ExpectedGrade | None = Field(None, description="The same, without reasons.")
+    expected: str | None = Field(
+        None, description="The grade that can be expected of the two machines, with the reasons."
+    )
+    expected_grade: ExpectedGrade | None = Field(
+        None, description="The expected grade without the reasons."
+    )
     machine: MachineKind | None = Field(None, description="The kind of machine that verified.")
     manifest: str | None = Field(
         None, description="SHA-256 of the bundle's manifest.json, which covers all its files."
     )
     environment: tuple[FactComparison, ...] = ()
-    image_rebuilt: bool | None = Field(None, description="Rebuilding gave the claimed image.")
+    image_rebuilt: bool | None = Field(
+        None, description="Whether the rebuilt image is the claimed one."
+    )
     image_source: ImageSource | None = Field(
         None,
-        description="Rebuilt from the lock; the same but for the base layer, which is the signer's "
-        "own; or the signer's own image, as embedded in the bundle or taken from a registry; null "
-        "without an image.",
+        description=(
+            "Origin of the image. 'rebuilt': built from the lock; 'supplied-base': the same, with "
+            "the base layer of the signer; 'embedded' or 'registry': the image of the signer, from "
+            "the bundle or from a registry; null: no image."
+        ),
     )
     besides: tuple[str, ...] | None = Field(
         None,
-        description="Python packages beyond those that Capsule's recipe and default spec bring.",
+        description="Python packages that are not part of Capsule's recipe and default spec.",
     )
     startup: tuple[str, ...] | None = Field(
         None,
-        description="Files of Python packages that every start of the interpreter executes, and "
-        "groups of entry points that importing torch does.",
+        description=(
+            "Files of Python packages that every start of the interpreter executes, and groups of "
+            "entry points that the import of torch executes."
+        ),
     )
     own_code: bool | None = Field(
         None,
-        description="The training code is Capsule's own: that of the version that verifies, or of "
-        "a release that it knows by digest.",
+        description=(
+            "Whether the training code is Capsule's own: that of the version that verifies, or of "
+            "a release whose digest it knows."
+        ),
     )
-    claimed: str | None = Field(None, description="What a program's run claims, in words.")
+    claimed: str | None = Field(
+        None, description="Description of what the run of a program claims."
+    )
     first_difference: TraceDifference | OutputDifference | None = None
     outputs: OutputComparison | None = Field(
         None, description="The outputs of a program that differ; null if none does."
     )
     differences: tuple[ComponentDifference, ...] = ()
     statistics: ReturnStatistics | None = Field(
-        None, description="Comparison of returns, where the bits of a whole run differ."
+        None, description="Comparison of returns, if the bits of a whole run differ."
     )
     divergence: Divergence | None = Field(
-        None, description="Between the bundle (a) and the re-execution (b), if they differ."
+        None,
+        description=("Difference between the bundle (a) and the re-execution (b), if they differ."),
     )
     replica: ReplicaResults | None = Field(
         None, description="The results of a full re-execution of a trainer's run."
@@ -374,7 +478,7 @@ class Report(Model):
     challenge: Challenge | None = None
     fresh_seed: FreshSeed | None = None
     unchecked: tuple[str, ...] = Field(
-        (), description="Members of the bundle that this verification did not look into."
+        (), description="Members of the bundle that this verification did not examine."
     )
     relaxations: tuple[str, ...] = ()
     recorded_ledger: Ledger | None = Field(
@@ -389,11 +493,11 @@ class Report(Model):
         (), description="Sources that the two ledgers treat differently."
     )
     surroundings: RunSurroundings | None = Field(
-        None, description="Of a re-execution for --vary; null for any other."
+        None, description="Surroundings of a re-execution for --vary; null for any other."
     )
     reexecuted_steps: int | None = None
     seconds: float | None = None
-    error: dict[str, str] | None = Field(None, description="Coded error that ended the check.")
+    error: dict[str, str] | None = Field(None, description="The error that ended the verification.")
 
     @property
     def exit_code(self) -> ExitCode:

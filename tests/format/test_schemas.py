@@ -43,6 +43,25 @@ def test_each_file_is_a_schema_that_says_its_own_name(name):
     assert own is None or own["const"] == f"capsule/{name}/v1"
 
 
+def descriptions(node):
+    """Yield every description of a schema."""
+    if isinstance(node, dict):
+        if isinstance(text := node.get("description"), str):
+            yield text
+        node = list(node.values())
+    for child in node if isinstance(node, list) else ():
+        yield from descriptions(child)
+
+
+@pytest.mark.parametrize("name", schemas.MODELS)
+def test_descriptions_are_plain_sentences_or_noun_phrases(name):
+    """Readers of a schema see no Python: no roles of Sphinx, no parts of docstrings."""
+    markup = re.compile(r":(attr|class|data|func|meth|mod):`|``|Attributes:|^Of |^(e\.g\.|E\.g\.)")
+    found = {*descriptions(published(name))}
+    assert found
+    assert [text for text in found if markup.search(text) or not text.endswith(".")] == []
+
+
 def test_every_document_that_has_a_schema_name_is_published():
     text = "".join(path.read_text() for path in (ROOT / "capsule").rglob("*.py"))
     named = set(re.findall(r'Literal\[\s*"capsule/([a-z-]+)/v1"\s*\] = Field', text))

@@ -26,8 +26,10 @@ class CpuAccelerator(Model):
     )
     cuda_build: bool = added(
         absent=False,
-        description="Accept a build of torch for CUDA, and run it on the CPU: for package indexes "
-        "without builds for CPUs. The image grows by several GB.",
+        description=(
+            "Whether a build of torch for CUDA is accepted and run on the CPU, for package indexes "
+            "without builds for CPUs. The image grows by several GB."
+        ),
     )
 
 
@@ -55,6 +57,8 @@ class CudaAccelerator(Model):
     numerics: Numerics = added(
         absent="native",
         default="portable-v3",
-        description="The profile of what is computed on the CPU, such as the actors' networks: see "
-        "the one of kind 'cpu'.",
+        description=(
+            "Numerics profile of what is computed on the CPU, such as the actors' networks, as for "
+            "accelerator.kind 'cpu'."
+        ),
     )

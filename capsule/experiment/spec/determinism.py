@@ -15,11 +15,15 @@ class DeterminismSpec(Model):
     hash_seed: Annotated[int, Field(ge=0, le=4294967295)] | None = Field(
         0,
         description=(
-            "PYTHONHASHSEED, set before the interpreter starts; null: random in each process."
+            "Value of PYTHONHASHSEED, set before the interpreter starts; null: random in each "
+            "process."
         ),
     )
     propagation: bool = Field(
-        True, description="Set and check the flags in every Python process that imports torch."
+        True,
+        description=(
+            "Whether the flags are set and checked in every Python process that imports torch."
+        ),
     )
     threads: PositiveInt | None = Field(
         1,
@@ -30,54 +34,58 @@ class DeterminismSpec(Model):
     algorithms: Literal["error", "warn", "off"] = Field(
         "error",
         description=(
-            "torch.use_deterministic_algorithms: 'error' raises where an operator has no "
-            "deterministic implementation, 'warn' warns, 'off' does not ask for one."
+            "Mode of torch.use_deterministic_algorithms: 'error' raises an error where an "
+            "operator has no deterministic implementation, 'warn' warns, 'off' does not request "
+            "one."
         ),
     )
     fill_uninitialized_memory: bool = Field(
-        True, description="torch.utils.deterministic.fill_uninitialized_memory."
+        True, description="Value of torch.utils.deterministic.fill_uninitialized_memory."
     )
     cudnn_benchmark: bool = Field(
         False,
-        description="torch.backends.cudnn.benchmark: choose the fastest cuDNN algorithm by timing.",
+        description=(
+            "Value of torch.backends.cudnn.benchmark: whether the fastest cuDNN algorithm is "
+            "chosen by timing."
+        ),
     )
     tf32: bool = Field(
-        False, description="Allow TensorFloat-32 in matrix products and convolutions."
+        False, description="Whether TensorFloat-32 is allowed in matrix products and convolutions."
     )
     cores: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         4,
-        description=(
-            "Number of processors that programs are told the machine has; null: its real number."
-        ),
+        description=("Number of processors that programs see; null: the real number."),
     )
     sorted_listings: bool = Field(
         True,
         description=(
-            "List directories in the order of names; false: in the order of the file system."
+            "Whether directories are listed in the order of names; false: in the order of the "
+            "file system."
         ),
     )
     cublas_workspace: Literal[":4096:8", ":16:8"] | None = Field(
-        ":4096:8", description="CUBLAS_WORKSPACE_CONFIG; null: unset, so that cuBLAS chooses."
+        ":4096:8",
+        description="Value of CUBLAS_WORKSPACE_CONFIG; null: unset, so that cuBLAS chooses.",
     )
     batch_invariance: bool = Field(
         True,
         description=(
-            "Compute the answer to an actor so that it does not depend on the other requests in "
-            "its batch: in batches of a fixed size, or with layers whose rows are tested to be "
-            "independent; false: in batches as requests arrive."
+            "Whether the answer to an actor is independent of the other requests in its batch: "
+            "it is computed in batches of a fixed size, or with layers whose rows are tested to "
+            "be independent; false: in batches as requests arrive."
         ),
     )
     request_seeds: bool = Field(
         True,
         description=(
-            "Draw each action of an actor from a random stream of its own request; false: from "
-            "one stream of the replica that answers."
+            "Whether each action of an actor is drawn from a random stream of its request; "
+            "false: from one stream of the replica that answers."
         ),
     )
     deterministic_routing: bool = Field(
         True,
         description=(
-            "Choose the replica that answers by the number of the actor; false: by the order of "
-            "arrival."
+            "Whether the replica that answers is chosen by the number of the actor; false: by "
+            "the order of arrival."
         ),
     )

@@ -54,9 +54,11 @@ class Spec(Model):
         None, description="The task; required unless the trainer is a command."
     )
     trainer: TrainerSpec = Field(description="The algorithm, or a command.")
-    evaluation: EvaluationSpec = Field(EvaluationSpec(), description="How networks are evaluated.")
+    evaluation: EvaluationSpec = Field(
+        EvaluationSpec(), description="Protocol by which networks are evaluated."
+    )
     recording: RecordingSpec = Field(
-        RecordingSpec(), description="How densely the run is recorded."
+        RecordingSpec(), description="Intervals at which the run is recorded."
     )
     limits: LimitsSpec = Field(LimitsSpec(), description="Resources that the run may use.")
 

@@ -50,9 +50,11 @@ class AtariEnvironment(Model):
         description="Whether a lost life ends the return (but not the game) during training.",
     )
     full_action_set: bool = Field(
-        False, description="Use all 18 actions instead of the game's minimal set."
+        False, description="Whether all 18 actions are used instead of the game's minimal set."
     )
-    clip_rewards: bool = Field(True, description="Clip training rewards to -1, 0 or 1.")
+    clip_rewards: bool = Field(
+        True, description="Whether training rewards are clipped to -1, 0 or 1."
+    )
     max_episode_frames: PositiveInt = Field(
         108_000, description="Emulator frames after which an episode is truncated."
     )
@@ -73,8 +75,8 @@ class GymnasiumEnvironment(Model):
     modules: tuple[ModuleName, ...] = Field(
         (),
         description=(
-            "Modules to import first because they register ids, e.g. [popgym]: of a package in "
-            "image.packages, or of the source tree 'code'."
+            "Modules that register ids and are imported first, e.g. [popgym], from a package in "
+            "image.packages or from the source tree 'code'."
         ),
     )
     observation: str | None = Field(
@@ -92,8 +94,10 @@ class GymnasiumEnvironment(Model):
     )
     numbers: Annotated[tuple[str, ...], Field(min_length=1)] | None = added(
         absent=None,
-        description="Entries of a Dict observation that the agent sees as numbers beside the image "
-        "that 'observation' names, e.g. [direction].",
+        description=(
+            "Entries of a Dict observation that the agent sees as numbers, in addition to the "
+            "image that 'observation' names, e.g. [direction]."
+        ),
     )
     instruction: str | None = Field(
         None,
@@ -139,7 +143,7 @@ class MinAtarEnvironment(Model):
         0.1, description="Probability that the previous action is repeated."
     )
     max_episode_steps: PositiveInt = Field(
-        5_000, description="Steps after which an episode is truncated."
+        5_000, description="Number of steps after which an episode is truncated."
     )
 
 

@@ -17,7 +17,7 @@ def _python_of_base(known: dict[str, Any]) -> Python:
 
 
 class SourcesSpec(Model):
-    """Where packages come from. Never part of a lock: locks hold names and digests only."""
+    """The sources of packages. They are not part of locks, which contain names and digests only."""
 
     index: str | None = Field(
         None,
@@ -36,12 +36,16 @@ class SourcesSpec(Model):
         ),
     )
     debian: tuple[str, ...] = Field(
-        (), description="Debian mirrors to use instead of those in apt's configuration."
+        (),
+        description=(
+            "Debian mirrors; default: those of the variable CAPSULE_DEBIAN_MIRROR, else those "
+            "that this machine's apt is configured to use, else deb.debian.org."
+        ),
     )
 
 
 class ImageSpec(Model):
-    """What the image holds besides Capsule's own training code."""
+    """The contents of the image in addition to Capsule's own training code."""
 
     base: Literal["debian-12", "debian-13"] = Field(
         "debian-12", description="Base recipe of the image: Debian 12 or Debian 13."
@@ -59,11 +63,14 @@ class ImageSpec(Model):
             "ale-py==0.12.1",
             "safetensors==0.8.0",
         ),
-        description="Python packages (PEP 508). The lock pins each to one wheel and its SHA-256.",
+        description=(
+            "Python packages (PEP 508). The lock pins each one to a wheel and its SHA-256."
+        ),
     )
     debian: tuple[DebianName, ...] = Field((), description="Additional Debian packages.")
     sources: SourcesSpec = Field(
-        SourcesSpec(), description="Where packages are downloaded from; never part of a lock."
+        SourcesSpec(),
+        description=("Sources from which packages are downloaded. They are never part of a lock."),
     )
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ StreamName = Literal[
 
 
 class EntropySpec(Model):
-    """What becomes of the randomness that programs ask the operating system for."""
+    """The treatment of the randomness that programs request from the operating system."""
 
     mode: Literal["virtual", "recorded", "system"] = Field(
         "virtual",
@@ -24,7 +24,9 @@ class EntropySpec(Model):
             "it uncontrolled."
         ),
     )
-    seed: Seed | None = Field(None, description="Key of virtual entropy; default: seeds.root.")
+    seed: Seed | None = Field(
+        None, description="Key from which virtual entropy is derived; default: seeds.root."
+    )
     on_exhaustion: Literal["fail", "virtual"] = Field(
         "fail",
         description=(
@@ -33,11 +35,18 @@ class EntropySpec(Model):
         ),
     )
     supervised: bool = Field(
-        True, description="Also intercept raw system calls, which a preloaded library cannot see."
+        True,
+        description=(
+            "Whether raw system calls, which a preloaded library cannot see, are intercepted as "
+            "well."
+        ),
     )
     address_randomization: bool = Field(
         False,
-        description="Load programs at random addresses, which id() and the order of sets reveal.",
+        description=(
+            "Whether programs are loaded at random addresses, which id() and the order of sets "
+            "reveal."
+        ),
     )
     clock: Literal["system", "fixed", "virtual"] | None = Field(
         None,
@@ -50,14 +59,14 @@ class EntropySpec(Model):
 
 
 class SeedsSpec(Model):
-    """One root seed; any stream can be overridden alone (the sensitivity study of Nagarajan)."""
+    """The root seed, which can be overridden for single streams, e.g. in a sensitivity study."""
 
     root: Seed = Field(0, description="Root seed of all streams.")
     random: bool = Field(
         False,
         description=(
-            "Draw the root seed from the operating system at the start, as a program without a "
-            "seed does; section 'entropy' determines what the system gives."
+            "Whether the root seed is drawn from the operating system at the start, as in a "
+            "program without a seed; section 'entropy' determines what the system gives."
         ),
     )
     streams: dict[StreamName, Seed] = Field(

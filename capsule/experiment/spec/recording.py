@@ -8,7 +8,7 @@ from capsule.experiment.fields import Model, PositiveInt
 
 
 class RecordingSpec(Model):
-    """How densely a run is traced and checkpointed. Part of the claims."""
+    """The intervals of trace records and checkpoints. They are part of the claims."""
 
     trace_interval: PositiveInt = Field(4, description="Agent steps covered by one trace record.")
     tensor_interval: PositiveInt = Field(
@@ -21,8 +21,8 @@ class RecordingSpec(Model):
     segment_states: bool = Field(
         False,
         description=(
-            "At every checkpoint, keep the state from which training resumes, so that verifiers "
-            "can execute single segments (capsule verify --challenge)."
+            "Whether every checkpoint keeps the state from which training resumes, so that "
+            "verifiers can execute single segments (capsule verify --challenge)."
         ),
     )
 
@@ -33,7 +33,7 @@ MAX_MINUTES = 366 * 24 * 60
 
 
 class LimitsSpec(Model):
-    """What a run may use. Exceeding one stops the run with an error."""
+    """The resources that a run may use. Exceeding a limit stops the run with an error."""
 
     memory_mb: PositiveInt = Field(16_384, le=MAX_MEBIBYTES, description="Memory, in MB.")
     processes: PositiveInt = Field(

@@ -32,8 +32,8 @@ class CommandTrainer(Model):
     standard_output: bool = Field(
         True,
         description=(
-            "Claim what the program prints to standard output. Standard error is kept but never "
-            "claimed."
+            "Whether what the program prints to standard output is claimed. Standard error is "
+            "kept but never claimed."
         ),
     )
     resumable: bool = Field(

@@ -32,8 +32,8 @@ class DqnTrainer(Model):
     network: Annotated[DqnNetworkName | Layers | Module, by_kind] = Field(
         "nature",
         description=(
-            "Convolutional network; 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "
-            "that of Mnih et al. 2015. Or the hidden layers of one of your own."
+            "Convolutional network: 'shallow' is the smaller one of Mnih et al. 2013, 'nature' "
+            "that of Mnih et al. 2015. Alternatively, the hidden layers of your own network."
         ),
     )
     hidden_units: PositiveInt = Field(512, description="Width of the last hidden layer.")
@@ -42,7 +42,7 @@ class DqnTrainer(Model):
         1_000_000, description="Maximum number of transitions in the replay memory."
     )
     replay_start: PositiveInt = Field(
-        50_000, description="Agent steps of uniformly random play before learning starts."
+        50_000, description="Agent steps of uniformly random play before training starts."
     )
     discount: Probability = Field(0.99, description="Discount factor gamma.")
     update_interval: PositiveInt = Field(4, description="Agent steps between parameter updates.")
@@ -72,17 +72,24 @@ class DqnTrainer(Model):
     )
     min_squared_gradient: PositiveFloat = Field(
         0.01,
-        description="Added to the variance of the gradient under the root, in centred-rmsprop.",
+        description=(
+            "Constant that is added to the variance of the gradient under the root, in "
+            "centred-rmsprop."
+        ),
     )
     adam_epsilon: PositiveFloat = Field(
-        1e-8, description="Added to the root in Adam; the default is that of Kingma and Ba 2015."
+        1e-8,
+        description=(
+            "Constant that is added to the root in Adam; the default is that of Kingma and Ba 2015."
+        ),
     )
     max_gradient_norm: PositiveFloat | None = Field(
-        None, description="Clip the gradient to this norm, in Adam; null: no clipping."
+        None,
+        description=("Maximum norm to which the gradient is clipped, in Adam; null: no clipping."),
     )
     exploration_initial: Probability = Field(
         1.0,
-        description="Probability of a random action when learning starts; before that it is 1.",
+        description="Probability of a random action when training starts; before that it is 1.",
     )
     exploration_final: Probability = Field(
         0.1, description="Probability of a random action after exploration_steps."
@@ -104,8 +111,8 @@ class DqnTrainer(Model):
     concurrent: bool = Field(
         True,
         description=(
-            "Draw the minibatch before the steps that precede its update, so that acting and "
-            "learning overlap under a fixed schedule."
+            "Whether the minibatch is drawn before the steps that precede its update, so that "
+            "acting and learning overlap under a fixed schedule."
         ),
     )
 

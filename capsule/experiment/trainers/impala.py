@@ -40,7 +40,7 @@ class LockstepSchedule(Model):
 
 
 class RecordedSchedule(Model):
-    """Actors at full speed; who was learned when, and with which lag, is recorded and replayed."""
+    """Actors at full speed. The order of their unrolls and the policy lags are recorded."""
 
     mode: Literal["recorded"]
     policy_lag: PositiveInt = Field(
@@ -54,15 +54,15 @@ class RecordedSchedule(Model):
 
 
 class ActorInference(Model):
-    """The processes that play actors answer them, too."""
+    """Inference in the processes that play the actors."""
 
     mode: Literal["actor"]
 
 
 class ServerInference(Model):
-    """Other processes answer the actors: section 3.1, "dynamic batching".
+    """Inference in separate processes (section 3.1, "dynamic batching").
 
-    How many there are is an option of ``capsule run``, as it changes no bit.
+    Their number is an option of capsule run, because it does not affect the result.
     """
 
     mode: Literal["server"]
@@ -77,7 +77,7 @@ class ServerInference(Model):
 
 
 class LanguageSpec(Model):
-    """What instructions are made of: the language channel of Espeholt et al. 2018, figure 3."""
+    """The words of instructions, for the language channel of Espeholt et al. 2018, figure 3."""
 
     vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
         "babyai", description="All words, in lower case; 'babyai': the 32 words of BabyAI."
@@ -95,8 +95,8 @@ class UnrollReplaySpec(Model):
 
     unrolls: PositiveInt = Field(
         description=(
-            "Unrolls of each batch that are drawn uniformly from the replay memory; half of the "
-            "batch in the paper."
+            "Number of unrolls of each batch that are drawn uniformly from the replay memory; "
+            "half of the batch in the paper."
         )
     )
     capacity: PositiveInt = Field(
@@ -115,13 +115,14 @@ class ImpalaTrainer(Model):
     """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
 
     algorithm: Literal["impala"]
-    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are learned from.")
+    total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are trained on.")
     network: Annotated[ImpalaNetworkName | Layers | Module, by_kind] = Field(
         "shallow",
         description=(
-            "'shallow' and 'residual' are the two networks of figure 3; 'nature' has three "
-            "convolutions, as section 5.3.2 says of the shallow network of Atari. Or the hidden "
-            "layers of one of your own, in front of the LSTM or the heads."
+            "Network before the LSTM or the heads: 'shallow' and 'residual' are the two "
+            "networks of figure 3; 'nature' has three convolutions, which section 5.3.2 gives "
+            "to the shallow network for Atari. Alternatively, the hidden layers of your own "
+            "network."
         ),
     )
     recurrent_units: NonNegativeInt = Field(
@@ -148,10 +149,10 @@ class ImpalaTrainer(Model):
     )
     schedule: Annotated[LockstepSchedule | RecordedSchedule, Field(discriminator="mode")] = Field(
         LockstepSchedule(mode="lockstep", policy_lag=1),
-        description="Which unrolls are learned when, and with which policy lag.",
+        description="Order in which unrolls are trained on, and their policy lag.",
     )
     inference: Annotated[ActorInference | ServerInference, Field(discriminator="mode")] = Field(
-        ActorInference(mode="actor"), description="Which processes compute the actors' actions."
+        ActorInference(mode="actor"), description="Processes that compute the actors' actions."
     )
     population: PopulationSpec | None = Field(
         None, description="Population-based training; null: a single trainer."
@@ -172,18 +173,19 @@ class ImpalaTrainer(Model):
         1.0,
         description=(
             "Clipping threshold of the importance weights in the temporal differences; it "
-            "determines what is learned."
+            "determines the fixed point of the value function."
         ),
     )
     c_bar: PositiveFloat = Field(
         1.0,
         description=(
-            "Clipping threshold of the importance weights in the traces; it determines how fast."
+            "Clipping threshold of the importance weights in the traces; it determines the "
+            "speed of convergence."
         ),
     )
-    trace_decay: Probability = Field(1.0, description="Lambda of remark 2.")
+    trace_decay: Probability = Field(1.0, description="Parameter lambda of remark 2.")
     correction_epsilon: PositiveFloat = Field(
-        1e-6, description="Epsilon of the correction 'epsilon'."
+        1e-6, description="Parameter epsilon of the correction 'epsilon'."
     )
     action_values: Literal["targets", "baseline"] = Field(
         "targets",
@@ -205,18 +207,18 @@ class ImpalaTrainer(Model):
     annealing: bool | None = Field(
         None,
         description=(
-            "Decrease the learning rate linearly to 0 over the whole training (table G.1). "
-            "Default: true; false with a population, because its members adapt the rate (figure "
-            "F.1)."
+            "Whether the learning rate decreases linearly to 0 over the whole training (table "
+            "G.1). Default: true; false with a population, because its members adapt the rate "
+            "(figure F.1)."
         ),
     )
     rmsprop_decay: Probability = Field(0.99, description="Decay rate of the mean squared gradient.")
     rmsprop_momentum: Probability = Field(0.0, description="Momentum of RMSProp.")
     rmsprop_epsilon: PositiveFloat = Field(
-        0.01, description="Added to the mean squared gradient under the root."
+        0.01, description="Constant that is added to the mean squared gradient under the root."
     )
     max_gradient_norm: PositiveFloat | None = Field(
-        40.0, description="Clip the gradient to this norm; null: no clipping."
+        40.0, description="Maximum norm to which the gradient is clipped; null: no clipping."
     )
     micro_batches: tuple[PositiveInt, ...] = Field(
         (16, 16),

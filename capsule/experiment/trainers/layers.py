@@ -29,8 +29,8 @@ class LayersSpec(Model):
     dense: tuple[PositiveInt, ...] = Field(
         (), description="Units of the dense layers that follow. Example: [256, 128]."
     )
-    activation: Activation = Field("relu", description="What every hidden layer ends in.")
-    scaled: bool = Field(True, description="Divide the numbers of images by 255.")
+    activation: Activation = Field("relu", description="Activation function of every hidden layer.")
+    scaled: bool = Field(True, description="Whether the values of images are divided by 255.")
 
     @model_validator(mode="after")
     def _used(self) -> LayersSpec:
@@ -43,13 +43,17 @@ class ModuleSpec(Model):
     """A module of torch that makes features of observations, and the layers that follow it."""
 
     module: Annotated[str, Field(pattern=_FUNCTION)] = Field(
-        description="Function that returns a torch.nn.Module, MODULE:FUNCTION: of the source tree "
-        "'code' or of a package in image.packages. Example: 'nets:make'."
+        description=(
+            "Function that returns a torch.nn.Module, as MODULE:FUNCTION, from the source tree "
+            "'code' or from a package in image.packages. Example: 'nets:make'."
+        )
     )
     dense: tuple[PositiveInt, ...] = Field(
         (), description="Units of the dense layers that follow the module."
     )
-    activation: Activation = Field("relu", description="What every one of these layers ends in.")
+    activation: Activation = Field(
+        "relu", description="Activation function of each of these layers."
+    )
 
 
 OwnNetwork = LayersSpec | ModuleSpec

@@ -34,8 +34,9 @@ class ScoreReference(Model):
 class PopulationSpec(Model):
     """Population-based training; the defaults are Espeholt et al. 2018, appendix F.
 
-    All steps of a spec are those of one member: ``members`` times as many are played. What learns
-    is a whole trainer for each member, with actors, seeds and a replay memory of its own.
+    All numbers of steps in a spec are those of one member, so the population plays as many times
+    more as it has members. Each member is a whole trainer with its own actors, seeds and replay
+    memory.
     """
 
     members: int = Field(
@@ -58,14 +59,15 @@ class PopulationSpec(Model):
     margin: NonNegativeFloat = Field(
         0.05,
         description=(
-            "A member copies another only if that one's fitness is higher by more than this."
+            "Margin of fitness: a member copies another one only if the other's fitness is higher "
+            "by more than this."
         ),
     )
     probability: Probability = Field(
         0.33, description="Probability that a hyper-parameter changes."
     )
     factor: Annotated[float, Field(gt=1)] = Field(
-        1.2, description="A change multiplies or divides by this factor, with equal probability."
+        1.2, description="Factor by which a change multiplies or divides, with equal probability."
     )
     references: dict[Word, ScoreReference] = Field(
         default_factory=dict,

@@ -37,8 +37,8 @@ class R2d2Trainer(Model):
     network: Annotated[R2d2NetworkName | Layers | Module, by_kind] = Field(
         "nature",
         description=(
-            "Network before the LSTM; 'residual' is the 15-layer network of R2D2+. Or the hidden "
-            "layers of one of your own."
+            "Network before the LSTM: 'residual' is the 15-layer network of R2D2+. "
+            "Alternatively, the hidden layers of your own network."
         ),
     )
     recurrent_units: NonNegativeInt = Field(
@@ -57,17 +57,18 @@ class R2d2Trainer(Model):
     update_interval: PositiveInt = Field(
         25,
         description=(
-            "Steps of each actor between parameter updates. With 256 actors, 25 replays each "
-            "step 0.8 times."
+            "Steps of each actor between parameter updates. With 256 actors, the value 25 makes "
+            "each step train 0.8 times on average."
         ),
     )
     actor_update_interval: PositiveInt = Field(
         400, description="Steps of each actor between its copies of the parameters."
     )
     burn_in: NonNegativeInt = Field(
-        40, description="Steps of a sequence that only warm up the recurrent state."
+        40,
+        description="Steps at the start of a sequence that only warm up the recurrent state.",
     )
-    sequence_length: PositiveInt = Field(80, description="Learned steps of a sequence.")
+    sequence_length: PositiveInt = Field(80, description="Steps of a sequence that are trained on.")
     sequence_stride: PositiveInt = Field(
         40, description="Steps from the start of a sequence to the start of the next."
     )
@@ -77,10 +78,13 @@ class R2d2Trainer(Model):
     n_step: PositiveInt = Field(5, description="Length n of n-step returns.")
     discount: Probability = Field(0.997, description="Discount factor gamma.")
     rescaling_epsilon: NonNegativeFloat | None = Field(
-        1e-3, description="Epsilon of the value function rescaling h; null: no rescaling."
+        1e-3, description="Parameter epsilon of the value function rescaling h; null: no rescaling."
     )
     asymmetric_clipping: bool = Field(
-        False, description="Map rewards to 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as R2D2+ does."
+        False,
+        description=(
+            "Whether rewards are mapped to 0.3 min(tanh r, 0) + 5 max(tanh r, 0), as in R2D2+."
+        ),
     )
     life_loss: Literal["roll", "reset"] = Field(
         "roll",
@@ -93,20 +97,22 @@ class R2d2Trainer(Model):
         4_000_000, description="Maximum number of observations in the replay memory."
     )
     replay_start: PositiveInt = Field(
-        50_000, description="Steps, summed over all actors, before learning starts."
+        50_000, description="Agent steps, summed over all actors, before training starts."
     )
     priority_exponent: Probability = Field(0.9, description="Exponent of the priorities.")
     priority_maximum_share: Probability = Field(
-        0.9, description="Eta: weight of the maximum error against the mean error."
+        0.9, description="Parameter eta: weight of the maximum error against the mean error."
     )
     importance_exponent: Probability = Field(
         0.6, description="Exponent of the importance sampling weights."
     )
     batch_size: PositiveInt = Field(64, description="Sequences in a minibatch.")
     learning_rate: PositiveFloat = Field(1e-4, description="Learning rate.")
-    adam_epsilon: PositiveFloat = Field(1e-3, description="Added to the root in Adam.")
+    adam_epsilon: PositiveFloat = Field(
+        1e-3, description="Constant that is added to the root in Adam."
+    )
     max_gradient_norm: PositiveFloat | None = Field(
-        40.0, description="Clip the gradient to this norm; null: no clipping."
+        40.0, description="Maximum norm to which the gradient is clipped; null: no clipping."
     )
     target_interval: PositiveInt = Field(
         2_500, description="Parameter updates between copies into the target network."
@@ -114,10 +120,13 @@ class R2d2Trainer(Model):
     exploration_base: Probability = Field(
         0.4,
         description=(
-            "Actor i acts randomly with probability base ** (1 + exponent * i / (actors - 1))."
+            "Base of the exploration rates: actor i acts randomly with the probability base ** "
+            "(1 + exponent * i / (actors - 1))."
         ),
     )
-    exploration_exponent: NonNegativeFloat = Field(7.0, description="See exploration_base.")
+    exploration_exponent: NonNegativeFloat = Field(
+        7.0, description="Exponent of the exploration rates; see exploration_base."
+    )
     micro_batches: tuple[PositiveInt, ...] = Field(
         (32, 32),
         description=(

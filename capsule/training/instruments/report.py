@@ -51,7 +51,11 @@ class OperatorDifference(Model):
 class OperatorUse(Model):
     """All calls of one operator, on one device, from one line."""
 
-    operator: str = Field(description="With namespace and overload: aten::add.Tensor")
+    operator: str = Field(
+        description=(
+            "Name of the operator with its namespace and overload, e.g. 'aten::add.Tensor'."
+        )
+    )
     device: str
     status: Status
     documented: str | None = Field(description="Entry of torch's documentation on determinism.")

@@ -35,7 +35,12 @@ class NotComparableError(Exception):
 class Part(Model):
     """A part of a file that differs."""
 
-    where: str = Field(description="E.g. a member, a tensor, a line, a field; empty for the file.")
+    where: str = Field(
+        description=(
+            "Name of the part, e.g. a member, a tensor, a line or a field; empty for the whole "
+            "file."
+        )
+    )
     claimed: str
     found: str
     nature: Nature = "content"
@@ -45,10 +50,10 @@ class Comparison(Model):
     """Two files of one format, compared part by part."""
 
     format: str
-    equal: tuple[str, ...] = Field((), description="Parts that are equal; at most 20 names.")
+    equal: tuple[str, ...] = Field((), description="Names of parts that are equal; at most 20.")
     parts: tuple[Part, ...] = Field(description="Parts that differ; at most 20.")
-    count: int = Field(description="How many parts differ.")
-    nature: Nature = Field(description="The gravest of all parts that differ.")
+    count: int = Field(description="Number of parts that differ.")
+    nature: Nature = Field(description="The gravest nature among all parts that differ.")
 
 
 @dataclass

@@ -45,52 +45,69 @@ class RankTest(Model):
 
     statistic: float
     p_value: float
-    exact: bool = Field(description="Every arrangement was counted; else the normal law.")
+    exact: bool = Field(
+        description=(
+            "Whether every arrangement was counted, rather than the normal distribution used."
+        )
+    )
 
 
 class Criterion(Model):
-    """One declared bound, and whether the difference keeps it."""
+    """A declared bound, and whether the difference is within it."""
 
     name: Literal["metric", "cliffs_delta"]
-    bound: float = Field(description="Largest size of the difference.")
+    bound: float = Field(description="Maximum size of the difference.")
     outcome: Literal["within", "outside", "undecided"] = Field(
-        description="'within': the whole interval keeps the bound; 'outside': none of it does."
+        description=(
+            "Result: 'within' if the whole interval is within the bound, 'outside' if none of it "
+            "is, else 'undecided'."
+        )
     )
     starts_needed: int | None = Field(
-        None, description="Starts that would decide, by this difference and spread; null: none."
+        None,
+        description=(
+            "Number of starts that would give a decision at this difference and spread; null: "
+            "no number would."
+        ),
     )
 
 
 class TaskReturns(Model):
-    """The returns of one task (of several games each is judged by itself)."""
+    """The returns of one task. If a run has several games, each is judged by itself."""
 
     task: str
-    recorded: tuple[float, ...] = Field(description="Return per start, of the bundle's run.")
+    recorded: tuple[float, ...] = Field(
+        description="Returns of the recorded run, one for each start."
+    )
     found: tuple[float, ...] = Field(
         description="The returns of the re-execution, in the same order."
     )
-    paired: bool = Field(description="Both runs played the same starts.")
+    paired: bool = Field(description="Whether both runs played the same starts.")
     recorded_metric: Interval
     found_metric: Interval
-    difference: Interval = Field(description="Difference of the metric: found less recorded.")
-    cliffs_delta: Interval = Field(description="Positive where the re-execution scores more.")
-    rank_sum: RankTest = Field(description="Wilcoxon's rank-sum test, of the samples.")
-    signed_rank: RankTest | None = Field(description="Wilcoxon's signed-rank test, of pairs.")
-    sign: RankTest | None = Field(description="Sign test, of pairs.")
-    criteria: tuple[Criterion, ...] = Field((), description="Empty if no tolerance is declared.")
+    difference: Interval = Field(description="Difference of the metric: 'found' minus 'recorded'.")
+    cliffs_delta: Interval = Field(
+        description="Cliff's delta, which is positive if the re-execution scores more."
+    )
+    rank_sum: RankTest = Field(description="Wilcoxon's rank-sum test of the two samples.")
+    signed_rank: RankTest | None = Field(description="Wilcoxon's signed-rank test of the pairs.")
+    sign: RankTest | None = Field(description="Sign test of the pairs.")
+    criteria: tuple[Criterion, ...] = Field(
+        (), description="The declared bounds; empty if no tolerance is declared."
+    )
 
 
 class ReturnStatistics(Model):
-    """How the final networks of two runs compare."""
+    """A comparison of the returns of two runs' final networks."""
 
-    step: int = Field(description="Training step of the networks.")
-    tolerance: ToleranceSpec | None = Field(description="As the lock declares it.")
+    step: int = Field(description="Agent step of the networks.")
+    tolerance: ToleranceSpec | None = Field(description="The tolerance that the lock declares.")
     metric: Literal["iqm", "mean"]
     alpha: float
     confidence: float = Field(description="Confidence of every interval: 1 - 2 alpha.")
     tasks: tuple[TaskReturns, ...]
-    shown: str = Field(description="What follows from the numbers, in a sentence.")
-    not_shown: str = Field(description="What does not, in a sentence.")
+    shown: str = Field(description="What follows from the numbers, in one sentence.")
+    not_shown: str = Field(description="What does not follow from the numbers, in one sentence.")
 
 
 NOT_SHOWN = (
