@@ -1,4 +1,4 @@
-"""Scores of runs, and of groups of runs, as Nagarajan et al. 2019 summarise them in Table 1.
+"""Scores of runs and of groups of runs (Nagarajan et al. 2019, arXiv:1809.05676, Table 1).
 
 The score of a network in a game is the mean return of its evaluation episodes. A run has two: that
 of the *final* network, which the last evaluation played with, and that of the *best* one, which has

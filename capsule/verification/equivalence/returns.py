@@ -1,10 +1,11 @@
 """Whether two runs of one lock that are not equal bit for bit are as good as each other.
 
-What is compared is the greedy returns of the two final networks, one per start sequence
-(Nagarajan et al. 2019): the sample is of starts, and the two networks are what they are. The
-argument is one of equivalence, by two one-sided tests (Schuirmann 1987): at a risk of alpha, the
-difference lies within the tolerance if its whole interval of confidence 1 - 2 alpha does. That a
-test finds no difference is reported, and decides nothing. ``docs/grades.md`` has the formulas.
+The greedy returns of the two final networks are compared, one per start sequence (Nagarajan et al.
+2019, arXiv:1809.05676): the starts are a sample, and the two networks are fixed. The argument is
+one of equivalence, by two one-sided tests (Schuirmann 1987, doi:10.1007/BF01068419): at a risk of
+alpha, the difference lies within the tolerance if its whole interval of confidence 1 - 2 alpha
+does. That a test finds no difference is reported, and decides nothing. ``docs/grades.md`` has the
+formulas.
 """
 
 from __future__ import annotations

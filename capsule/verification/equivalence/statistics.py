@@ -3,8 +3,10 @@
 Tests say whether samples differ; intervals say by how much. Only an interval can show that two
 runs are alike: a test that finds no difference may have had too few returns to find one.
 
-Sources: Mann and Whitney 1947 and Wilcoxon 1945 (rank tests), Cliff 1993 (delta), Efron 1979
-(bootstrap), Agarwal et al. 2021 (interquartile mean of returns).
+Sources: Mann and Whitney 1947, doi:10.1214/aoms/1177730491, and Wilcoxon 1945, doi:10.2307/3001968
+(rank tests); Cliff 1993, doi:10.1037/0033-2909.114.3.494 (delta); Efron 1979,
+doi:10.1214/aos/1176344552 (bootstrap); Agarwal et al. 2021, arXiv:2108.13264 (interquartile mean of
+returns).
 """
 
 from __future__ import annotations
