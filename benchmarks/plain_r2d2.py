@@ -203,7 +203,7 @@ class Learner:
     def _targets(
         self, batch: Mapping[str, torch.Tensor], online: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """Return n-step double-Q targets ``[learned, batch]``, rescaled."""
+        """Return n-step double-Q targets ``[trained, batch]``, rescaled."""
         sizes, epsilon = self.sizes, self.sizes.rescaling_epsilon
         best = online.argmax(2, keepdim=True)
         values = target.gather(2, best).squeeze(2)

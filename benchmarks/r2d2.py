@@ -1,7 +1,7 @@
 """R2D2's speed: the learner at the paper's sizes, its share of the machine's ceiling, the actors.
 
 Updates are those of Kapturowski et al. 2019, Table 2: 64 sequences of 40 steps of burn-in and 80
-learned ones, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of 512
+trained ones, 5-step targets, the network of Mnih et al. 2015 with an LSTM and dueling layers of 512
 units, two shards of 32; the replay memory holds noise. The ceiling is the rate of large matrix
 products in binary32, torch's or Capsule's own, whichever is higher, measured in the same run. An
 update counts as the operations that the algorithm asks for (:func:`update_operations`), not as what
@@ -173,7 +173,7 @@ def update_operations() -> float:
         network.shapes,
         PLACES,
         burn_in=trainer.batch_size * trainer.burn_in,
-        learned=trainer.batch_size * trainer.sequence_length,
+        trained=trainer.batch_size * trainer.sequence_length,
         beyond=trainer.batch_size * trainer.n_step,
     )
 
@@ -183,20 +183,20 @@ def operations(
     places: Mapping[str, int],
     *,
     burn_in: int,
-    learned: int,
+    trained: int,
     beyond: int,
 ) -> float:
     """Count the multiplications and additions of the products of one update.
 
     Both networks see all observations. No heads are needed in the burn-in; the backward pass, twice
-    the forward one, goes through the learned observations of one network and needs no gradient for
+    the forward one, goes through the trained observations of one network and needs no gradient for
     images. Everything that is not a product is left out.
 
     Args:
         shapes: Parameter name to shape.
         places: Outputs of each filter, by layer; 1 for layers not named.
-        burn_in: Observations before the learned ones, of all sequences.
-        learned: Observations with a gradient.
+        burn_in: Observations before the trained ones, of all sequences.
+        trained: Observations with a gradient.
         beyond: Those behind them, which are only bootstrapped from.
     """
     row = {
@@ -207,8 +207,8 @@ def operations(
     heads = sum(count for name, count in row.items() if name.startswith(("advantage", "value")))
     forward = sum(row.values())
     backward = 2 * forward - row["conv1.weight"]
-    everything = 2 * burn_in * (forward - heads) + 2 * (learned + beyond) * forward
-    return everything + learned * backward
+    everything = 2 * burn_in * (forward - heads) + 2 * (trained + beyond) * forward
+    return everything + trained * backward
 
 
 # --- contenders -----------------------------------------------------------------------------------

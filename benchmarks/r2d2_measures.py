@@ -63,7 +63,7 @@ class RecordingReplay(SequenceReplay):
     checkpoint.
 
     Attributes:
-        replayed: For each draw so far, in order, the numbers of the learned steps that were drawn,
+        replayed: For each draw so far, in order, the numbers of the trained steps that were drawn,
             int64 ``[steps]``.
     """
 
@@ -105,9 +105,9 @@ class RecordingReplay(SequenceReplay):
         return super().end_episode(actor, last_frame, last_value)
 
     def sample(self, stream: Stream, batch: int) -> Draw:
-        """Draw, as :meth:`SequenceReplay.sample`, and note which steps will be learned."""
+        """Draw, as :meth:`SequenceReplay.sample`, and note which steps will be trained on."""
         draw = super().sample(stream, batch)
-        numbers = self.step_numbers(draw.indices)[self._learned]
+        numbers = self.step_numbers(draw.indices)[self._trained]
         self.replayed.append(numbers[numbers != NO_STEP])
         return draw
 
@@ -127,8 +127,8 @@ class RecordingReplay(SequenceReplay):
         return np.where(taken, self._step_numbers[slots], NO_STEP)
 
     @property
-    def _learned(self) -> slice:
-        return slice(self.layout.burn_in, self.layout.burn_in + self.layout.learned)
+    def _trained(self) -> slice:
+        return slice(self.layout.burn_in, self.layout.burn_in + self.layout.trained)
 
     def _next_slot(self, actor: int) -> int:
         return self._entries.at(int(self._entries.counts[actor]), actor)
@@ -180,7 +180,7 @@ class Discrepancy(NamedTuple):
     """Q-value discrepancies of sequences.
 
     Attributes:
-        first: float32 ``[sequences]``, of the first learned state.
+        first: float32 ``[sequences]``, of the first trained state.
         last: float32 ``[sequences]``, of the last one.
     """
 
@@ -201,11 +201,11 @@ def q_discrepancy(
     """Return ``dQ = |q(h'_i) - q(h_i)|_2 / |max_a,j q(h'_j)_a|`` (section 3).
 
     ``h_i`` is the recurrent state that the actor had at row ``i``, and ``h'_i`` the one that
-    unrolling brings which begins ``burn_in`` rows before the learned ones, with the actor's state
+    unrolling brings which begins ``burn_in`` rows before the trained ones, with the actor's state
     there or with zero, as in training. Both are given to the same ``parameters``, with the same
-    observation. ``i`` is the first learned row or the last one; ``j`` runs over the learned rows.
+    observation. ``i`` is the first trained row or the last one; ``j`` runs over the trained rows.
 
-    Only sequences count of which every learned step was taken.
+    Only sequences count of which every trained step was taken.
 
     Args:
         network: Architecture.
@@ -213,7 +213,7 @@ def q_discrepancy(
         batch: Sequences, gathered with frames.
         states: float32 ``[rows, batch, *state_shape]``, every ``h``.
         layout: How the sequences were cut.
-        burn_in: Rows to unroll before the learned ones; at most ``layout.burn_in``.
+        burn_in: Rows to unroll before the trained ones; at most ``layout.burn_in``.
         initial: What the unrolling begins with.
 
     Raises:
@@ -221,7 +221,7 @@ def q_discrepancy(
     """
     if not 0 <= burn_in <= layout.burn_in:
         raise ValueError(f"burn_in {burn_in} of sequences with a prefix of {layout.burn_in}")
-    first, end = layout.burn_in, layout.burn_in + layout.learned
+    first, end = layout.burn_in, layout.burn_in + layout.trained
     full = batch.valid[end - 1]
     inputs = [
         torch.from_numpy(np.ascontiguousarray(array[:end, full]))
@@ -295,7 +295,7 @@ def parameter_lag(replayed: Sequence[NDArray[np.int64]], schedule: Schedule) -> 
     schedule; nothing is stored for it.
 
     Args:
-        replayed: By update, the numbers of the steps of actors that were learned.
+        replayed: By update, the numbers of the steps of actors that were trained on.
         schedule: When parameters were updated and copied.
     """
     ages = [k - schedule.acted_with(steps) for k, steps in enumerate(replayed)]
@@ -303,7 +303,7 @@ def parameter_lag(replayed: Sequence[NDArray[np.int64]], schedule: Schedule) -> 
 
 
 def replay_ratio(replayed: Sequence[NDArray[np.int64]], steps: int) -> float:
-    """Return how often a step is learned on average: ``sum_k |S_k| / steps``.
+    """Return how often a step is trained on, on average: ``sum_k |S_k| / steps``.
 
     Args:
         replayed: As for :func:`parameter_lag`.

@@ -18,7 +18,7 @@ def test_the_operations_of_an_update_are_counted():
         "value1.weight": (4, 2),  # 8
     }
     # A row forwards: 2 (240 + 40 + 16) = 592; without heads 560; backwards 2 x 592 - 480 = 704.
-    counted = r2d2.operations(shapes, {"conv1": 10}, burn_in=3, learned=6, beyond=1)
+    counted = r2d2.operations(shapes, {"conv1": 10}, burn_in=3, trained=6, beyond=1)
     assert counted == 2 * 3 * 560 + 2 * 7 * 592 + 6 * 704
 
 

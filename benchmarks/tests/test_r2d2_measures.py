@@ -30,7 +30,7 @@ from tests.training.r2d2.test_learner import TASK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LAYOUT = SequenceLayout(burn_in=2, learned=2, period=2, lookahead=1)
+LAYOUT = SequenceLayout(burn_in=2, trained=2, period=2, lookahead=1)
 
 
 class Halving:
@@ -73,7 +73,7 @@ def batch_of(valid, fronts):
 
 
 @pytest.mark.parametrize(
-    ("burn_in", "initial", "unrolled"),  # states after the two learned rows
+    ("burn_in", "initial", "unrolled"),  # states after the two trained rows
     [
         (2, "stored", (2.75, 2.375)),  # 8 -> 5 -> 3.5 -> 2.75 -> 2.375
         (2, "zero", (1.75, 1.875)),
@@ -106,7 +106,7 @@ def test_discrepancies_by_hand(burn_in, initial, unrolled, sign):
 def test_discrepancies_of_padded_and_of_short_sequences():
     valid = np.ones((4, 3), np.bool_)
     valid[0, 0] = False  # padding in front
-    valid[3, 1] = False  # ends before the last learned row
+    valid[3, 1] = False  # ends before the last trained row
     states = np.array([[0, 8, 8], [0, 2, 2], [2, 4, 4], [4, 0, 6], [0, 0, 0]], np.float32)
     batch = batch_of(valid, fronts=[1, 0, 0])
     found = {

@@ -3,7 +3,7 @@
 A receipt is independent if its signer is not among those who signed the bundle. Anybody can sign a
 bundle again, with a key made for the purpose, and so make its author look like another person. So a
 receipt counts only if a key that the reader named signed the bundle, if the receipt is about this
-very bundle, and if its signer verified a bundle that was signed by others. Whoever accepted the
+very bundle, and if its signer verified a bundle that was signed by others. Those who accepted the
 author's image or training code has shown that these give the claims, and not that the lock does:
 such a receipt is listed, and counts only if the result was not reproduced.
 """
@@ -126,7 +126,7 @@ class Receipt(Model):
 
     @property
     def borrowed(self) -> bool:
-        """Whether it was reproduced by code that only the author of the bundle vouches for."""
+        """Whether it was reproduced by code to which only the author of the bundle attests."""
         supplied = self.image in ("supplied-base", "embedded", "registry") or not self.own_code
         return supplied and self.verdict != "not-reproduced"
 
@@ -184,7 +184,7 @@ class Receipts(Model):
 def read_receipts(
     original: Original, paths: Iterable[Path], trust: TrustPolicy | Iterable[PublicKey]
 ) -> Receipts:
-    """Check receipts and count those that are a trusted, independent voice.
+    """Check receipts and count the trusted, independent attestations among them.
 
     Args:
         original: What they must be about.
@@ -266,10 +266,10 @@ def _bytes(path: Path) -> bytes:
 def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, ReceiptTally]:
     tallies = {}
     for verdict in LEVELS:
-        voices = [receipt for receipt in receipts if receipt.counts and receipt.verdict == verdict]
-        if voices:
-            signers = {receipt.signer for receipt in voices}
-            machines = {receipt.machine.key for receipt in voices}
+        counted = [each for each in receipts if each.counts and each.verdict == verdict]
+        if counted:
+            signers = {receipt.signer for receipt in counted}
+            machines = {receipt.machine.key for receipt in counted}
             tallies[verdict] = ReceiptTally(signers=len(signers), machines=len(machines))
     return tallies
 

@@ -1,9 +1,9 @@
-"""The schedule log: which actor's unroll was learned when, and the policy version it acted with.
+"""The schedule log: the order in which unrolls were trained on, and their policy versions.
 
 A run whose actors are asynchronous is a pure function of its spec and of this log. The file is one
 line of canonical JSON (RFC 8785), the header, and after it the *planes*, compressed by zlib (RFC
-1950): for every unroll in the order it was learned its actor, then for every unroll its *lag*, the
-parameter updates between the version it acted with and the one that it was learned by. Both are
+1950): for every unroll, in the order of training, its actor, then for every unroll its *lag*, the
+parameter updates between the version it acted with and the one that was trained on it. Both are
 little-endian, of as many bytes as the header says. A digest in the header is of the header and the
 planes, so that there is one header for what a log says, whatever compressed it.
 
@@ -64,7 +64,7 @@ class ScheduleLog:
         spec: SHA-256 of the spec's canonical JSON.
         actors: How many there are.
         batch: Unrolls of an update.
-        played: The actor of each unroll, in the order they were learned, ``array('H')``.
+        played: The actor of each unroll, in the order of training, ``array('H')``.
         lags: The lag of each, ``array('H')``.
     """
 

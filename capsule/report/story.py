@@ -41,18 +41,18 @@ class Story:
 
 def tell(subject: ReportedRun) -> Story:
     """Return the main statements about a run."""
-    voices = _voices(subject)
-    good = [verdict for verdict, reproduced in voices if reproduced]
+    attestations = _attestations(subject)
+    good = [verdict for verdict, reproduced in attestations if reproduced]
     signed = any(receipt.counts for receipt in subject.receipts.receipts)
-    tone: Tone = "bad" if len(good) < len(voices) else "good" if good and signed else "open"
-    headline, sentence = _verdict(good, len(voices), subject)
-    if voices and not signed:
-        whose = "An unsigned report says" if len(voices) == 1 else "Unsigned reports say"
+    tone: Tone = "bad" if len(good) < len(attestations) else "good" if good and signed else "open"
+    headline, sentence = _verdict(good, len(attestations), subject)
+    if attestations and not signed:
+        whose = "An unsigned report says" if len(attestations) == 1 else "Unsigned reports say"
         headline = f"{whose}: {headline[0].lower()}{headline[1:]}"
-    return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(voices)))
+    return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(attestations)))
 
 
-def _voices(subject: ReportedRun) -> list[tuple[str, bool]]:
+def _attestations(subject: ReportedRun) -> list[tuple[str, bool]]:
     """Return the verdict of each re-execution that counts, and whether the run was reproduced."""
     reports = [
         (report.verdict, report.verdict != "not-reproduced")

@@ -96,7 +96,7 @@ def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> 
     dense = next(side for side in (a, b) if isinstance(side, Path))
     found = bisect(a, b, window_of_dense(dense), execute, scratch)
     names = [each.name for each in (a, b)]
-    causes = explain(Facts(walk=None, results=(), changes=(), bisection=found))
+    causes = explain(Facts(alignment=None, results=(), changes=(), bisection=found))
     return Divergence(a=names[0], b=names[1], equal=False, causes=causes, bisection=found)
 
 

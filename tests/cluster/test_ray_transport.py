@@ -207,9 +207,9 @@ def test_it_goes_on_from_snapshots(start):
     first = serial(settings, lockstep(), updates=6).executor
     transport = start(settings)
     second = Executor(lockstep(), transport, ACTORS)
-    second.restore(first.snapshots, first.learned, first.versions)
+    second.restore(first.snapshots, first.trained, first.versions)
     again = Executor(lockstep(), Serial(settings, ACTORS, lag=1), ACTORS)
-    again.restore(first.snapshots, first.learned, first.versions)
+    again.restore(first.snapshots, first.trained, first.versions)
     found = []
     for executor in (second, again):
         executor.publish(6, first.versions[6])

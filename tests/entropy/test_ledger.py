@@ -505,7 +505,7 @@ def test_every_row_is_broken_by_some_case():
     assert "run directory on ext4, temporary files on tmpfs" in evidence_of(TRAINER, "File system")
     assert "could not determine" in evidence_of(surroundings(file_systems={}), "File system")
     assert "they were not masked" in evidence_of(report(mode="system"), "Processor randomness")
-    assert "told not to" in evidence_of(TRAINER, "Processor randomness")
+    assert "configured not to" in evidence_of(TRAINER, "Processor randomness")
 
 
 def test_no_row_can_be_taken_from_the_spec():

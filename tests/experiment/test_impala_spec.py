@@ -63,7 +63,7 @@ def test_an_interval_is_one_parameter_update():
             ["actors=33"],
             "schedule.policy_lag 4 cannot be kept: 33 actors take turns in batches of 8, so",
         ),
-        (["actors=33"], "it needs 5 at least"),
+        (["actors=33"], "it needs at least 5"),
         (
             ["schedule.policy_lag=1"],
             "schedule.policy_lag 1 cannot be kept: 16 actors take turns in batches of 8",

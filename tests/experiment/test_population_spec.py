@@ -82,7 +82,7 @@ def test_other_tasks_need_references_and_take_them(environment, name):
 @pytest.mark.parametrize(
     ("environment", "population", "message"),
     [
-        (ATARI, {"references": {"breakout": GIVEN}}, "'breakout' has published scores; leave it"),
+        (ATARI, {"references": {"breakout": GIVEN}}, "'breakout' has published scores; remove it"),
         (ATARI, {"references": {"pong": GIVEN}}, "'pong' is not one of the tasks breakout"),
         (CARTPOLE, {"references": {"CartPole-v0": GIVEN}}, "'CartPole-v0' is not one of the tasks"),
         (

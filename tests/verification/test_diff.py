@@ -121,7 +121,7 @@ def test_another_order_of_actors(tmp_path):
     found = compared(*(run.folder for run in runs))
     assert named(found) == ("actor-order", "shown")
     assert (found.first.step, found.first.component) == (80, "schedule")
-    assert "the same unrolls are learned, in another order" in evidence(found)
+    assert "the same unrolls are trained on, in another order" in evidence(found)
     assert found.equal_until["schedule"] == 40
 
 

@@ -24,7 +24,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import AtariEnvironment, StreamName
 from capsule.training.environments.base import Frame, Transition
 from capsule.training.environments.preprocessing import SIDE, AreaResize
-from capsule.training.environments.save_states import MarkedEnvironment
+from capsule.training.environments.save_states import SaveStateEnvironment
 from capsule.training.state.streams import Stream
 
 # Games whose copies leave out counters for good: the clocks of Pitfall II's cartridge are rounded,
@@ -34,7 +34,7 @@ FRAME_RATE = 60  # of the console, per second
 _EMULATOR_SEED = 0  # fills the emulated RAM at power-on; never varied, so never a hidden input
 
 
-class AtariGame(MarkedEnvironment):
+class AtariGame(SaveStateEnvironment):
     """One Atari game.
 
     A frame joins a step's last two screens. A step that a lost life, the game's end or the episode

@@ -21,7 +21,7 @@ Frame = NDArray[Any]
 
 
 class Transition(NamedTuple):
-    """What one agent step led to.
+    """The result of one agent step.
 
     Attributes:
         frame: Newest frame, ``[*frame_shape]`` of ``frame_dtype``; never written to afterwards.
@@ -46,7 +46,7 @@ class Environment(ABC):
     positions at its start and of the actions since, each with the number of emulator frames that it
     was held for. That is therefore what a checkpoint holds, for every suite alike: ``restore``
     plays the actions again. An environment that can be copied plays the last few of them only
-    (:class:`capsule.training.environments.save_states.MarkedEnvironment`).
+    (:class:`capsule.training.environments.save_states.SaveStateEnvironment`).
 
     Attributes:
         actions: Number of actions; an action is an index below it.
@@ -138,13 +138,13 @@ class Environment(ABC):
         episode = {
             "start": self._start,
             "actions": base64.b64encode(self._taken).decode(),
-            "mark": self._last_mark(),
+            "mark": self._last_save_state(),
             "digest": self._digest(self._frame),
         }
         return {"streams": streams, "episode": episode}
 
     def restore(self, state: Mapping[str, Any]) -> Frame | None:
-        """Return to a snapshot by playing its actions again, from its mark if that does.
+        """Return to a snapshot by playing its actions again, from its save state if there is one.
 
         The streams given to this environment end where they were when the snapshot was taken.
 
@@ -162,7 +162,7 @@ class Environment(ABC):
             return None
         actions = self._no_actions()
         actions.frombytes(base64.b64decode(episode["actions"]))
-        if not (self._play_from_mark(episode, actions) and self._is_at(state)):
+        if not (self._play_from_save_state(episode, actions) and self._is_at(state)):
             self._play_from_start(episode, actions)
             if not self._is_at(state):
                 raise CapsuleError(
@@ -185,15 +185,15 @@ class Environment(ABC):
         """Hold an action of a running episode for one emulator frame."""
         return self._advance(action)
 
-    def _last_mark(self) -> dict[str, Any] | None:
-        """Return a JSON-safe moment of the episode from which it can be played; None: only whole.
+    def _last_save_state(self) -> dict[str, Any] | None:
+        """Return a JSON-safe save state of the episode; None: it can be played from its start only.
 
-        :meth:`_play_from_mark` understands it.
+        :meth:`_play_from_save_state` understands it.
         """
         return None
 
-    def _play_from_mark(self, episode: Mapping[str, Any], actions: array[int]) -> bool:  # noqa: ARG002
-        """Play a saved episode from its mark; tell whether that is possible."""
+    def _play_from_save_state(self, episode: Mapping[str, Any], actions: array[int]) -> bool:  # noqa: ARG002
+        """Play a saved episode from its save state; tell whether that is possible."""
         return False
 
     def _play_from_start(self, episode: Mapping[str, Any], actions: array[int]) -> None:

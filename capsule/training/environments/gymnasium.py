@@ -166,8 +166,8 @@ class _View(NamedTuple):
     """How observations become frames.
 
     Attributes:
-        shape: Of a frame.
-        dtype: Of its elements.
+        shape: Shape of a frame.
+        dtype: Data type of its elements.
         frame: Returns the frame of an observation, in memory of its own.
         layout: What a frame holds.
     """

@@ -17,7 +17,7 @@ from capsule.experiment.spec import MinAtarEnvironment, StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
 
-# Of the channels, in order: those of Okabe and Ito (Color Universal Design, 2008), and two greys.
+# Colours of the channels: those of Okabe and Ito (Color Universal Design, 2008), and two greys.
 _COLOURS = (
     *((0, 158, 115), (213, 94, 0), (86, 180, 233), (230, 159, 0), (240, 228, 66)),
     *((0, 114, 178), (204, 121, 167), (255, 255, 255), (170, 170, 170), (110, 110, 110)),

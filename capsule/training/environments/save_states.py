@@ -2,8 +2,8 @@
 
 Copies of an emulator are not quite complete. Those of ALE 0.12 lack the screen, whether a frame is
 half drawn, and where on a line the objects are; what a game does in the frames after sets each of
-them anew. So a snapshot holds no copy of its own moment but a *mark*: a copy made some steps
-before. The actions since are played again, which makes good what the copy lacks, and the end is
+them anew. So a snapshot contains a *save state* from some steps before it, not one of its own
+moment. The actions since are played again, which restores what the copy lacks, and the end is
 compared with the recorded one. Where it differs, the whole episode is played instead.
 """
 
@@ -20,11 +20,11 @@ from capsule.experiment.spec import StreamName
 from capsule.training.environments.base import Environment, Frame, Transition
 from capsule.training.state.streams import Stream
 
-MARK_STEPS = 16  # steps between marks; a snapshot's is at least so old, and at most twice
+SAVE_STATE_STEPS = 16  # steps between save states; a snapshot's is at least so old, at most twice
 
 
-class EpisodeMark(NamedTuple):
-    """A moment of an episode.
+class SaveState(NamedTuple):
+    """A copy of the emulator, and what belongs to it, at a moment of an episode.
 
     Attributes:
         steps: Actions of the episode before it.
@@ -39,27 +39,27 @@ class EpisodeMark(NamedTuple):
     emulator: bytes
 
 
-class MarkedEnvironment(Environment):
-    """An environment that can be copied, and so restored from marks; but for some tasks of it."""
+class SaveStateEnvironment(Environment):
+    """An environment that can be copied, for most of its tasks, and restored from save states."""
 
     _copyable = True
 
     def __init__(self, streams: Mapping[StreamName, Stream]) -> None:
-        self._marks: deque[EpisodeMark] = deque(maxlen=2)
+        self._save_states: deque[SaveState] = deque(maxlen=2)
         super().__init__(streams)
 
     def reset(self) -> Frame:
         """Begin an episode and return its first frame."""
-        self._marks.clear()
+        self._save_states.clear()
         return super().reset()
 
     def step(self, action: int) -> Transition:
         """Take one agent step, as :meth:`Environment.step` says."""
         transition = super().step(action)
         steps = len(self._taken)
-        if self._copyable and steps % MARK_STEPS == 0:
-            mark = EpisodeMark(steps, self._stream_states(), self._counters(), self._emulator())
-            self._marks.append(mark)
+        if self._copyable and steps % SAVE_STATE_STEPS == 0:
+            saved = SaveState(steps, self._stream_states(), self._counters(), self._emulator())
+            self._save_states.append(saved)
         return transition
 
     @abstractmethod
@@ -74,23 +74,24 @@ class MarkedEnvironment(Environment):
     def _return_to(self, counters: Mapping[str, int], emulator: bytes) -> bool:
         """Return to a copy, but for the frame; tell whether the emulator understands it."""
 
-    def _last_mark(self) -> dict[str, Any] | None:
-        if len(self._marks) < 2:
+    def _last_save_state(self) -> dict[str, Any] | None:
+        if len(self._save_states) < 2:
             return None
-        mark = self._marks[0]
-        return {**mark._asdict(), "emulator": base64.b64encode(mark.emulator).decode()}
+        saved = self._save_states[0]
+        return {**saved._asdict(), "emulator": base64.b64encode(saved.emulator).decode()}
 
-    def _play_from_mark(self, episode: Mapping[str, Any], actions: array[int]) -> bool:
-        saved = episode["mark"]
-        if saved is None:
+    def _play_from_save_state(self, episode: Mapping[str, Any], actions: array[int]) -> bool:
+        document = episode["mark"]
+        if document is None:
             return False
-        mark = EpisodeMark(**{**saved, "emulator": base64.b64decode(saved["emulator"])})
-        if not self._return_to(mark.counters, mark.emulator):
+        emulator = base64.b64decode(document["emulator"])
+        saved = SaveState(**{**document, "emulator": emulator})
+        if not self._return_to(saved.counters, saved.emulator):
             return False
-        self._set_streams(mark.streams)
-        self._start, self._taken, self._ended = episode["start"], actions[: mark.steps], False
-        self._marks.append(mark)
-        self._play(actions[mark.steps :])
+        self._set_streams(saved.streams)
+        self._start, self._taken, self._ended = episode["start"], actions[: saved.steps], False
+        self._save_states.append(saved)
+        self._play(actions[saved.steps :])
         return True
 
     def _fingerprint(self) -> bytes:
@@ -98,4 +99,4 @@ class MarkedEnvironment(Environment):
 
     def _forget(self) -> None:
         super()._forget()
-        self._marks.clear()
+        self._save_states.clear()

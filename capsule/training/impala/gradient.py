@@ -63,7 +63,7 @@ class ImpalaGradient:
         policy = softmax_policy(logits[:-1])
         log_target, values = policy.of(batch.actions), baselines.detach()
         # Where no action is taken, a reward of the state's own value and a discount of 0 make that
-        # value its target: earlier steps bootstrap from it, and nothing is learned about it.
+        # value its target: earlier steps bootstrap from it, and it is not trained.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
         targets = self._correction.targets(
             log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values

@@ -1,7 +1,7 @@
 """IMPALA under a schedule (Espeholt et al. 2018, arXiv:1802.01561).
 
 Each *interval* is one parameter update. The learner takes the unrolls that the schedule names, lets
-their actors go on, and descends the gradient of the loss at theta_k, to theta_{k+1}, which is
+their actors continue, and descends the gradient of the loss at theta_k, to theta_{k+1}, which is
 version ``k + 1`` of the policy. Which unrolls, in which order, and which versions they were played
 with is the schedule's (:mod:`capsule.training.impala.schedule`), and nothing else of the asynchrony
 reaches a result.
@@ -70,7 +70,7 @@ class Impala(BaseTrainer):
     """The learner, the schedule of its actors, and everything their next step depends on.
 
     Attributes:
-        step: Agent steps learned.
+        step: Agent steps trained on.
         updates: Parameter updates made.
         loss: Loss of the last batch, summed over it, None before the first.
         actions: Number of actions.
@@ -144,7 +144,7 @@ class Impala(BaseTrainer):
         """Learn one batch of unrolls, to theta_{k+1}, which is not published.
 
         Returns:
-            Actor and game return of each episode that ended, in order.
+            Actor and episode return of each episode that ended, in order.
         """
         items = self._executor.collect(self.updates)
         self._note(items)
@@ -157,7 +157,7 @@ class Impala(BaseTrainer):
     def adopt(
         self, values: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
-        """Continue with other hyper-parameters, and with what another learner has learned.
+        """Continue with other hyper-parameters, and with the trained tensors of another learner.
 
         Args:
             values: Some or all of ``entropy_cost``, ``learning_rate``, ``rmsprop_epsilon`` and
@@ -187,7 +187,7 @@ class Impala(BaseTrainer):
         )
 
     def _note(self, items: Sequence[Item]) -> None:
-        """Trace and record what is learned now."""
+        """Trace and record the unrolls of this update."""
         slots = np.array([(item.actor, item.version) for item in items], np.int64)
         self._trace.add("schedule", slots)
         if self._recorder is not None:
@@ -229,12 +229,12 @@ class Impala(BaseTrainer):
     # Recording
 
     def take_unrolls(self) -> dict[str, str]:
-        """Return name to digest of the unrolls that were learned since the last time."""
+        """Return name to digest of the unrolls that were trained on since the last time."""
         unrolls, self._unrolls = self._unrolls, {}
         return unrolls
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state, by group and name, and older policy versions."""
+        """Return copies of all trained tensors, by group and name, and older policy versions."""
         versions = self._executor.versions
         older = {_VERSION.format(version): versions[version] for version in self._older()}
         return super().tensors() | older
@@ -247,7 +247,7 @@ class Impala(BaseTrainer):
             **super().state(),
             "updates": self.updates,
             "unrolls": list(self._unrolls.items()),  # in their order, as a mapping would not be
-            "learned": list(self._executor.learned),
+            "learned": list(self._executor.trained),
             "replay": None if self._replay is None else self._replay.state(),
             "actors": [
                 None if each is None else _document(each) for each in self._executor.snapshots
@@ -273,7 +273,7 @@ class Impala(BaseTrainer):
         self._published = False
 
     def _answered(self) -> Inference:
-        """Return how the actors' requests were answered, for what was learned."""
+        """Return how the actors' requests were answered, for all unrolls that were trained on."""
         snapshots = (each for each in self._executor.snapshots if each is not None)
         counts = counted([each.document["requests"] for each in snapshots])
         return self._inference.model_copy(update=counts)
@@ -283,7 +283,7 @@ class Impala(BaseTrainer):
         return range(max(0, self.updates - self._executor.lag), self.updates)
 
     def stream_profiles(self) -> list[StreamProfile]:
-        """Return what the actors' streams gave out for what was learned, as ``stream/actor``."""
+        """Return what the actors' streams gave out for these unrolls, as ``stream/actor``."""
         played = [
             stream_profiles(self._context.seeds, actor, snapshot)
             for actor, snapshot in enumerate(self._executor.snapshots)

@@ -46,7 +46,7 @@ Hyperparameters = dict[str, float]
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Of a uniform logarithm, between two positive bounds."""
+    """A distribution with a uniform logarithm, between two positive bounds."""
 
     low: float
     high: float
@@ -107,7 +107,7 @@ class MemberGeneration:
 
     @property
     def fitness(self) -> float | None:
-        """Of the weights it began with; None for new ones."""
+        """Generation of the weights it began with; None for new ones."""
         return self.rival_score if self.copied else self.score
 
 
@@ -157,7 +157,7 @@ class _Progress:
     """The progress of a member so far.
 
     Attributes:
-        frames: Of its training.
+        frames: Number of frames of its training.
         current: Number of its generation.
         counts: Task to how many returns there are since the last fitness.
         sums: Task to their sum, added up as they arrived.
@@ -215,7 +215,7 @@ class Population:
 
         Args:
             member: Which.
-            frames: Of its training so far, in all.
+            frames: Number of frames of its training so far, in all.
             returns: Task and return of each episode that ended, in order.
 
         Raises:
@@ -240,7 +240,7 @@ class Population:
     def evolve(self, member: int) -> MemberGeneration:
         """Compare ``member`` with another one and begin its next generation.
 
-        If it is ``copied``, the caller gives ``member`` what its ``rival`` has learned by now.
+        If it is ``copied``, the caller gives ``member`` the trained tensors of its ``rival``.
 
         Raises:
             ValueError: The member is not ready.

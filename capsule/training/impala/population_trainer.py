@@ -9,7 +9,7 @@ which take turns in one process. An *interval* of the population is one of each:
     every member learns a batch                                 member 0, 1, …
 
 So an evolution follows the returns that it is decided by, and comes before the first batch that is
-learned with it: in the trace, too. Steps are those of one member, as all have made the same.
+trained on with it: in the trace, too. Steps are those of one member, as all have made the same.
 
 Member ``i`` has the root seed that stream ``population`` of index ``1 + i`` draws first, below
 2^53, from the run's; so has each stream that the spec seeds alone. Until a member first evolves it
@@ -120,7 +120,7 @@ class ImpalaPopulation:
     Attributes:
         step: Agent steps of each member.
         episodes: Episodes finished, of all members.
-        loss: Of the fittest member's last batch, None before the first.
+        loss: Loss of the fittest member's last batch, None before the first.
         actions: Number of actions.
         online: Parameters theta of the fittest member.
     """
@@ -156,7 +156,7 @@ class ImpalaPopulation:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean game return of the fittest member's last 100 episodes, None before the first."""
+        """Mean episode return of the fittest member's last 100 episodes, None before the first."""
         return self._fittest().mean_return
 
     # The algorithm
@@ -231,7 +231,7 @@ class ImpalaPopulation:
         }
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state, as ``member N/group/name``."""
+        """Return copies of all trained tensors, as ``member N/group/name``."""
         return _named_by_member([member.tensors() for member in self._members])
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The optional helper of a user's own program: metrics, checkpoints and evaluations as plain files.
+"""The optional helper of a user program: metrics, checkpoints and evaluations as plain files.
 
     from capsule.training import run
 
@@ -112,7 +112,7 @@ class Recorder:
         part.replace(path)
         return path
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Drop the lines that an interrupted attempt wrote after ``step``, which come again.
 
         A resumed program calls this first, with the step of the state that it resumes from.

@@ -8,7 +8,7 @@ steps with the Q-values that give priorities and the recurrent states that seque
 
 An *episode* is what the agent takes for one: where it begins, the recurrent state and the frame
 stack are zero, and there is no previous action or reward. It ends with the environment's episode;
-with ``life_loss="reset"`` it also ends where a lost life ends the return, while the game goes on
+with ``life_loss="reset"`` it also ends where a lost life ends the return, while the game continues
 (Kapturowski et al. 2019, appendix: the ablations "reset" and "roll").
 """
 
@@ -46,7 +46,7 @@ LifeLoss = Literal["roll", "reset"]
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings(WorkerSettings):
-    """What makes the actors of a run; all of it can be sent to another process.
+    """The settings of the actors of a run, which can be sent to another process.
 
     Attributes:
         layout: How episodes are cut into sequences, and so which recurrent states are needed.
@@ -74,7 +74,7 @@ class ActorSettings(WorkerSettings):
 
 
 class Experience(NamedTuple):
-    """What one actor did in a number of steps.
+    """The experience of one actor in a number of steps.
 
     Attributes:
         frames: ``[steps, *frame_shape]``: the newest frame before each action.
@@ -88,7 +88,7 @@ class Experience(NamedTuple):
             which a sequence may begin.
         last_frames: Step that was truncated to the frame it led to, the last of its episode.
         last_values: Step that was truncated to the largest Q-value of that frame.
-        returns: Game returns of the environment's episodes that ended, in order.
+        returns: Episode returns of the environment's episodes that ended, in order.
     """
 
     frames: NDArray[Any]

@@ -2,20 +2,20 @@
 
 The source is Kapturowski et al. 2019, OpenReview r1lyTjAqYX, sections 2.3 and 3.
 
-Sequence ``k`` of an episode *learns* the ``learned`` steps from step ``k period`` on. The
+Sequence ``k`` of an episode trains on the ``trained`` steps from step ``k period`` on. The
 ``burn_in`` steps before them are its prefix, to bring the recurrent state up to date; ``lookahead``
 states after them serve for bootstrapping. These are the *rows* of the sequence::
 
-    row   0 ........ burn_in .................. burn_in + learned ........ rows - 1
-          prefix     learned steps              states to bootstrap from
+    row   0 ........ burn_in .................. burn_in + trained ........ rows - 1
+          prefix     trained steps              states to bootstrap from
 
 Sequences never cross episodes. Where an episode begins, the missing prefix is padding in front, so
-that its first steps are learned like any others (dropping a fixed prefix would never learn them).
-Where one ends, the last sequence is shorter and padded behind; it is made only if it learns a step
-that the sequence before it did not. Padding is zero, and no step is valid in it. Reaching back
-to a full last sequence instead would learn the steps before each end more often than others.
-The paper's 80 steps "plus a prefix of 40", overlapping by 40, are ``burn_in=40, learned=80,
-period=40``; 80 steps whose first 40 are the prefix are ``burn_in=40, learned=40, period=40``.
+that its first steps are trained on like any others (without padding they never would be).
+Where one ends, the last sequence is shorter and padded behind; it is made only if it has a step
+that the sequence before it does not train on. Padding is zero, and no step is valid in it. Reaching
+back to a full last sequence instead would train on the steps before each end more often.
+The paper's 80 steps "plus a prefix of 40", overlapping by 40, are ``burn_in=40, trained=80,
+period=40``; 80 steps whose first 40 are the prefix are ``burn_in=40, trained=40, period=40``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SequenceLayout:
 
     Attributes:
         burn_in: Steps of the prefix.
-        learned: Steps that are learned.
+        trained: Steps that are trained on.
         period: Steps from the start of a sequence to the next.
-        lookahead: States after the learned steps; one suffices, ``n`` give every learned step its
+        lookahead: States after the trained steps; one suffices, ``n`` give every trained step its
             full ``n``-step target.
 
     Raises:
@@ -45,18 +45,18 @@ class SequenceLayout:
     """
 
     burn_in: int
-    learned: int
+    trained: int
     period: int
     lookahead: int = 1
 
     def __post_init__(self) -> None:
-        if self.burn_in < 0 or not 1 <= self.period <= self.learned or self.lookahead < 1:
+        if self.burn_in < 0 or not 1 <= self.period <= self.trained or self.lookahead < 1:
             raise ValueError(f"impossible {self}")
 
     @property
     def rows(self) -> int:
         """States of a sequence; it has one step less."""
-        return self.burn_in + self.learned + self.lookahead
+        return self.burn_in + self.trained + self.lookahead
 
     def begins(self, step: int) -> bool:
         """Tell whether a sequence begins at a step of an episode, counted from 0."""
@@ -135,10 +135,10 @@ class EpisodeCutter:
         steps = states - closed  # no action follows the last frame of a truncated episode
         while self.cut < self.opened:
             begin = self.cut * layout.period
-            # Up to here the sequence before it learned; the first of an episode has none before it.
-            learned_before = begin - layout.period + layout.learned if self.cut else 0
-            complete = states >= begin + layout.learned + layout.lookahead
-            if not (complete or (ended and steps > learned_before)):
+            # Up to here the sequence before it trained; the first of an episode has none before it.
+            trained_before = begin - layout.period + layout.trained if self.cut else 0
+            complete = states >= begin + layout.trained + layout.lookahead
+            if not (complete or (ended and steps > trained_before)):
                 break
             before = max(0, begin - layout.burn_in)
             front = before - (begin - layout.burn_in)

@@ -59,10 +59,10 @@ def make_network(
 def sequence_layout(
     trainer: R2d2Trainer, kind: type[SequenceLayout] = SequenceLayout
 ) -> SequenceLayout:
-    """Return how episodes are cut; every learned step has a full n-step target where it can."""
+    """Return how episodes are cut; every trained step has a full n-step target where it can."""
     return kind(
         burn_in=trainer.burn_in,
-        learned=trainer.sequence_length,
+        trained=trainer.sequence_length,
         period=trainer.sequence_stride,
         lookahead=trainer.n_step,
     )

@@ -11,20 +11,20 @@ only on what was there before, and neither timing nor the number of processes an
 The actors' parameters theta_a are copied from theta every ``actor_update_interval`` steps of an
 actor. This fixes the replay ratio, too, which an asynchronous R2D2 leaves to the hardware.
 
-A sequence is learned as in the paper's section 3: both networks are unrolled from the recurrent
+A sequence is trained on as in the paper's section 3: both networks are unrolled from the recurrent
 state that is stored with it, or from zero, over ``burn_in`` steps without a gradient, and then over
-the learned steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
+the trained steps. Priorities of new sequences come from the actors' own Q-values, as in Ape-X.
 
 Deviations from the paper (docs/papers/kapturowski2019.md compares every value):
 
 * Everything asynchronous is in lockstep, as above. ``update_interval`` 25 gives its replay ratio of
   0.8; its actors' 260 steps per second would give more steps per update.
 * An n-step target near the end of a sequence bootstraps from up to ``n_step`` states after the
-  learned ones; where only an episode's end limits it, from the last state, with fewer steps.
+  trained ones; where only an episode's end limits it, from the last state, with fewer steps.
 * Initial priorities bootstrap from ``max_a Q`` of the actor's parameters, because an actor has no
   target network.
 * The first sequences of an episode are padded in front, so that its first ``burn_in`` steps are
-  learned like all others; the paper does not say.
+  trained on like all others; the paper does not say.
 * The replay memory keeps each actor's newest share instead of the newest of all.
 """
 
@@ -265,14 +265,14 @@ class R2D2(BaseTrainer):
         rows: _Rows,
         states: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the recurrent states before the learned steps, from those before the first row."""
+        """Return the recurrent states before the trained steps, from those before the first row."""
         steps = self._trainer.burn_in
         if not (steps and self._trainer.recurrent_units):
             return states
         observations, actions, rewards, resets = rows.part(slice(steps))
         seen = observations, actions, rewards
         _, after = self.network.remember(parameters, *seen, states, resets)
-        # Where the first learned row is a reset, unroll() takes the state it is given, which must
+        # Where the first trained row is a reset, unroll() takes the state it is given, which must
         # then be the one from before the sequence.
         fresh = rows.resets[steps].view(-1, *[1] * (states.dim() - 1))
         return torch.where(fresh, states, after)
@@ -314,7 +314,7 @@ class R2D2(BaseTrainer):
     def _targets(
         self, window: _Window, online_values: torch.Tensor, target_values: torch.Tensor
     ) -> torch.Tensor:
-        """Return the n-step double-Q targets of the learned steps."""
+        """Return the n-step double-Q targets of the trained steps."""
         targets = double_q_targets(
             window.rewards,
             window.discounts,
@@ -420,8 +420,8 @@ class _Window(NamedTuple):
         rewards: float32 ``[time, batch]``.
         discounts: float32 ``[time, batch]``: 0 where the return ends.
         lengths: int64 ``[batch]``: steps that there are.
-        actions: int64 ``[learned, batch]``.
-        valid: bool ``[learned, batch]``.
+        actions: int64 ``[trained, batch]``.
+        valid: bool ``[trained, batch]``.
     """
 
     rewards: torch.Tensor

@@ -23,7 +23,7 @@ from capsule.training.state.checkpoint import array_document, document_array
 
 
 class PriorityRule(NamedTuple):
-    """What weight a sequence has.
+    """The rule that gives a sequence its weight.
 
     Attributes:
         exponent: Priority exponent.

@@ -58,10 +58,10 @@ _SEQUENCE: dict[str, Field] = {  # see CutSequence; before its state
 
 
 class Frames(NamedTuple):
-    """What frames look like.
+    """The shape and type of frames.
 
     Attributes:
-        shape: Of one frame.
+        shape: Shape of one frame.
         dtype: Element type.
         stack: Frames of one observation.
     """

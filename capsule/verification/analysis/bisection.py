@@ -48,7 +48,7 @@ def window_of(found: Divergence, a: ComparedRun) -> contract.DenseWindow:
     """Return the updates among which the first difference is.
 
     Raises:
-        CapsuleError: CAP-V076, the traces do not diverge in data or in what was learned.
+        CapsuleError: CAP-V076, the traces do not diverge in data or in trained tensors.
     """
     training = a.spec.trainer
     if found.first is None or found.first.component in ("step", "end", "format"):

@@ -28,7 +28,7 @@ from capsule.verification.verdict import (
 ROUNDING = 1e-3  # relative difference of a loss up to which rounding may have grown within a record
 GIVEN = ("observations", "rewards", "terminals")  # by the environment
 RESULTS = ("streams", "checkpoints", "parameters", "evaluation", "steps", "episodes")
-LEARNED = 3  # of these are as they were when the trace ended
+TRAINED = 3  # of these are as they were when the trace ended
 COMPUTED = ("loss", "gradient", "parameters", "target", "optimizer")
 CAUSES_SHOWN = 2
 _EVIDENCE = 3  # changes named for one cause
@@ -39,7 +39,7 @@ class Facts:
     """The known facts about two runs that are not equal.
 
     Attributes:
-        walk: Their traces side by side; None for programs of the user's own.
+        alignment: The alignment of their traces; None for your own programs.
         results: What differs beside the trace.
         changes: What differs in pins and machines.
         contradictions: Statements of a side that contradict each other.
@@ -48,7 +48,7 @@ class Facts:
         outputs: The outputs of a program that differ, compared by content.
     """
 
-    walk: TraceAlignment | None
+    alignment: TraceAlignment | None
     results: tuple[ComponentDifference, ...]
     changes: tuple[Change, ...]
     contradictions: tuple[str, ...] = ()
@@ -61,16 +61,20 @@ class Facts:
         """Components of the first difference, causes before effects; as fine as is known."""
         if self.bisection is not None:
             return self.bisection.component, *self.bisection.also
-        if self.walk is None or self.walk.first is None:
+        if self.alignment is None or self.alignment.first is None:
             return ()
-        return self.walk.first.component, *self.walk.first.also
+        return self.alignment.first.component, *self.alignment.first.also
 
     @property
     def place(self) -> str:
         """The place of the first difference."""
         if self.bisection is not None:
             return f"the update that ends at step {self.bisection.step}"
-        step = 0 if self.walk is None or self.walk.first is None else self.walk.first.step
+        step = (
+            0
+            if self.alignment is None or self.alignment.first is None
+            else self.alignment.first.step
+        )
         return f"the record of step {step}"
 
     def of(self, *kinds: Kind) -> list[Change]:
@@ -100,21 +104,22 @@ def explain(facts: Facts) -> tuple[Cause, ...]:
 def _tampering(facts: Facts) -> Cause | None:
     if facts.contradictions:
         return _cause("tampering", "shown", *facts.contradictions)
-    walk = facts.walk
-    if walk is None:
+    alignment = facts.alignment
+    if alignment is None:
         return None
-    if walk.first is None:
+    if alignment.first is None:
         return _other_claims(facts)
-    altered = [name for name in STATES if name in walk.intervals]
+    altered = [name for name in STATES if name in alignment.intervals]
     explained = facts.of("seed", "environment", "schedule", "numerics", "machine", "code")
-    if not walk.reconverged or (explained and not altered):
+    if not alignment.reconverged or (explained and not altered):
         return None
-    last = max(stop for intervals in walk.intervals.values() for _, stop in intervals)
+    last = max(stop for intervals in alignment.intervals.values() for _, stop in intervals)
     return _cause(
         "tampering",
         "shown" if altered else "likely",
-        f"{walk.differing} of {walk.records} records differ, in {_listed(list(walk.intervals))}; "
-        f"after step {last} all records are equal again, down to every parameter",
+        f"{alignment.differing} of {alignment.records} records differ, in "
+        f"{_listed(list(alignment.intervals))}; after step {last} all records are equal again, "
+        "down to every parameter",
         "once a state differs, what follows from it cannot become equal again"
         if altered
         else "no difference of locks or machines could explain a record that differs alone",
@@ -124,24 +129,24 @@ def _tampering(facts: Facts) -> Cause | None:
 def _other_claims(facts: Facts) -> Cause | None:
     """Equal traces lead to equal results, unless these depend on something else as well."""
     names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
-    if not names or facts.walk is None:
+    if not names or facts.alignment is None:
         return None
-    learned = any(name.startswith(RESULTS[:LEARNED]) for name in names)
+    trained = any(name.startswith(RESULTS[:TRAINED]) for name in names)
     judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
     return _cause(
         "tampering",
-        "shown" if learned else "possible" if judged else "likely",
-        f"all {facts.walk.records} trace records are equal, down to every parameter and random "
-        f"draw, but {_listed(names)} {'is' if len(names) == 1 else 'are'} not",
+        "shown" if trained else "possible" if judged else "likely",
+        f"all {facts.alignment.records} trace records are equal, down to every parameter and "
+        f"random draw, but {_listed(names)} {'is' if len(names) == 1 else 'are'} not",
         *([] if judged else ["no difference of locks or machines could explain that"]),
     )
 
 
 def _other_seed(facts: Facts) -> Cause | None:
     seeds = facts.of("seed")
-    if not seeds or facts.walk is None or facts.walk.first is None:
+    if not seeds or facts.alignment is None or facts.alignment.first is None:
         return None
-    first = facts.walk.at_once
+    first = facts.alignment.at_once
     begins = "streams" in facts.parts or (first and "parameters" in facts.parts)
     return _cause(
         "other-seed",
@@ -158,9 +163,13 @@ def _actor_order(facts: Facts) -> Cause | None:
     return _cause(
         "actor-order",
         "shown",
-        f"in {facts.place} another actor's unroll, or one of another policy version, is learned; "
-        "streams are equal until there",
-        *([] if "unrolls" in facts.parts else ["the same unrolls are learned, in another order"]),
+        f"in {facts.place} another actor's unroll, or one of another policy version, is trained "
+        "on; streams are equal until there",
+        *(
+            []
+            if "unrolls" in facts.parts
+            else ["the same unrolls are trained on, in another order"]
+        ),
         *_named(facts.of("schedule")),
     )
 

@@ -34,7 +34,7 @@ from capsule.verification.analysis.runs import (
     directory_side,
     read_checkpoint_index,
 )
-from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
+from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
 from capsule.verification.content.tensor_comparison import compare_tensors
 from capsule.verification.content.times import Span, Times, stated_span
 from capsule.verification.content.ulp import Width, distance
@@ -87,22 +87,22 @@ class RunComparison:
     @property
     def equal(self) -> bool:
         """Whether everything that results of a run are compared by is equal."""
-        walk = self.facts.walk
-        parted = walk is not None and walk.first is not None
+        alignment = self.facts.alignment
+        parted = alignment is not None and alignment.first is not None
         return not (parted or self.facts.results or self.facts.contradictions)
 
     def report(self, bisection: Bisection | None = None) -> Divergence:
         """Build the analysis, with the first differing update and operator if they are known."""
         facts, measured = replace(self.facts, bisection=bisection), self.measured
-        walk = facts.walk or TraceAlignment()
+        alignment = facts.alignment or TraceAlignment()
         return Divergence(
             a=self.a,
             b=self.b,
             equal=self.equal,
-            first=None if walk.first is None else trace_difference(walk.first),
-            equal_until=walk.equal_until,
-            last_equal=walk.last_equal,
-            map=None if facts.walk is None else walk.map(),
+            first=None if alignment.first is None else trace_difference(alignment.first),
+            equal_until=alignment.equal_until,
+            last_equal=alignment.last_equal,
+            map=None if facts.alignment is None else alignment.map(),
             differences=facts.results,
             numbers=measured.numbers,
             checkpoint=measured.checkpoint,
@@ -138,23 +138,23 @@ def compare_sides(
             "own, the other of a program",
             fix="Name two runs of the same kind.",
         )
-    walk = None
+    alignment = None
     if a.training is None or b.training is None:
         measured = MeasuredResults(compare_documents(a.results(), b.results()))
     else:
         prefix = a.training.evaluation is None or b.training.evaluation is None
         recordings = a.spec.recording, b.spec.recording
-        walk = walk_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
-        measured = _measure(walk, a.training, b.training, prefix=prefix)
+        alignment = align_traces(a.training.trace, b.training.trace, recordings, prefix=prefix)
+        measured = _measure(alignment, a.training, b.training, prefix=prefix)
     facts = Facts(
-        walk=walk,
+        alignment=alignment,
         results=measured.differences if differences is None else differences,
         changes=changes(a, b),
         contradictions=tuple(
             f"{side.name}: {each}" for side in (a, b) for each in side.contradictions
         ),
         # In float32: a loss is a sum of such numbers.
-        loss=distance(*walk.losses[1:], width=32) if walk and walk.losses else None,
+        loss=distance(*alignment.losses[1:], width=32) if alignment and alignment.losses else None,
         outputs=outputs,
     )
     return RunComparison(a.name, b.name, facts, measured)
@@ -232,7 +232,7 @@ def analyse(
 
 
 def _measure(
-    walk: TraceAlignment, left: Training, right: Training, *, prefix: bool
+    alignment: TraceAlignment, left: Training, right: Training, *, prefix: bool
 ) -> MeasuredResults:
     """Measure how far the results of two trainers' runs are apart."""
     a, b = left.results(), right.results()
@@ -246,15 +246,17 @@ def _measure(
     checkpoint, tensors = _tensors(left, right)
     return MeasuredResults(
         differences=compare_documents(a, b),
-        numbers=tuple(_numbers(walk, left, right)),
+        numbers=tuple(_numbers(alignment, left, right)),
         checkpoint=checkpoint,
         tensors=tensors,
     )
 
 
-def _numbers(walk: TraceAlignment, left: Training, right: Training) -> Iterator[NumberDifference]:
-    if walk.losses is not None:
-        step, a, b = walk.losses
+def _numbers(
+    alignment: TraceAlignment, left: Training, right: Training
+) -> Iterator[NumberDifference]:
+    if alignment.losses is not None:
+        step, a, b = alignment.losses
         yield _number(f"loss at step {step}", a, b, 32)
     returns = list(_returns(left.evaluation, right.evaluation))
     if returns:

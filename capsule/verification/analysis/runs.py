@@ -64,7 +64,7 @@ class ComparedRun:
         runtime: Flags and libraries, as read back.
         lock: What its pins resolved to, where that is known.
         fingerprint: The machine it ran on, where that is known.
-        training: None for a program of the user's own.
+        training: None for a user program.
         outputs: None for a trainer of Capsule's own.
         entropy: The randomness that was recorded, if it was.
         contradictions: Statements of the run that contradict each other.

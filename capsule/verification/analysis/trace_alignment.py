@@ -1,4 +1,4 @@
-"""Walking two traces side by side, to their ends."""
+"""The alignment of two traces, record by record, to their ends."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TraceAlignment:
         self._open.add(name)
 
 
-def walk_traces(
+def align_traces(
     first: Path, second: Path, recordings: tuple[RecordingSpec, RecordingSpec], *, prefix: bool
 ) -> TraceAlignment:
     """Compare two traces record by record.
@@ -103,12 +103,14 @@ def walk_traces(
     Raises:
         CapsuleError: CAP-T141, a line is not what a trace holds.
     """
-    walk = TraceAlignment()
+    alignment = TraceAlignment()
     alike = recordings[0] == recordings[1]
     same_interval = recordings[0].trace_interval == recordings[1].trace_interval
     for left, right in _pairs(read_trace(first), read_trace(second), skip=not same_interval):
         if left is None or right is None or left.step != right.step:
-            walk.first = walk.first or _unpaired(left, right, prefix=prefix or not same_interval)
+            alignment.first = alignment.first or _unpaired(
+                left, right, prefix=prefix or not same_interval
+            )
             break
         names = [
             name for name in record_names(left, right) if alike or _comparable(left, right, name)
@@ -116,10 +118,12 @@ def walk_traces(
         if not same_interval:
             names = [name for name in names if name in _AT_A_STEP]
         if names:
-            walk.take(left, right, names)
-        if alike and walk.first is None and left.head != right.head:
-            walk.first = compare_records(left, right, names)  # the same facts, written otherwise
-    return walk
+            alignment.take(left, right, names)
+        if alike and alignment.first is None and left.head != right.head:
+            alignment.first = compare_records(
+                left, right, names
+            )  # the same facts, written otherwise
+    return alignment
 
 
 def _pairs(

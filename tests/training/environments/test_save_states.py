@@ -1,4 +1,4 @@
-"""Marks: a game restored from a copy and the steps since goes on as if nothing had happened."""
+"""Save states: a game that is restored from a copy and the steps since continues unchanged."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from capsule.experiment.spec import AtariEnvironment, SeedsSpec
 from capsule.training.environments import make_environment
 from capsule.training.environments.atari import AtariGame
 from capsule.training.environments.base import Environment, Transition
-from capsule.training.environments.save_states import MARK_STEPS
+from capsule.training.environments.save_states import SAVE_STATE_STEPS
 from capsule.training.state.streams import Stream, make_streams
 from tests.training.environments.test_environments import ROOT, play, some_actions
 
@@ -89,7 +89,9 @@ def counted(monkeypatch, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 @given(
-    before=st.integers(2 * MARK_STEPS, 400), elsewhere=st.integers(0, 60), seed=st.integers(0, 9)
+    before=st.integers(2 * SAVE_STATE_STEPS, 400),
+    elsewhere=st.integers(0, 60),
+    seed=st.integers(0, 9),
 )
 @settings(deadline=None, max_examples=6)
 def test_play_goes_on_from_any_moment_in_another_object(pairs, name, before, elsewhere, seed):
@@ -157,14 +159,14 @@ def test_lost_lives_and_ends_of_episodes_are_met_again(pairs, monkeypatch):
     assert lives > {5}
 
 
-@pytest.mark.parametrize("ends_after", [2 * MARK_STEPS, 3 * MARK_STEPS + 5])
+@pytest.mark.parametrize("ends_after", [2 * SAVE_STATE_STEPS, 3 * SAVE_STATE_STEPS + 5])
 def test_an_ended_episode_stays_ended(ends_after):
     one, other = (game(noop_max=0, max_episode_frames=4 * ends_after) for _ in range(2))
     one.reset()
     while not one.step(0).ended:
         pass
     state = sent(one.state())
-    assert state["episode"]["mark"]["steps"] <= ends_after - MARK_STEPS
+    assert state["episode"]["mark"]["steps"] <= ends_after - SAVE_STATE_STEPS
     assert other.restore(state).tobytes() == one._frame.tobytes()
     with pytest.raises(RuntimeError, match="reset"):
         other.step(0)
@@ -178,7 +180,9 @@ def test_few_steps_are_played_however_long_the_episode(pairs, monkeypatch):
         if steps % 7 == 0:
             played.clear()
             other.restore(one.state())
-            assert len(played) == (steps if steps < 32 else MARK_STEPS + steps % MARK_STEPS)
+            assert len(played) == (
+                steps if steps < 32 else SAVE_STATE_STEPS + steps % SAVE_STATE_STEPS
+            )
         one.step(action)
 
 

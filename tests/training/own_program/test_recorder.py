@@ -94,7 +94,7 @@ def test_a_resumed_run_goes_on_after_the_step_of_its_state(folder, monkeypatch):
     monkeypatch.setenv("CAPSULE_RESUMED", "1")
     with run() as record:
         assert record.resumed
-        record.go_on_from(2)
+        record.resume_from(2)
         record.log(3, loss=3)
     assert [line["step"] for line in lines(folder / "outputs/metrics.jsonl")] == [1, 2, 3]
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "importable")
 
 CPU = torch.device("cpu")
 SEEDS = SeedsSpec(root=3, streams={"no-op": 5})
-LAYOUT = SequenceLayout(burn_in=4, learned=6, period=3)
+LAYOUT = SequenceLayout(burn_in=4, trained=6, period=3)
 ENVIRONMENTS = {
     "cartpole": make_spec(CARTPOLE, environment={"max_episode_steps": 12}).environment,
     "breakout": make_spec(BREAKOUT).environment,
@@ -261,7 +261,7 @@ def test_only_with_reset_a_lost_life_begins_an_episode():
 
 
 def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
-    layout = SequenceLayout(burn_in=1, learned=3, period=2)
+    layout = SequenceLayout(burn_in=1, trained=3, period=2)
     settings = settings_of("cartpole", actors=2, layout=layout)
     replay = SequenceReplay(
         None,

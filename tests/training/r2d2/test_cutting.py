@@ -5,7 +5,7 @@ import pytest
 
 from capsule.training.r2d2.cutting import EpisodeCutter, SequenceLayout
 
-SMALL = SequenceLayout(burn_in=2, learned=4, period=2)
+SMALL = SequenceLayout(burn_in=2, trained=4, period=2)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_impossible_layouts_are_refused(numbers):
 def test_sequences_begin_with_the_episode_and_every_period_with_their_prefix():
     assert SMALL.rows == 7
     assert [step for step in range(9) if SMALL.begins(step)] == [0, 2, 4, 6, 8]
-    longer = SequenceLayout(burn_in=3, learned=4, period=4)
+    longer = SequenceLayout(burn_in=3, trained=4, period=4)
     assert [step for step in range(12) if longer.begins(step)] == [0, 1, 5, 9]
 
 

@@ -21,7 +21,7 @@ from capsule.training.r2d2.replay import Frames, SequenceReplay
 from capsule.training.state.streams import Stream
 
 ROOT = Path(__file__).parents[3]
-SMALL = SequenceLayout(burn_in=2, learned=4, period=2)
+SMALL = SequenceLayout(burn_in=2, trained=4, period=2)
 
 
 def memory(
@@ -140,7 +140,7 @@ def test_the_last_sequence_is_padded_behind():
     assert batch.actions[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_every_step_is_learned_and_no_sequence_repeats_another():
+def test_every_step_is_trained_on_and_no_sequence_repeats_another():
     """The last one is dropped if the one before it learns the same steps."""
     for length, sequences in ((1, 1), (4, 1), (5, 2), (6, 2), (7, 3), (8, 3), (9, 4)):
         finished = add(memory(), "." * (length - 1) + "T")
@@ -168,7 +168,7 @@ def test_a_return_may_end_within_an_episode():
 
 
 def test_more_states_to_bootstrap_from():
-    replay = memory(layout=SequenceLayout(burn_in=0, learned=2, period=2, lookahead=3))
+    replay = memory(layout=SequenceLayout(burn_in=0, trained=2, period=2, lookahead=3))
     assert add(replay, "......") == [[], [], [], [], [0], []]
     assert add(replay, "T", first=7) == [[1, 2, 3]]
     batch = gather(replay, 0, 2, 3)
@@ -271,17 +271,17 @@ class Naive:
         return bool(episode) and episode[-1][0] in "TC"
 
     def sequences(self, actor):
-        """(first step learned, episode, entries before the episode) of all ever finished."""
-        learned, period = self.layout.learned, self.layout.period
+        """(first trained step, episode, entries before the episode) of all ever finished."""
+        trained, period = self.layout.trained, self.layout.period
         found, passed = [], 0
         for episode in self.episodes[actor]:
             steps = [entry for entry in episode if entry[0] != "C"]
             covered = 0
             for begin in range(0, len(steps), period):
-                whole = len(episode) >= begin + learned + self.layout.lookahead
+                whole = len(episode) >= begin + trained + self.layout.lookahead
                 if whole or (self.over(episode) and len(steps) > covered):
                     found.append((begin, episode, passed))
-                covered = begin + learned
+                covered = begin + trained
             passed += len(episode)
         return found
 
@@ -327,11 +327,11 @@ class Naive:
 
 @st.composite
 def layouts(draw):
-    learned = draw(st.integers(1, 5))
+    trained = draw(st.integers(1, 5))
     return SequenceLayout(
         burn_in=draw(st.integers(0, 5)),
-        learned=learned,
-        period=draw(st.integers(1, learned)),
+        trained=trained,
+        period=draw(st.integers(1, trained)),
         lookahead=draw(st.integers(1, 3)),
     )
 
@@ -437,7 +437,7 @@ def naive_draw(replay, weights, layout, entries):
 @settings(max_examples=100, deadline=None)
 @given(st.data(), layouts())
 def test_the_returns_of_a_sequence_are_those_of_its_episode(data, layout):
-    """With ``lookahead`` of n, each learned step has all of its n-step return, and no other."""
+    """With ``lookahead`` of n, each trained step has all of its n-step return, and no other."""
     steps, discount = layout.lookahead, 0.5
     naive, replay = Naive(layout, 1, 200, 1), memory(layout=layout, entries=200, stack=1)
     for value, (letter, actor) in enumerate(data.draw(histories(1)), 1):
@@ -445,17 +445,17 @@ def test_the_returns_of_a_sequence_are_those_of_its_episode(data, layout):
         put(replay, letter, value, actor)
     for index, (begin, episode, _) in enumerate(naive.sequences(0)):
         batch = gather(replay, index)
-        learned = slice(layout.burn_in, None)
-        valid = torch.from_numpy(batch.valid[learned])
+        trained = slice(layout.burn_in, None)
+        valid = torch.from_numpy(batch.valid[trained])
         returns = n_step_returns(
-            torch.from_numpy(batch.rewards[learned]),
-            torch.from_numpy(discount * ~batch.terminals[learned]).float(),
-            torch.from_numpy(batch.observations[learned, :, 0, 0]).float(),  # a frame's value
+            torch.from_numpy(batch.rewards[trained]),
+            torch.from_numpy(discount * ~batch.terminals[trained]).float(),
+            torch.from_numpy(batch.observations[trained, :, 0, 0]).float(),  # a frame's value
             valid.sum(0),
             steps,
         )
         expected = []
-        for step in range(begin, min(begin + layout.learned, len(episode))):
+        for step in range(begin, min(begin + layout.trained, len(episode))):
             total, factor, now = 0.0, 1.0, step
             while now < min(step + steps, len(episode)) and episode[now][0] != "C" and factor:
                 total += factor * episode[now][1] / 2
@@ -464,7 +464,7 @@ def test_the_returns_of_a_sequence_are_those_of_its_episode(data, layout):
             expected.append(total + (factor * episode[now][1] if factor else 0))
         expected = expected[: len(expected) - (episode[step][0] == "C")]
         assert returns[valid][: len(expected)].tolist() == pytest.approx(expected, rel=1e-6)
-        assert valid[: layout.learned].sum() == len(expected)
+        assert valid[: layout.trained].sum() == len(expected)
 
 
 # Priorities
@@ -710,7 +710,7 @@ def test_what_a_checkpoint_needs_outlives_as_many_sequences_as_the_slack_allows(
 
 def test_sequences_finished_by_the_last_entry_of_the_slack_take_no_place_that_is_needed():
     """One entry may finish several sequences, all after a checkpoint that may be gone back to."""
-    layout = SequenceLayout(burn_in=0, learned=2, period=2, lookahead=3)
+    layout = SequenceLayout(burn_in=0, trained=2, period=2, lookahead=3)
     replay = memory(layout=layout, slack=1)
     add(replay, "T" * 30 + "....")
     state, indices = replay.state(), range(15, 30)
@@ -784,7 +784,7 @@ def test_files_are_reserved_in_full(tmp_path):
 
 def test_four_million_atari_observations_take_less_than_32_gigabytes():
     """By the growth of what is allocated, and the part that does not grow, for 256 actors."""
-    paper = SequenceLayout(burn_in=40, learned=80, period=40, lookahead=5)
+    paper = SequenceLayout(burn_in=40, trained=80, period=40, lookahead=5)
 
     def allocated(entries, slack):
         options = {"layout": paper, "actors": 1, "entries": entries, "slack": slack}

@@ -1,4 +1,4 @@
-"""The rules for classes of causes on made-up facts, and the walk on made-up traces."""
+"""The rules for classes of causes on made-up facts, and the alignment of made-up traces."""
 
 import json
 
@@ -11,7 +11,7 @@ from capsule.experiment.trace import Difference
 from capsule.verification.analysis.bisection import compare_dense
 from capsule.verification.analysis.causes import Facts, explain
 from capsule.verification.analysis.pin_differences import Change
-from capsule.verification.analysis.trace_alignment import TraceAlignment, walk_traces
+from capsule.verification.analysis.trace_alignment import TraceAlignment, align_traces
 from capsule.verification.content.ulp import distance
 from capsule.verification.verdict import (
     Bisection,
@@ -33,10 +33,10 @@ def change(kind, what="something"):
     return Change(kind, what, "1", "2")
 
 
-def name(walk, *changes, **facts):
+def name(alignment, *changes, **facts):
     """Return the classes that are named, the most likely first, and how certain they are."""
     given = {"results": (), **facts}
-    causes = explain(Facts(walk=walk, changes=changes, **given))
+    causes = explain(Facts(alignment=alignment, changes=changes, **given))
     return [(cause.name, cause.certainty) for cause in causes]
 
 
@@ -116,61 +116,66 @@ def record(step, **changes):
 
 
 @pytest.fixture
-def walked(tmp_path):
-    """Walk two traces, given as changes of the second one's records by their steps."""
+def aligned(tmp_path):
+    """Align two traces, given as changes of the second one's records by their steps."""
 
-    def walk(changes=None, steps=24, recordings=(EVERY, EVERY), prefix=False):
+    def alignment(changes=None, steps=24, recordings=(EVERY, EVERY), prefix=False):
         left = [record(step) for step in range(4, 25, 4)]
         right = [record(step, **(changes or {}).get(step, {})) for step in range(4, steps + 1, 4)]
         paths = write(tmp_path / "a", left), write(tmp_path / "b", right)
-        return walk_traces(*paths, recordings, prefix=prefix)
+        return align_traces(*paths, recordings, prefix=prefix)
 
-    return walk
-
-
-def test_equal_traces(walked):
-    walk = walked()
-    assert (walk.first, walk.last_equal, walk.records, walk.reconverged) == (None, 24, 6, False)
-    assert walk.equal_until == {"actions": 24, "loss": 24, "parameters": 24}
-    assert walk.map().components == {"actions": (), "loss": (), "parameters": ()}
+    return alignment
 
 
-def test_intervals_losses_and_what_was_equal(walked):
+def test_equal_traces(aligned):
+    alignment = aligned()
+    assert (alignment.first, alignment.last_equal, alignment.records, alignment.reconverged) == (
+        None,
+        24,
+        6,
+        False,
+    )
+    assert alignment.equal_until == {"actions": 24, "loss": 24, "parameters": 24}
+    assert alignment.map().components == {"actions": (), "loss": (), "parameters": ()}
+
+
+def test_intervals_losses_and_what_was_equal(aligned):
     other = {"loss": {"last": (0.75).hex(), "digest": "m"}}
-    walk = walked({8: other, 12: other, 20: {"actions": "b"}})
-    assert (walk.first.step, walk.first.component, walk.last_equal) == (8, "loss", 4)
-    assert walk.losses == (8, 0.5, 0.75)
-    assert walk.map().components == {
+    alignment = aligned({8: other, 12: other, 20: {"actions": "b"}})
+    assert (alignment.first.step, alignment.first.component, alignment.last_equal) == (8, "loss", 4)
+    assert alignment.losses == (8, 0.5, 0.75)
+    assert alignment.map().components == {
         "loss": ((8, 12),),
         "actions": ((20, 20),),
         "parameters": (),
     }
-    assert walk.equal_until == {"loss": 4, "actions": 16, "parameters": 24}
-    assert walk.differing == 3
-    assert walk.reconverged  # by the record of step 24, which has tensors
+    assert alignment.equal_until == {"loss": 4, "actions": 16, "parameters": 24}
+    assert alignment.differing == 3
+    assert alignment.reconverged  # by the record of step 24, which has tensors
 
 
-def test_a_difference_in_the_last_record_is_not_healed(walked):
-    assert not walked({24: {"actions": "b"}}).reconverged
-    assert not walked({20: {"actions": "b"}}, steps=20).reconverged
+def test_a_difference_in_the_last_record_is_not_healed(aligned):
+    assert not aligned({24: {"actions": "b"}}).reconverged
+    assert not aligned({20: {"actions": "b"}}, steps=20).reconverged
 
 
-def test_only_a_prefix_may_end_early(walked):
-    assert walked(steps=16).first.component == "end"
-    assert walked(steps=16, prefix=True).first is None
+def test_only_a_prefix_may_end_early(aligned):
+    assert aligned(steps=16).first.component == "end"
+    assert aligned(steps=16, prefix=True).first is None
 
 
-def test_other_intervals_leave_the_tensors_to_compare(walked):
+def test_other_intervals_leave_the_tensors_to_compare(aligned):
     coarse = RecordingSpec(trace_interval=8, tensor_interval=8)
-    walk = walked({16: {"actions": "b"}}, recordings=(EVERY, coarse))
-    assert walk.first is None
-    assert walk.equal_until == {"parameters": 24}
-    walk = walked({16: {"parameters": {"w": "q"}}}, recordings=(EVERY, coarse))
-    assert (walk.first.component, walk.first.name) == ("parameters", "w")
+    alignment = aligned({16: {"actions": "b"}}, recordings=(EVERY, coarse))
+    assert alignment.first is None
+    assert alignment.equal_until == {"parameters": 24}
+    alignment = aligned({16: {"parameters": {"w": "q"}}}, recordings=(EVERY, coarse))
+    assert (alignment.first.component, alignment.first.name) == ("parameters", "w")
 
 
-def test_a_loss_that_is_none_is_not_measured(walked):
-    assert walked({8: {"loss": {"last": "0xnone"}}}).losses is None
+def test_a_loss_that_is_none_is_not_measured(aligned):
+    assert aligned({8: {"loss": {"last": "0xnone"}}}).losses is None
 
 
 HEADER = {"schema": "capsule/dense/v1", "spec": "0" * 64, "first": 4, "last": 8}

@@ -26,7 +26,7 @@ from capsule.training.networks.feedforward import Parameters
 
 @dataclass(frozen=True)
 class UnrollSettings(WorkerSettings):
-    """What makes the actors of a run; all of it can be sent to another process.
+    """The settings of the actors of a run, which can be sent to another process.
 
     Attributes:
         truncation: The spec's ``trainer.truncation``.
@@ -100,7 +100,7 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         """Fill in one step of what the actors of some rows ``made``."""
         for row, unroll in made.items():
             self._see(row, step, unroll)
-        # Of an episode that a time limit has ended, the last frame takes a step in which nobody
+        # The last frame of an episode that a time limit has ended takes a step in which no actor
         # acts, so that the learner has its value to continue the return with.
         ended = {row for row in made if self._actors[row].environment.ended}
         for row in ended:

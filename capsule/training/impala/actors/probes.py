@@ -22,7 +22,7 @@ def probe(settings: UnrollSettings, shape: Shape) -> tuple[Parameters, Inputs, S
 
     Args:
         settings: What makes the actors.
-        shape: Of the inputs: ``(rows,)``, or ``(time, batch)`` with states for each of the batch.
+        shape: Shape of the inputs: ``(rows,)``, or ``(time, batch)`` with a state for each row.
 
     Returns:
         Weights; inputs with ``shape`` in front; and the stream, to draw more from.

@@ -5,8 +5,8 @@ then the behaviour policy mu of these steps; its actions are drawn from it.
 
 *Truncation*. An episode that a time limit cuts short was going to continue, so its last frame has a
 value, from which the learner bootstraps. With ``truncation="bootstrap"`` this frame therefore has a
-row of its own, before the row of the next episode's first frame. Nobody acts there: the row takes a
-step of the unroll, and none of the environment. With ``truncation="terminal"`` there is no such
+row of its own, before the row of the next episode's first frame. No actor acts there: the row takes
+a step of the unroll, and none of the environment. With ``truncation="terminal"`` there is no such
 row, and the return ends with the episode.
 """
 
@@ -27,7 +27,7 @@ from capsule.training.state.streams import Account
 
 
 class Unroll(NamedTuple):
-    """What one actor did in one unroll; a row for each step, and one for what came of the last.
+    """One unroll of one actor: a row for each step, and one for the result of the last.
 
     Attributes:
         frames: ``[frame_stack - 1 + steps + 1, *frame_shape]``: those before the first row's, then
@@ -43,7 +43,7 @@ class Unroll(NamedTuple):
         rewards: float64 ``[steps]``: training rewards.
         terminals: bool ``[steps]``: the return ends there. True where no action is taken.
         state: Recurrent, before row 0: float32 ``[*state_shape]``.
-        returns: Game returns of the episodes that ended, in order.
+        returns: Episode returns of the episodes that ended, in order.
     """
 
     frames: NDArray[Any]

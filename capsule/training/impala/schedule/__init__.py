@@ -1,4 +1,4 @@
-"""Schedules: which unroll is learned when, and the policy version that it is played with.
+"""Schedules: the order in which unrolls are trained on, and their policy versions.
 
 An actor-learner is a pure function of its spec and its schedule (:mod:`~.sources`): a rule, or the
 log of an asynchronous run. One executor (:mod:`~.executor`) follows either, over any transport

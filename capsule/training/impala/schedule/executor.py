@@ -15,12 +15,12 @@ from capsule.training.impala.schedule.sources import Schedule
 
 
 class Item(NamedTuple):
-    """An unroll that is learned.
+    """An unroll that is trained on.
 
     Attributes:
         actor: Whose.
         number: Which of its unrolls, from 0.
-        version: Of the policy that acted.
+        version: Version of the policy that acted.
         unroll: What it did.
     """
 
@@ -36,17 +36,17 @@ class Executor:
     Attributes:
         lag: The most that the schedule has.
         schedule: What decides.
-        snapshots: Each actor after its last unroll that was learned; None before the first. With
-            :attr:`learned` and :attr:`versions` they are all that a run resumes from: what was
-            played and not learned is played again.
-        learned: How many unrolls of each actor were learned.
+        snapshots: Each actor after its last unroll that was trained on; None before the first. With
+            :attr:`trained` and :attr:`versions` they are all that a run resumes from: what was
+            played and not trained on is played again.
+        trained: How many unrolls of each actor were trained on.
         versions: The policy versions that are still played with, by number, in the order of
             :attr:`Parameters.flat`: the newest, and as many before it as the lag.
-        replicas: Of the transport.
+        replicas: Number of replicas of the transport.
     """
 
     def __init__(self, schedule: Schedule, transport: Transport, actors: int) -> None:
-        """Begin with nothing learned; :meth:`publish` must give the first version.
+        """Begin before the first update; :meth:`publish` must give the first version.
 
         Args:
             schedule: What to follow.
@@ -54,7 +54,7 @@ class Executor:
             actors: How many there are.
         """
         self.snapshots: list[Snapshot | None] = [None] * actors
-        self.learned = [0] * actors
+        self.trained = [0] * actors
         self.versions: dict[int, NDArray[np.float32]] = {}
         self.lag, self.schedule = schedule.lag, schedule.kind
         self.replicas = transport.replicas
@@ -77,7 +77,7 @@ class Executor:
         self._begin(version)
 
     def collect(self, update: int) -> list[Item]:
-        """Wait for the unrolls that an update learns, and let their actors go on.
+        """Wait for the unrolls of an update, and let their actors continue.
 
         Raises:
             CapsuleError: What the schedule or the transport raises.
@@ -94,7 +94,7 @@ class Executor:
     def restore(
         self,
         snapshots: list[Snapshot | None],
-        learned: list[int],
+        trained: list[int],
         versions: Mapping[int, NDArray[np.float32]],
     ) -> None:
         """Continue from where another executor was, before anything was published here.
@@ -102,7 +102,7 @@ class Executor:
         Raises:
             CapsuleError: An environment does not return to its snapshot.
         """
-        self.snapshots, self.learned = list(snapshots), list(learned)
+        self.snapshots, self.trained = list(snapshots), list(trained)
         known = {actor: each for actor, each in enumerate(snapshots) if each is not None}
         self._transport.restore(known)
         self.versions = dict(versions)
@@ -116,8 +116,8 @@ class Executor:
 
     def _take(self, actor: int) -> Item:
         played, version = self._arrived.pop(actor), self._outstanding.pop(actor)
-        item = Item(actor, self.learned[actor], version, played.made)
-        self.learned[actor] += 1
+        item = Item(actor, self.trained[actor], version, played.made)
+        self.trained[actor] += 1
         self.snapshots[actor] = played.after
         return item
 
@@ -125,7 +125,7 @@ class Executor:
         """Let every idle actor begin the unroll whose version there is."""
         requests = []
         # By number, and not as they arrived: every transport gets the same requests.
-        for actor, number in enumerate(self.learned):
+        for actor, number in enumerate(self.trained):
             if actor in self._outstanding:
                 continue
             version = self._schedule.version(actor, number, current)

@@ -17,7 +17,7 @@ _TYPE = np.dtype("<u2")
 
 
 class ScheduleRecorder:
-    """Appends actor and lag of every unroll that is learned to a file."""
+    """Appends actor and lag of every unroll that is trained on to a file."""
 
     def __init__(self, path: Path, spec: str, actors: int, batch: int) -> None:
         """Open the file; :meth:`cut` decides where it continues, else it begins anew.

@@ -3,7 +3,7 @@
 A *schedule* says for every parameter update which unrolls it learns, in order, and with which
 version of the policy each was played. Version ``v`` is the policy after ``v`` updates. The *lag* of
 an unroll is the number of updates from its version to the one that learns it. An actor plays its
-unrolls one after the other, and begins the next when the last is taken to be learned.
+unrolls one after the other, and begins the next when the last is taken for training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["lockstep", "replayed", "live"]
 
 
 class Schedule(Protocol):
-    """What the executor asks.
+    """The questions that the executor asks a schedule.
 
     Attributes:
         kind: What decides: a rule, a log, or who is ready first.
@@ -34,7 +34,7 @@ class Schedule(Protocol):
 
         Args:
             actor: Whose.
-            number: How many of its unrolls were learned before.
+            number: How many of its unrolls were trained on before.
             current: Updates made.
 
         Returns:
@@ -48,7 +48,7 @@ class Schedule(Protocol):
 
         Args:
             update: Updates made before.
-            outstanding: The version of each actor's unroll that was begun and not learned yet.
+            outstanding: The version of each actor's unroll that was begun and not trained on yet.
             arrived: The actors of those that are finished, first come first.
 
         Returns:
@@ -133,10 +133,10 @@ class Recorded:
 
 
 class Live:
-    """Asynchronous: every actor plays with the newest version, and who is ready is learned.
+    """Asynchronous: every actor plays with the newest version; ready unrolls are trained on.
 
-    Unrolls are learned in the order they arrive, but at most ``lag`` updates after the version they
-    were played with: where a place is needed for one that could not be in time otherwise, the
+    Unrolls are trained on in the order they arrive, but at most ``lag`` updates after the version
+    they were played with: where a place is needed for one that could not be in time otherwise, the
     learner waits for that. As an actor begins its next unroll when its last is taken, ``batch lag``
     unrolls are outstanding at most, which is what fits into the updates until their time.
     """

@@ -126,7 +126,7 @@ def test_lockstep_is_its_formula_whatever_is_ready_when(sizes, data):
 def test_lockstep_plays_nothing_that_nobody_learns():
     executor = Executor(Lockstep(6, 4, 2, 3), Play(oldest), 6)
     follow(None, 6, 3, oldest, executor)
-    assert executor.learned == [2] * 6
+    assert executor.trained == [2] * 6
     executor.publish(3, np.zeros(1, np.float32))
     assert executor._transport.outstanding == []
 
@@ -173,7 +173,7 @@ def test_a_live_schedule_goes_on_after_a_resumption_and_replays(sizes, data):
     learned = follow(None, actors, moment, order, first)
     second = Executor(source, Play(order), actors)
     kept = {version: flat for version, flat in first.versions.items() if version < moment}
-    second.restore(first.snapshots, first.learned, kept)
+    second.restore(first.snapshots, first.trained, kept)
     learned += follow(None, actors, 20, order, second, first=moment)
     log = log_of(actors, batch, learned)
     assert max(log.lags) <= lag
@@ -181,7 +181,7 @@ def test_a_live_schedule_goes_on_after_a_resumption_and_replays(sizes, data):
     third = Executor(Recorded(log, lag), Play(order), actors)
     follow(None, actors, moment, order, third)
     fourth = Executor(Recorded(log, lag), Play(order), actors)
-    fourth.restore(third.snapshots, third.learned, third.versions)
+    fourth.restore(third.snapshots, third.trained, third.versions)
     assert follow(None, actors, 20, order, fourth, first=moment) == learned[moment:]
 
 
@@ -310,11 +310,11 @@ def test_versions_are_kept_as_long_as_somebody_may_play_them():
 
 def test_the_state_between_updates_is_that_of_what_was_learned():
     executor = Executor(Live(3, 2, 2), Play(newest), 3)
-    assert (executor.snapshots, executor.learned) == ([None] * 3, [0] * 3)
+    assert (executor.snapshots, executor.trained) == ([None] * 3, [0] * 3)
     follow(None, 3, 1, newest, executor)
     known = {a: each.document["number"] for a, each in enumerate(executor.snapshots) if each}
-    assert known == {actor: 0 for actor, count in enumerate(executor.learned) if count}
-    assert sum(executor.learned) == 2
+    assert known == {actor: 0 for actor, count in enumerate(executor.trained) if count}
+    assert sum(executor.trained) == 2
     executor.close()
     assert executor._transport.closed
 

@@ -34,7 +34,7 @@ class Cluster:
         """Connect.
 
         Args:
-            address: Of the head: ``HOST:PORT``, where this machine is one of its nodes, or
+            address: Address of the head: ``HOST:PORT``, where this machine is one of its nodes, or
                 ``ray://HOST:PORT``.
 
         Raises:

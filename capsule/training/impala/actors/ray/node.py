@@ -24,7 +24,7 @@ PORT = 6379
 JOIN_SECONDS = 180.0  # that the head may take to be there
 ATTEMPTS = 5  # a node whose agents have not started within 15 s ends, as on a busy machine
 
-# Nobody else is in the container. Ports that Ray chose itself it would wait for.
+# The container has no other processes. Ports that Ray chose itself it would wait for.
 _PORTS = {
     "dashboard-agent-grpc-port": 6380,
     "dashboard-agent-listen-port": 6381,

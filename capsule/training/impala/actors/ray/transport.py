@@ -2,7 +2,7 @@
 
 An actor worker is one stateful Ray actor, a process that plays many logical actors, dealt out as to
 the processes of one machine. Policy versions are objects of Ray's store, put there once; what comes
-back is taken in any order, as the executor decides what is learned next.
+back is taken in any order, as the executor decides what is trained on next.
 
 *Nodes.* Variables reach a worker's process before its interpreter starts, and are read back in it,
 as are the flags of torch and of the maths libraries. Then it digests a pass of the run's own
@@ -45,7 +45,7 @@ LOSSES = 3  # of one worker, without an answer between them, that are put down t
 
 
 class WorkerPins(NamedTuple):
-    """What holds every process of a run that plays actors to the same bits.
+    """The pins that make all processes that play the actors of a run compute the same bits.
 
     Attributes:
         variables: The environment that its interpreter starts with.
@@ -94,7 +94,7 @@ class RayTransport:
             cluster: Address of its head: ``HOST:PORT``, where this machine is one of its nodes, or
                 ``ray://HOST:PORT``, from anywhere.
             workers: How many, at most one for each actor; None: one for each free processor.
-            lag: Of the schedule.
+            lag: Lag of the schedule.
             pins: What every worker's process must have.
 
         Raises:
@@ -295,7 +295,7 @@ class RayTransport:
 
 
 class _RemoteWorker:
-    """What is known here of a worker.
+    """The state of a worker as this process knows it.
 
     Attributes:
         number: Its number.
