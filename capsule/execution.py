@@ -113,7 +113,7 @@ class ExecutionOptions:
         limits: What it may use, if not what the lock says.
         surroundings: What is not to be as usual around it.
         dense: Parameter updates to write a dense record of.
-        segment: Go on from the state in the run directory to ``stop_after``, and evaluate nothing.
+        segment: Resume from the state in the run directory to ``stop_after``, and evaluate nothing.
         data: The data sets of the lock, if it has any; they are hashed before it runs and again
             afterwards.
     """
@@ -174,7 +174,7 @@ WHOLE_RUN = ExecutionOptions()
 
 
 class SeenSurroundings(Model):
-    """What a program saw of its surroundings."""
+    """The surroundings of a program as it saw them."""
 
     locale: str = Field(description="Locale, as the C library takes it from the environment.")
     timezone: str = Field(description="Name of the time zone, and its offset from UTC.")
@@ -288,8 +288,8 @@ def execute(
 ) -> contract.Result | contract.ProgramResult:
     """Run the training side until it ends.
 
-    A directory that holds state is resumed; one that holds a result is finished at once. A program
-    of the user's own that cannot resume starts over.
+    A directory that holds state is resumed; one that holds a result is finished at once. A user
+    program that cannot resume starts over.
 
     Args:
         lock: The locked experiment; ``engine`` must have been prepared for it.

@@ -66,7 +66,7 @@ class PlannedPackage(NamedTuple):
 
 
 class RunPlan(NamedTuple):
-    """What building and running a spec would take.
+    """The costs of building and running a spec.
 
     Attributes:
         spec: The spec.

@@ -36,11 +36,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Pruning:
-    """What is to be deleted.
+    """The items that are to be deleted.
 
     Attributes:
-        items: Of the cache.
-        images: Of each engine that answers.
+        items: Items of the cache.
+        images: Images of each engine that answers.
         folders: Temporary folders of processes that were killed, with their sizes.
     """
 

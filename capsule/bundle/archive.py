@@ -193,7 +193,7 @@ class ArchiveReader:
         digits = found[124:135]
         size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else 0
         _compare(found, name, size)
-        # Before the content is read: at this point nothing vouches for the size.
+        # Before the content is read: at this point the size is not authenticated.
         if size > limit:
             raise _too_large(f"member {name} has {size} bytes", limit)
         data = self._exactly(size, name)

@@ -168,7 +168,7 @@ def pack(
         key: Signs.
         destination: The bundle; it appears, or is replaced, all at once.
         ssh_sign: Makes an SSH signature over the manifest as well, if given.
-        kind: Of one run, or of a study.
+        kind: Whether it is the bundle of one run, or of a study.
 
     Returns:
         ``destination``.
@@ -180,7 +180,7 @@ def pack(
     manifest = _describe(files, claim_id, kind, with_sshsig=ssh_sign is not None)
     statement = envelope.BundleStatement.about(manifest)
     # The order in which open_bundle reads: a reader parses nothing but the bounded envelope before
-    # a digest vouches for it, and needs to seek nowhere.
+    # a digest authenticates it, and needs to seek nowhere.
     documents = {
         ENVELOPE: envelope.sign(statement, key),
         MANIFEST: manifest.document(),

@@ -248,7 +248,7 @@ def read_passphrase(path: Path) -> str:
         message = f"cannot read the passphrase in {path}: {error.strerror}"
         raise CapsuleError("CAP-B131", message, fix="Give the path of a readable file.") from error
     mode = stat.S_IMODE(facts.st_mode)
-    # Of the descriptor, since the path may lead elsewhere by now. A pipe's mode says nothing.
+    # The descriptor's mode, since the path may lead elsewhere by now. A pipe's mode says nothing.
     if stat.S_ISREG(facts.st_mode) and mode & 0o077:
         message = f"others may read the passphrase in {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")

@@ -38,7 +38,7 @@ Role = Literal[
     "run",  # documents of the run directory
     "checkpoint",
     "state",  # what a run resumes from at a checkpoint
-    "output",  # what a user's own program wrote
+    "output",  # what a user program wrote
     "log",
 ]
 BundleKind = Literal["run", "study"]

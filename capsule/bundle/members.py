@@ -25,7 +25,7 @@ class Member:
 
     Attributes:
         file: What was signed.
-        offset: Of its content in the archive, in bytes.
+        offset: Offset of its content in the archive, in bytes.
     """
 
     file: BundleFile

@@ -6,7 +6,7 @@ verify-vsa`` reads. What the summary has no field for is in one extension field 
 is a URI as its parsing rules ask. The rules are those of a bundle's envelope: canonical JSON, one
 signature, an exact payload type, and never a key from the receipt itself.
 
-A receipt says who vouches for a re-execution. Machine and time are the signer's own account.
+A receipt is the signer's attestation of a re-execution, including its machine and time.
 """
 
 from __future__ import annotations

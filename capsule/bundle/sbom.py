@@ -66,7 +66,7 @@ def image_sbom(
         lock: The lock that the image was assembled from.
         image_config_digest: The image's identity, ``sha256:`` and 64 hexadecimal digits.
         licences: Package URL to choice, as :func:`capsule.bundle.licences.collect_licences`
-            returns it. Of a package that is missing here, the document says that it asserts none.
+            returns it. For a package that is missing here, the document asserts no licence.
     """
     return canonical_json(image_document(lock, image_config_digest, licences or {}))
 
@@ -155,7 +155,7 @@ def _code(code: LockedCode) -> Component:
 
 
 def _source_tree(project: LockedProject) -> Component:
-    """Describe a user's own program. Its digest is that of its layer; where it lay is unsaid."""
+    """Describe a user program. Its digest is that of its layer; its place is not stated."""
     component = _component("application", "source-tree", "source-tree")
     facts = {"bytes": project.size, "files": len(project.files)}
     return _licensed(

@@ -41,7 +41,7 @@ class SshSignature:
         key: The key that it says made it.
         hash_name: Digest of the message that was signed: ``sha512`` or ``sha256``.
         signature: As :class:`~capsule.bundle.algorithms.Algorithm` verifies it.
-        state: Of a token when it signed: one byte of flags and four of a counter; else empty.
+        state: State of a token when it signed: one byte of flags and four of a counter; else empty.
     """
 
     key: PublicKey
@@ -126,7 +126,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     # The third string is reserved, and readers are to ignore it. The comparison at the end of this
     # function still requires that it is empty.
     key_blob, space, _, hash_name, signature = _strings(rest, 5)
-    # Without this, somebody who gets a person to sign a chosen file, for Git or for mail, would
+    # Without this, an attacker who gets a person to sign a chosen file, for Git or for mail, would
     # have a signed bundle.
     if space != namespace.encode():
         raise ValueError(f"made for {_show(space)}, not for {namespace!a}")
@@ -136,7 +136,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     # A token's flags and counter follow the signature without a length of their own (PROTOCOL.u2f).
     end = len(signature) - (_STATE if key.algorithm.of_token else 0)
     kind, value = _strings(signature[:end], 2)
-    # A signature names a type of its own, by which nobody may choose another algorithm than the
+    # A signature names a type of its own, which must not select another algorithm than the
     # key's.
     if kind != key.algorithm.key_type.encode():
         raise ValueError(f"a signature of type {_show(kind)} by a {key.algorithm.key_type} key")

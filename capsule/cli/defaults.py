@@ -27,7 +27,7 @@ ALLOWED_SIGNERS = "CAPSULE_ALLOWED_SIGNERS"
 
 
 def configuration_folder() -> Path:
-    """Return the folder of the user's own key and trust file, which need not exist."""
+    """Return the folder of the user's key and trust file, which need not exist."""
     return user_folder("CAPSULE_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
@@ -44,7 +44,7 @@ def public_half(key: Path) -> Path:
 def signing_key(
     named: Path | None, passphrase_file: Path | None, *, ask: bool = True
 ) -> tuple[Path, PrivateKey]:
-    """Return the key that signs: the one named, or the user's own, which is made at first use.
+    """Return the key that signs: the one named, or the user's key, which is made at first use.
 
     Args:
         named: The private key that the command line names.
@@ -66,7 +66,7 @@ def signing_key(
 
 
 def _make(path: Path) -> None:
-    """Make the user's own key, unless another process did so since."""
+    """Make the user's key, unless another process did so since."""
     import fcntl
 
     from capsule.bundle.keys import generate
@@ -108,7 +108,7 @@ class Trusted(NamedTuple):
 def trusted_files(
     keys: Sequence[Path] | None, allowed_signers: Sequence[Path] | None, *, others: bool = False
 ) -> Trusted:
-    """Return the trusted keys that a command line names, or else the user's own.
+    """Return the trusted keys that a command line names, or else the user's.
 
     Args:
         keys: Public keys that it names.

@@ -41,7 +41,7 @@ def operator_findings(
     """Return what the census of operators, the re-execution and torch's warnings say.
 
     Args:
-        reports: Of all processes.
+        reports: Reports of all processes.
         failed: Whether the run stopped with an error, which an operator may have raised.
     """
     found: dict[tuple[str, str | None, str], Finding] = {}
@@ -121,7 +121,7 @@ def asked_findings(
     These are candidates: that the answer reached a result was not seen.
 
     Args:
-        reports: Of all processes.
+        reports: Reports of all processes.
         spec: What was run.
         numbers_pinned: Whether process numbers follow from what the run starts.
     """

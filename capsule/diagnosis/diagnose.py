@@ -134,7 +134,7 @@ def diagnose(
         lock: The locked experiment; ``engine`` must have been prepared for it.
         engine: Where it runs.
         directory: Where the two run directories go; must not contain any yet.
-        steps: Steps of each run. A program of the user's own is run to its end.
+        steps: Steps of each run. A user program is run to its end.
         data: The data sets of the lock, if it has any.
         reporter: Called with each event.
 

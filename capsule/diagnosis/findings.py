@@ -19,7 +19,7 @@ class Remedy:
     """A setting that may cure a finding.
 
     Attributes:
-        field: Of the spec, dotted.
+        field: Field of the spec, dotted.
         value: What to set it to.
         effect: What it does, in a sentence that names both.
     """

@@ -168,8 +168,8 @@ def in_cluster(
 
     Args:
         cluster: Which, if any.
-        settings: Of the task's container, without a cluster.
-        client: Of the engine.
+        settings: Settings of the task's container, without a cluster.
+        client: Client of the engine.
         start: Starts a container.
 
     Yields:

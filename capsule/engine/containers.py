@@ -398,7 +398,7 @@ class _RunningContainer:
 
 def resource_limits(limits: LimitsSpec) -> dict[str, int]:
     """Return the resource limits of a task's processes."""
-    # Holes cost a file nothing but make it as long as it says, for whoever reads it afterwards.
+    # Holes cost a file nothing but make it as long as it says, for later readers.
     longest = max(limits.disk_mb, limits.memory_mb, limits.temporary_mb) << 20
     # The number of processes is the cgroup's business, but unless it is told a number Podman sets
     # more than a caller without privileges may have; its service has no more than this itself.

@@ -37,7 +37,7 @@ class RemoteCluster:
     """A cluster that is there already.
 
     Attributes:
-        address: Of its head, ``HOST:PORT`` or ``ray://HOST:PORT``.
+        address: Address of its head, ``HOST:PORT`` or ``ray://HOST:PORT``.
         token: File with its token; None for a cluster without.
     """
 

@@ -119,7 +119,7 @@ def supervise(
     """Watch a task until it ends by itself or has to be stopped.
 
     Time is up or a signal came: SIGTERM first, so that the task can save its state. Memory or
-    disk is used up: SIGKILL at once, because it would go on using more.
+    disk is used up: SIGKILL at once, because it would continue to use more.
 
     Raises:
         CapsuleError: CAP-E007 or CAP-E040, the run directory cannot be watched; CAP-E009, the task
@@ -141,8 +141,8 @@ def supervise(
         if _disk_exceeded(task):
             return Exit(_kill(running), "disk-full")
     on_poll()
-    # Engines may report this although only a child was killed and the task went on, as a status of
-    # 0 shows.
+    # Engines may report this although only a child was killed and the task continued, as a
+    # status of 0 shows.
     if status != 0 and running.was_out_of_memory():
         return Exit(status, "out-of-memory")
     # A task that uses up the disk between two looks fails by itself, and this is the true reason.

@@ -35,7 +35,7 @@ class Evidence:
         mechanisms: What the run says that it used.
         report: What the launcher, its supervisor and the interposer counted; None if the run was
             not started by the launcher.
-        streams: What the trainer's random streams gave out; None for a program of the user's own.
+        streams: What the trainer's random streams gave out; None for a user program.
         arrivals: In which order a program took results and messages, if it recorded that.
         data: The data sets as they were before and after the run; None if it has none.
         engine: What the engine says of itself.
@@ -54,7 +54,7 @@ class Evidence:
 
     @property
     def is_program(self) -> bool:
-        """Whether a program of the user's own ran."""
+        """Whether a user program ran."""
         return self.mechanisms.trainer is None
 
     @property
@@ -116,7 +116,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def is_own(process: str) -> bool:
-    """Tell whether a process beside a program of the user's own is Capsule's.
+    """Tell whether a process beside a user program is Capsule's.
 
     Capsule's interpreter is the first process and starts the program by executing it; what it only
     forks is its own. Executing a program appends ``x`` to the path, and paths too long are digests

@@ -118,7 +118,7 @@ class Thread:
         thread: Thread path.
         calls: Number of calls.
         bytes: Number of bytes.
-        derived_calls: Of the calls of a replay, those answered with derived bytes.
+        derived_calls: Calls of a replay that were answered with derived bytes.
         derived_bytes: The bytes of these.
         recorded: The calls in order, when the run was recorded.
     """

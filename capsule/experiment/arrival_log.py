@@ -1,4 +1,4 @@
-"""The arrival log: in which order results and messages reached a program of the user's own.
+"""The arrival log: in which order results and messages reached a user program.
 
 A program that uses ``capsule.training.arrivals`` leaves one; ``capsule verify`` follows it. It is
 canonical JSON (RFC 8785), so one order of arrival has one document and one digest.

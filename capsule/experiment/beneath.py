@@ -1,4 +1,4 @@
-"""A folder that a stranger's program writes: measured, read and removed without following a link.
+"""A folder that an untrusted program writes: measured, read and removed without following a link.
 
 ``O_NOFOLLOW`` guards the last component of a path only, and a path can be longer than the kernel
 takes. So every component is opened by itself, relative to the folder above it (``openat(2)``).
@@ -113,7 +113,7 @@ def _give(folder: int, owner: int, depth: int) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that nobody writes to any more, however deep it is and whatever it forbids.
+    """Remove a folder that no process writes to, however deep it is and whatever it forbids.
 
     Sub-folders are moved to the top before their turn comes, so that neither the stack nor the
     number of descriptors grows with the depth.
@@ -148,7 +148,7 @@ def _unlinked(name: str, folder: int) -> bool:
     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
         os.unlink(name, dir_fd=folder)
         return True
-    os.chmod(name, 0o700, dir_fd=folder)  # nobody is left who could put a link here
+    os.chmod(name, 0o700, dir_fd=folder)  # no process is left that could put a link here
     return False
 
 

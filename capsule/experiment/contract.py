@@ -49,7 +49,7 @@ SEGMENT_STATES = "states"  # capsule.experiment.states: checkpoint_name(step).{j
 LOG = "output.log"  # standard output and error of the training process
 ENTROPY_STARTS = "entropy"  # folder: what launcher and interposer write down (capsule.entropy)
 
-# A program of the user's own (trainer.command) writes what it likes, and these are made for it:
+# A user program (trainer.command) writes what it likes, and these are made for it:
 WORKSPACE = "workspace"  # folder: a copy of the source tree; the program's working folder
 STANDARD_OUTPUT = "stdout.txt"  # what it printed
 ENDED = "ended.json"  # Ended: the program ended well; from now on only its outputs are listed
@@ -89,7 +89,7 @@ DATA_FOLDER = "/data"  # where a container has data sets, by name
 # Variables of the program. All but the last are its contract, the last is for Capsule's own use.
 OUTPUT_VARIABLE = "CAPSULE_OUTPUT"  # folder of its working folder that the helper writes into
 STATE_VARIABLE = "CAPSULE_STATE"  # folder for what a resumption needs
-RESUMED_VARIABLE = "CAPSULE_RESUMED"  # "1" if it is to go on from that folder, else "0"
+RESUMED_VARIABLE = "CAPSULE_RESUMED"  # "1" if it is to resume from that folder, else "0"
 SEED_VARIABLE = "CAPSULE_SEED"  # seeds.root
 RUN_VARIABLE = "CAPSULE_RUN"  # the run directory
 DATA_VARIABLE = "CAPSULE_DATA"  # the folder of the data sets
@@ -102,7 +102,7 @@ NUMBERS_SIGNAL = 40
 FIRST_PROCESS = 500
 PROGRAM_PROCESS = 1000
 
-# Of the training side: the Ray cluster that actors play on, and in how many processes; the latter
+# For the training side: the Ray cluster that actors play on, and in how many processes; the latter
 # may be left to the number of its free processors. No cluster, no variable.
 CLUSTER_VARIABLE = "CAPSULE_CLUSTER"
 CLUSTER_HOSTS_VARIABLE = "CAPSULE_CLUSTER_HOSTS"

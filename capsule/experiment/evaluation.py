@@ -98,7 +98,7 @@ class StartSet(Model):
 
 
 class EvaluationSpec(Model):
-    """Evaluation from predetermined starts (Nagarajan et al. 2019, supplement).
+    """Evaluation from predetermined starts (Nagarajan et al. 2019, arXiv:1809.05676, supplement).
 
     Random action sequences are drawn ('candidates'), ranked by the largest Q-value that the run's
     final network gives their last state, and the starts are drawn from the best of them
@@ -124,8 +124,8 @@ class EvaluationSpec(Model):
         0,
         description=(
             "Maximum number of no-ops (the first action) with which an episode starts, instead "
-            "of a ranked random sequence; the number is drawn from 1 up. 30 is the protocol of "
-            "Mnih et al. 2015."
+            "of a ranked random sequence; the number is drawn from 1 to this. 30 is the protocol "
+            "of Mnih et al. 2015 (doi:10.1038/nature14236)."
         ),
     )
     candidates: PositiveInt = Field(1000, description="Number of random start sequences to rank.")

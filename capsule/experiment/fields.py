@@ -37,7 +37,7 @@ Facts = Annotated[
 ]
 
 
-# Of each thread and task: while one reads a stored document, another may make a new one.
+# Each thread and task has its own: while one reads a stored document, another may make a new one.
 _reading_stored = ContextVar("_reading_stored", default=False)
 
 

@@ -1,4 +1,4 @@
-"""States that a run keeps at its checkpoints, so that others can go on from them.
+"""States that a run keeps at its checkpoints, so that others can resume from them.
 
 With ``recording.segment_states`` a run keeps, at every claimed checkpoint but the last, what its
 folder ``state`` holds then, but for what only the evaluation needs. Each file is cut into blocks of

@@ -85,7 +85,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
         if settings.algorithms != "off":
-            # Of the attention in programs of the user's own, whose backward pass otherwise adds in
+            # For the attention in your own programs, whose backward pass otherwise adds in
             # any order: read by Hugging Face's transformers and by NVIDIA's Transformer Engine.
             variables |= {
                 "FLASH_ATTENTION_DETERMINISTIC": "1",

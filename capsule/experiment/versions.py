@@ -25,7 +25,7 @@ def satisfies(version: str, constraint: str) -> bool:
     Args:
         version: It begins with a release, such as ``9.10.2.21``; what follows is ignored. One that
             does not meets no constraint.
-        constraint: Of the form :data:`CONSTRAINT`.
+        constraint: Constraint of the form :data:`CONSTRAINT`.
     """
     release = re.match(RELEASE, version)
     if release is None:

@@ -35,7 +35,7 @@ class Creator:
 
 @dataclass(frozen=True)
 class Details:
-    """What a bundle does not know about its deposit.
+    """The facts about a deposit that a bundle does not contain.
 
     Attributes:
         title: None for the name of the experiment.

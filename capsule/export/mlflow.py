@@ -20,7 +20,7 @@ from capsule.host.errors import CapsuleError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*(/[A-Za-z0-9_][A-Za-z0-9_.\- ]*)*")
 _MAX_NAME = 250  # of a metric or a parameter (mlflow/utils/validation.py)
 _MAX_VALUE = 6000  # characters of a parameter
-_LOCAL = 4  # SourceType: run on the user's own machine
+_LOCAL = 4  # SourceType: run on the user's machine
 _STATUS = {"running": 1, "finished": 3, "failed": 4}  # RunStatus; every other state is KILLED
 _KILLED = 5
 

@@ -72,7 +72,7 @@ class ExportedRun:
     """A run as other tools see it.
 
     Attributes:
-        name: Of the run among those that are exported together.
+        name: Name of the run among those that are exported together.
         lock: What was run.
         claims: What a bundle claims of it; None for a run directory.
         state: How the run stands.

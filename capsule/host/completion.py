@@ -14,7 +14,7 @@ GAME = "environment.game"
 def complete_setting(incomplete: str) -> list[str]:
     """Return the settings that begin with an incomplete one.
 
-    Fields are offered with their ``=``. Of a single field, the values are offered if they can be
+    Fields are offered with their ``=``. For a single field, the values are offered if they can be
     listed: choices, true and false, and games.
     """
     settings = spec_settings()

@@ -15,7 +15,7 @@ _DISTRIBUTIONS = {
 
 
 class CudaNeeds(NamedTuple):
-    """What a major version of CUDA requires.
+    """The requirements of a major version of CUDA.
 
     Attributes:
         driver: Constraint on the driver's version (NVIDIA, "CUDA Compatibility", minor version

@@ -23,7 +23,7 @@ def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> boo
     :func:`is_locked` of another process has the lock for a moment, too, hence the attempts.
 
     Args:
-        descriptor: Of the open file.
+        descriptor: Descriptor of the open file.
         path: Its name, for the message.
         patience: Seconds to try.
 

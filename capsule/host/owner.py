@@ -47,7 +47,7 @@ def temporary_folder(
     The next :func:`remove_abandoned` removes the folder if this process is killed.
 
     Args:
-        prefix: Of its name.
+        prefix: Prefix of its name.
         parent: Where it is made; the system's folder for temporary files by default.
         note: Told if it cannot be removed.
 

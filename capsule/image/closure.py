@@ -177,7 +177,7 @@ def _runs_at_start(path: str, site: str) -> bool:
     """Tell if every start of the image's interpreter executes a file, or whether it is one.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         site: Path of the packages.
     """
     folder, _, name = path.rpartition("/")

@@ -2,7 +2,7 @@
 
 ``images/releases.json`` is part of every installation; ``scripts/release.sh`` adds to it. A bundle
 whose training code, recipe and base layer are listed there holds nothing in their place that only
-its signer vouches for, although this version would make other ones.
+its signer attests to, although this version would make other ones.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Device(NamedTuple):
             part in slot 1 (the NVIDIA container toolkit's device names by index).
         uuid: NVML's identifier, such as ``GPU-2c1d…`` or ``MIG-7f0e…``.
         name: NVML's name, which for a part ends in its profile.
-        compute_capability: Of the GPU, such as ``9.0``.
+        compute_capability: Compute capability of the GPU, such as ``9.0``.
     """
 
     gpu: int
@@ -92,7 +92,7 @@ def visible_devices(
 
     Args:
         devices: Those of the machine.
-        variables: Of the environment.
+        variables: Variables of the environment.
 
     Raises:
         CapsuleError: CAP-M008, an index could mean several devices.
@@ -182,7 +182,7 @@ def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str])
     Args:
         gpus: All of them, by their NVML indices.
         nvml: See :func:`read_devices`.
-        variables: Of the environment.
+        variables: Variables of the environment.
 
     Raises:
         CapsuleError: CAP-M008 of :func:`visible_devices`.

@@ -50,7 +50,7 @@ class SelfTest(Model):
 
 
 class GpuSelfTest(Model):
-    """What a GPU's self-test found. A GPU that fails it has no such document."""
+    """The result of a GPU's self-test. A GPU that fails it has no such document."""
 
     gpu: str
     compute_capability: str

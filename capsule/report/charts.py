@@ -86,7 +86,7 @@ def line_chart(
     """Lay out curves on each other, the first one below.
 
     Args:
-        identity: Of the element, unique in the page.
+        identity: Identity of the element, unique in the page.
         title: What it shows; read out and shown above.
         x_name: What is on the horizontal axis.
         y_name: What is on the vertical one.

@@ -23,7 +23,7 @@ def what(subject: ReportedRun) -> str:
 
 
 def is_program(subject: ReportedRun) -> bool:
-    """Tell a user's own program from one of Capsule's trainers."""
+    """Tell a user program from one of Capsule's trainers."""
     return isinstance(subject.lock.spec.trainer, CommandTrainer)
 
 

@@ -41,7 +41,7 @@ Row = tuple[str, str]
 
 
 class Inspected(NamedTuple):
-    """What is in something: rows of label and text for people, and JSON values."""
+    """The contents of a file or folder, as rows of label and text, and as JSON values."""
 
     rows: tuple[Row, ...]
     document: dict[str, Any]

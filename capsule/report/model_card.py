@@ -22,7 +22,7 @@ tags:
 
 
 def model_card(subject: ReportedRun, metadata: str = METADATA) -> str:
-    """Return a model card for what a run has learned, below a block of metadata."""
+    """Return a model card for the network that a run has trained, below a block of metadata."""
     return document(
         metadata,
         f"# Model card: {plain(subject.lock.spec.name)}",
@@ -90,7 +90,7 @@ def _training(subject: ReportedRun) -> str:
     if facts.is_program(subject):
         return todo("what the program learns from.")
     return (
-        f"What the agent saw while it learned: {facts.what(subject)}. All settings are in "
+        f"What the agent saw during training: {facts.what(subject)}. All settings are in "
         f"{files('spec/lock.json')}, the digest of every step in {files('run/trace.jsonl')}."
     )
 

@@ -1,7 +1,7 @@
 """The folder of a study: its lock, and a run directory for each member.
 
 Everything that is known of a member is in its folder, so that any number of processes and machines
-can run members, and a study that was stopped at any moment goes on with what is missing::
+can run members, and a study that was stopped at any moment continues with what is missing::
 
     study.lock.json
     members/NAME/lock.json          the member's lock, as of every run directory
@@ -235,7 +235,7 @@ class StudyDirectory:
 
     @contextmanager
     def _hold(self, name: str, patience: float = PATIENCE_SECONDS) -> Iterator[int | None]:
-        """Hold the folder of a member; yield None if another process does, and goes on to."""
+        """Hold the folder of a member; yield None if another process holds it and keeps it."""
         folder = self.folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # as every run directory (CAP-E042)

@@ -89,7 +89,7 @@ class JobArray(ABC):
 
 
 class Reservation(NamedTuple):
-    """What the job of a member reserves."""
+    """The resources that the job of a member reserves."""
 
     cores: int
     memory_mb: int

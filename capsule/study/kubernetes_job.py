@@ -76,7 +76,7 @@ class JobTemplate:
             name: Name of the Job.
             study: The folder of the study, which the pods see at the same path.
             members: The members; the first is index 0.
-            options: Of 'capsule study member'.
+            options: Options of 'capsule study member'.
 
         Raises:
             CapsuleError: CAP-Y026 a section is not a mapping, CAP-Y027 the template sets a field

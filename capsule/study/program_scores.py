@@ -1,4 +1,4 @@
-"""Scores of members that run a program of the user's own: numbers in JSON files that it wrote.
+"""Scores of members that run a user program: numbers in JSON files that it wrote.
 
 A study says where they are, as ``scores: {NAME: FILE#POINTER}``. The file is an output that the
 program claims, and the pointer (RFC 6901) leads to a number, or to a list of numbers with one for
@@ -27,7 +27,7 @@ def scored_outputs(study: StudySpec, claims: ProgramClaims, read: ReadOutput) ->
 
     Args:
         study: The study.
-        claims: Of the member.
+        claims: Claims of the member.
         read: Returns what an output holds, by its path in the working folder.
 
     Raises:

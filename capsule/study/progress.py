@@ -24,7 +24,7 @@ class GroupProgress(NamedTuple):
         name: The group; "all" for the whole study.
         counts: Number of members in each state.
         steps_per_second: Agent steps per second of the running members together.
-        seconds_left: Of the rest at this speed; None if nothing runs, or a total is unknown.
+        seconds_left: Seconds left at this speed; None if nothing runs, or a total is unknown.
     """
 
     name: str

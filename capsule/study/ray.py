@@ -41,7 +41,7 @@ class Ray:
     """Tasks of a Ray cluster.
 
     Attributes:
-        address: Of its head, ``ray://HOST:PORT``.
+        address: Address of its head, ``ray://HOST:PORT``.
         note: Told why no node takes a member.
         settle_seconds: From the end of a task to the report that it left no outcome.
     """

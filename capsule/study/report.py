@@ -44,7 +44,7 @@ SIGNIFICANT = 0.1  # level of Nagarajan et al. 2019
 
 
 class StudyReport(NamedTuple):
-    """What a report is about.
+    """The contents of a report on a study.
 
     Attributes:
         results: What the members claim.

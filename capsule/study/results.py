@@ -32,7 +32,7 @@ class MemberIdentity(Model):
 
 @dataclass(frozen=True)
 class MemberResult:
-    """What a member claims.
+    """The results that a member claims.
 
     Attributes:
         plan: Its place in the study.

@@ -49,7 +49,7 @@ class RunOptions:
 def stop_signals_interrupt() -> Iterator[None]:
     """Have SIGTERM and SIGHUP interrupt this process as SIGINT does, in a block of its main thread.
 
-    Members would go on without it otherwise.
+    Members would continue without it otherwise.
     """
     handlers = {
         number: signal.signal(number, signal.default_int_handler)
@@ -105,7 +105,7 @@ class Runs:
         Args:
             study: The study.
             name: The member.
-            options: Of its run.
+            options: Options of its run.
             patience: Seconds to wait for another process that runs it.
 
         Returns:
@@ -129,7 +129,7 @@ class Runs:
 
         Args:
             folder: The run directory; what the run prints goes there, too.
-            options: Of the run.
+            options: Options of the run.
             hold: Descriptors that the run keeps open.
 
         Returns:

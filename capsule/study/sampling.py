@@ -29,7 +29,7 @@ from capsule.verification.verdict import Grade
 
 @dataclass(frozen=True)
 class VerifiedMember:
-    """What verifying a member has shown.
+    """The result of verifying a member.
 
     Attributes:
         name: The member.

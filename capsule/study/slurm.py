@@ -176,6 +176,6 @@ def _script(study: StudyDirectory, names: Sequence[str], options: RunOptions) ->
 
 def _call(command: Sequence[str], given: str = "", *, accepted: str | None = None) -> str:
     """Return what one of Slurm's programs prints; see :meth:`Programs.call`."""
-    # SQUEUE_PARTITION and the like are for the user's own view of the queue.
+    # SQUEUE_PARTITION and the like are for the user's view of the queue.
     environment = {name: os.environ[name] for name in os.environ if name[:7] != "SQUEUE_"}
     return PROGRAMS.call(command, given, accepted=accepted, environment=environment)

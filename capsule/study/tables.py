@@ -93,7 +93,10 @@ class CurveRow(Model):
 
 
 class VarianceRow(Model):
-    """A test whether two groups' scores have equal variance (Brown and Forsythe 1974)."""
+    """A test whether two groups' scores have equal variance.
+
+    It is the test of Brown and Forsythe 1974, doi:10.1080/01621459.1974.10482955.
+    """
 
     task: str
     network: Literal["final", "best"]

@@ -39,7 +39,7 @@ class StudyChallenge:
 
 @dataclass(frozen=True)
 class CheckedStudy:
-    """What the verification of a study has shown beyond its own file.
+    """The result of a study's verification beyond its own file.
 
     Attributes:
         size: Number of members of the study.

@@ -1,6 +1,6 @@
 """The inside of the image: streams, environments, replay, trainers, trace, checkpoints.
 
-A program of the user's own may use two names: ``from capsule.training import arrivals, run``.
+A user program may use two names: ``from capsule.training import arrivals, run``.
 """
 
 from __future__ import annotations

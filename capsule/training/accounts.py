@@ -1,8 +1,8 @@
 """The mechanisms that a run used: its surroundings, its Python processes, its trainer.
 
 Each Python process of a run appends lines to ``interpreters.jsonl``
-(:mod:`capsule.training.determinism.child_processes`); here they are counted. A program of the
-user's own can write into that file, as into everything else in the run directory: its account is
+(:mod:`capsule.training.determinism.child_processes`); here they are counted. A user
+program can write into that file, as into everything else in the run directory: its account is
 its own word.
 """
 
@@ -39,7 +39,7 @@ _MULTICAST = "ff"  # the first byte of such an IPv6 address
 
 
 class _Line(Model):
-    """What one process told: of its start, or of torch."""
+    """The record of one process: of its start, or of torch."""
 
     hash_seed: str | None = None
     restarted: bool = False
@@ -74,7 +74,7 @@ def record_mechanisms(
 
     Args:
         directory: The run directory.
-        trainer: What the trainer did; None for a program of the user's own.
+        trainer: What the trainer did; None for a user program.
         process: Process id of such a program.
 
     Raises:

@@ -32,7 +32,7 @@ class BaseTrainer:
     Attributes:
         step: Agent steps so far, of all actors.
         episodes: Episodes finished.
-        returns: Game returns of the last 100 episodes.
+        returns: Episode returns of the last 100 episodes.
         loss: Loss of the last minibatch, None before the first.
         online: Parameters theta, drawn from the stream ``initialization``.
     """
@@ -47,7 +47,7 @@ class BaseTrainer:
         Args:
             context: The run.
             shapes: Name to shape of the network's parameters.
-            module: The module of the user's own that is a part of the network, if one is.
+            module: The user module that is a part of the network, if one is.
         """
         self._context, self._spec = context, context.spec
         self._streams, self._trace, self._device = context.streams, context.trace, context.device
@@ -63,11 +63,11 @@ class BaseTrainer:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean game return of the last 100 episodes, None before the first."""
+        """Mean episode return of the last 100 episodes, None before the first."""
         return math.fsum(self.returns) / len(self.returns) if self.returns else None
 
     def _count_episodes(self, returns: Sequence[float]) -> None:
-        """Take note of episodes that ended, by their game returns."""
+        """Take note of episodes that ended, by their episode returns."""
         self.episodes += len(returns)
         self.returns.extend(returns)
 
@@ -93,7 +93,7 @@ class BaseTrainer:
         return self._train_state.digests(self._gradient_tensors())
 
     def take_unrolls(self) -> dict[str, str] | None:
-        """Return name to digest of the unrolls learned since the last call; None: it has none."""
+        """Return name to digest of the unrolls trained on since the last call; None: no unrolls."""
         return None
 
     def record(self, *, complete: bool = False) -> None:
@@ -110,7 +110,7 @@ class BaseTrainer:
         )
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state, as ``group/name``."""
+        """Return copies of all trained tensors, as ``group/name``."""
         return self._train_state.tensors()
 
     def state(self) -> dict[str, Any]:

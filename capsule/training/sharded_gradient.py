@@ -201,7 +201,7 @@ class Ranks:
             make: Makes the gradient, here and there.
             shards: Shards of a batch.
             ranks: Processes, this one included; no more than there are shards are used.
-            shapes: Of the parameters.
+            shapes: Shapes of the parameters.
             determinism: The spec's ``determinism`` section.
             numerics: The CPU numerics profile of the run.
         """

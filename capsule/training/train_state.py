@@ -1,4 +1,4 @@
-"""The learned state of a trainer, as checkpoints hold it and the trace digests it."""
+"""The trained state of a trainer, as checkpoints hold it and the trace digests it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Trainer(Protocol):
 
     @property
     def mean_return(self) -> float | None:
-        """Mean game return of the last episodes, None before the first."""
+        """Mean episode return of the last episodes, None before the first."""
 
     def train_step(self) -> None:
         """Take the steps that belong to one update, and once learning has started, update."""
@@ -92,7 +92,7 @@ class Trainer(Protocol):
         """Write one trace record, with every tensor in it if it is to be complete."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """Return copies of all learned state."""
+        """Return copies of all trained tensors."""
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot of everything but the tensors, streams and trace."""

@@ -59,7 +59,7 @@ class IntegrityFinding:
 
 @dataclass(frozen=True)
 class TrustFinding:
-    """Who signed an unchanged bundle.
+    """The signers of an unchanged bundle.
 
     Attributes:
         authentic: Whether the verifier trusts a key that signed it.

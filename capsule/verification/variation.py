@@ -5,7 +5,7 @@ all processors of the machine. A :class:`Variation` is the change of one of them
 what the run itself decides. Some of them the spec pins for every re-execution; then another value
 is asked for, and the answer says what the result would depend on without the pin.
 
-A program of the user's own is given another time zone or locale by a shell that starts it, since
+A user program is given another time zone or locale by a shell that starts it, since
 Capsule's own interpreter, its parent, checks that it has the variables of the spec. The randomness
 that Capsule derives for a program depends on its place in the tree of processes, and the shell
 changes that. A program that differs is therefore executed by the same shell with the recorded
@@ -141,7 +141,7 @@ class Inapplicable:
 
 
 class Wanted(NamedTuple):
-    """What is to be varied.
+    """The variations that were requested.
 
     Attributes:
         names: In the order of :data:`NAMES`.

@@ -84,9 +84,9 @@ def _trainer_schedule(trainer: TrainerUse) -> Judgement:
         case "recorded":
             return "recorded", f"the order of the experience of {actors} was recorded"
         case "replayed":
-            return "recorded", f"the experience of {actors} was learned in the order of a log"
+            return "recorded", f"the experience of {actors} was trained on in the order of a log"
         case "live":
-            return "unsupported", f"the experience of {actors} was learned as it arrived"
+            return "unsupported", f"the experience of {actors} was trained on as it arrived"
 
 
 def _arrivals(evidence: Evidence) -> Judgement:

@@ -153,7 +153,7 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
 
 
 def _check_module(accelerator: CpuAccelerator | CudaAccelerator, trainer: AlgorithmTrainer) -> None:
-    """Reject a module of the user's own where a profile promises what it does not know."""
+    """Reject a user module where a profile promises what it does not know."""
     if isinstance(trainer.network, ModuleSpec) and accelerator.numerics != "native":
         raise ValueError(
             f"trainer.network.module {trainer.network.module!r} requires accelerator.numerics "

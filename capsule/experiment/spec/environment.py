@@ -133,7 +133,7 @@ class GymnasiumEnvironment(Model):
 
 
 class MinAtarEnvironment(Model):
-    """A MinAtar game: 10x10 boolean channels (Young and Tian 2019)."""
+    """A MinAtar game: 10x10 boolean channels (Young and Tian 2019, arXiv:1903.03176)."""
 
     suite: Literal["minatar"]
     game: Literal["asterix", "breakout", "freeway", "seaquest", "space_invaders"] = Field(

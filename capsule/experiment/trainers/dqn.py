@@ -25,7 +25,10 @@ DqnNetworkName = Annotated[Literal["nature", "shallow", "small-conv", "mlp"], Na
 
 
 class DqnTrainer(Model):
-    """Deep Q-learning; the defaults are Mnih et al. 2015, Extended Data Table 1."""
+    """Deep Q-learning.
+
+    The defaults are those of Mnih et al. 2015, doi:10.1038/nature14236, Extended Data Table 1.
+    """
 
     algorithm: Literal["dqn"]
     total_steps: PositiveInt = Field(20_000_000, description="Agent steps of training.")

@@ -77,7 +77,7 @@ class ServerInference(Model):
 
 
 class LanguageSpec(Model):
-    """The words of instructions, for the language channel of Espeholt et al. 2018, figure 3."""
+    """The words of instructions, for the language channel (Espeholt et al. 2018, figure 3)."""
 
     vocabulary: Literal["babyai"] | Annotated[tuple[Word, ...], Field(min_length=1)] = Field(
         "babyai", description="All words, in lower case; 'babyai': the 32 words of BabyAI."
@@ -112,7 +112,10 @@ ImpalaNetworkName = Annotated[Literal["shallow", "nature", "residual", "small-co
 
 
 class ImpalaTrainer(Model):
-    """Importance-weighted actor-learner; the defaults are Espeholt et al. 2018, Table G.1."""
+    """Importance-weighted actor-learner (IMPALA).
+
+    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, Table G.1.
+    """
 
     algorithm: Literal["impala"]
     total_steps: PositiveInt = Field(50_000_000, description="Agent steps that are trained on.")

@@ -1,4 +1,4 @@
-"""Networks for tasks of one's own: declared layer by layer, or a module of torch."""
+"""Networks for your own tasks: declared layer by layer, or a module of torch."""
 
 from __future__ import annotations
 

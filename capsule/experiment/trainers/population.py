@@ -32,7 +32,9 @@ class ScoreReference(Model):
 
 
 class PopulationSpec(Model):
-    """Population-based training; the defaults are Espeholt et al. 2018, appendix F.
+    """Population-based training.
+
+    The defaults are those of Espeholt et al. 2018, arXiv:1802.01561, appendix F.
 
     All numbers of steps in a spec are those of one member, so the population plays as many times
     more as it has members. Each member is a whole trainer with its own actors, seeds and replay

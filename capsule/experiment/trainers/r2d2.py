@@ -25,9 +25,11 @@ R2d2NetworkName = Annotated[Literal["nature", "residual", "small-conv", "mlp"], 
 
 
 class R2d2Trainer(Model):
-    """Recurrent replay distributed DQN; the defaults are Kapturowski et al. 2019, Table 2.
+    """Recurrent replay distributed DQN (R2D2).
 
-    What that table leaves out follows Ape-X (Horgan et al. 2018), as the paper says.
+    The defaults are those of Kapturowski et al. 2019, OpenReview r1lyTjAqYX, Table 2. Values that
+    the table does not give are those of Ape-X (Horgan et al. 2018, arXiv:1803.00933), as the paper
+    says.
     """
 
     algorithm: Literal["r2d2"]

@@ -55,7 +55,7 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class WheelContents:
-    """What a wheel needs and brings.
+    """The requirements and contents of a wheel.
 
     Attributes:
         requires: What it says it needs (``Requires-Dist`` of its METADATA).

@@ -1,7 +1,7 @@
 """The base layer: locked Debian packages, a recipe's small files, and the links of a merged /usr.
 
 Everything else in an image runs on top of it, so its bytes must be those that the locked packages
-give and nobody else's. That is why a lock holds the layer's digest, and why Capsule ships the
+give and no others. That is why a lock holds the layer's digest, and why Capsule ships the
 digests of the layers that its own base lists give (``images/debian-12.lock.json``).
 """
 

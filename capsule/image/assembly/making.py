@@ -121,7 +121,7 @@ def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
             stream = stack.enter_context(target.open("wb"))
 
             def write(data: bytes) -> None:
-                # Nobody can interrupt a thread, so each piece asks whether the layer is still
+                # A thread cannot be interrupted, so each piece asks whether the layer is still
                 # wanted.
                 if stop.is_set():
                     raise InterruptedError("another layer failed")

@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class _Content(NamedTuple):
-    """What a manifest names: the configuration, and each layer with its media type and diff id."""
+    """The contents of a manifest: configuration, and layers with their media types and diff ids."""
 
     config: bytes
     layers: tuple[tuple[Descriptor, str, str], ...]

@@ -23,9 +23,9 @@ class Reference(NamedTuple):
 
     Attributes:
         registry: Host and perhaps port.
-        name: Of the repository.
+        name: Name of the repository.
         tag: None if it has none.
-        digest: Of the manifest, ``sha256:…``; None if it has none.
+        digest: Digest of the manifest, ``sha256:…``; None if it has none.
     """
 
     registry: str

@@ -38,7 +38,7 @@ def fetch(
 ) -> None:
     """Bring every wheel and Debian package of ``image`` into the cache.
 
-    Files already there are not asked for again; what is interrupted goes on where it stopped.
+    Files already there are not asked for again; an interrupted download continues where it stopped.
 
     Args:
         distribution: The image's.

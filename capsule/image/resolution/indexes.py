@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 class RejectedIndexError(Exception):
-    """What a mirror gives is not signed by Debian, or not what was signed."""
+    """An index from a mirror is not signed by Debian, or is not what was signed."""
 
 
 def read_archive(

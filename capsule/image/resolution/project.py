@@ -215,7 +215,7 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
             raise _not_taken(name, "is a pipe, socket or device")
         if not tree.accepts_credentials(name):
             _refuse_credentials(name, file_chunks(path))
-        # As git has it: all other bits depend on the umask of whoever checked the tree out.
+        # As git has it: all other bits depend on the umask with which the tree was checked out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
         return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: file_chunks(path))
     except OSError as error:

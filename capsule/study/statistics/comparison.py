@@ -25,7 +25,7 @@ class VarianceTest(NamedTuple):
     Attributes:
         statistic: Brown and Forsythe's F; infinite if the deviations differ between groups and in
             no group, and None if no deviation differs from another.
-        p_value: Of the F distribution: 0 if F is infinite, 1 without a statistic.
+        p_value: P-value of the F distribution: 0 if F is infinite, 1 without a statistic.
         permutation_p_value: Share of the arrangements of the deviations whose F is as large.
         exact: Whether every arrangement was counted.
     """

@@ -78,7 +78,7 @@ class Played(NamedTuple, Generic[Made]):
 
 @dataclass(frozen=True)
 class WorkerSettings(ABC):
-    """What makes the actors of a run; all of it can be sent to another process.
+    """The settings of the actors of a run, which can be sent to another process.
 
     Attributes:
         tasks: The spec's ``environment`` section for each task; actor ``i`` plays task ``i`` modulo
@@ -87,7 +87,7 @@ class WorkerSettings(ABC):
         network: What is evaluated.
         steps: Steps that one request asks for.
         vocabulary: What instructions are made of.
-        rows: Of each batch that the network is evaluated in, where that matters.
+        rows: Number of rows of each batch that the network is evaluated in, where that matters.
         determinism: The spec's ``determinism`` section.
     """
 
@@ -127,7 +127,7 @@ class Actor(ABC):
         streams: What it draws from.
         environment: Its environment.
         age: Steps of the running episode of the agent.
-        episode_return: Game return of the running episode of the environment.
+        episode_return: Episode return of the running episode of the environment.
     """
 
     drawn: ClassVar[tuple[StreamName, ...]] = ENVIRONMENT_STREAMS

@@ -86,7 +86,7 @@ class Batching(NamedTuple):
         columns: dict[int, list[int]] = {}
         for number, actor in enumerate(actors):
             columns.setdefault(actor % self.rows, []).append(number)
-        # Of actors that have the same row, or one that is asked several times, each takes the row
+        # If actors have the same row, or one is asked several times, each takes the row
         # in a batch of its own.
         for batch in zip_longest(*columns.values()):
             rows = zip(batch, columns, strict=True)

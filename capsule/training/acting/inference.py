@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     """One request each of some actors, with the same version of the policy.
 
     Attributes:
-        version: Of the policy that must answer.
+        version: Version of the policy that must answer.
         actors: int64 ``[requests]``.
         numbers: int64 ``[requests]``: which request of its actor each is, from 0.
         inputs: What the policy takes, ``[requests, …]`` each.
@@ -86,7 +86,7 @@ class Answers(NamedTuple):
 
 
 class Service(Protocol):
-    """What answers requests.
+    """A service that answers requests.
 
     Attributes:
         replicas: How many requests are shared among; 0: they are answered where they are asked.
@@ -194,7 +194,7 @@ class InferenceReplica:
 
 
 class Requests:
-    """What one actor asked, and how it was answered.
+    """The requests of one actor, and how they were answered.
 
     Attributes:
         account: The words that its actions were drawn by.
@@ -207,7 +207,7 @@ class Requests:
             seeds: The spec's ``seeds`` section, with the root seed that holds.
             actor: Whose.
             batching: How batches ought to be made.
-            replicas: Of the service.
+            replicas: Number of replicas of the service.
         """
         self.account = request_account(seeds, actor)
         self._actor, self._batching, self._replicas = actor, batching, replicas

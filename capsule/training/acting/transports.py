@@ -28,7 +28,7 @@ Versions = Mapping[int, NDArray[np.float32]]
 
 
 class Transport(Protocol):
-    """What plays actors. In which order and where it does so changes no result.
+    """A transport plays actors. The order and place in which it does so do not affect results.
 
     Attributes:
         replicas: Processes that answer actors; 0: they are answered where they play.
@@ -113,7 +113,7 @@ class Serial:
         Args:
             settings: What makes them.
             actors: How many.
-            lag: Of the schedule.
+            lag: Lag of the schedule.
         """
         self._worker = settings.make_worker(range(actors))
         self._lag = lag
@@ -163,7 +163,7 @@ class Processes:
             settings: What makes them.
             actors: How many.
             processes: How many to play in, at most one for each actor.
-            lag: Of the schedule.
+            lag: Lag of the schedule.
             numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
             inference: Chooses actions, with a client for each of the processes; None: each process
                 chooses those of the actors that it plays.
@@ -331,7 +331,7 @@ def local_transport(
         settings: What makes them.
         actors: How many.
         processes: How many others to play in; 0: in this process.
-        lag: Of the schedule.
+        lag: Lag of the schedule.
         numerics: The CPU numerics profile of the run; ``native`` if it trains on a GPU.
     """
     if processes == 0:

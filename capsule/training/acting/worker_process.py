@@ -32,7 +32,7 @@ class Role(NamedTuple):
     """The purpose of a process, as messages name it.
 
     Attributes:
-        name: Of the process, for the operating system.
+        name: Name of the process, for the operating system.
         part: What it has one or more of.
         death: Code of its death.
     """

@@ -1,4 +1,4 @@
-"""The order of arrival, recorded and repeated, for programs of the user's own.
+"""The order of arrival, recorded and repeated, for user programs.
 
     from capsule.training import arrivals
 
@@ -88,7 +88,7 @@ def as_completed(
 
     Args:
         futures: In an order that does not depend on time. A future is numbered by its place.
-        name: Of this wait; by default the calling thread's path and a number.
+        name: Name of this wait; by default the calling thread's path and a number.
 
     Raises:
         CapsuleError: CAP-T381, the program does not repeat the recorded run; CAP-T382, the name
@@ -131,7 +131,7 @@ def imap_unordered(
         function: Called with each item.
         items: In an order that does not depend on time.
         chunksize: Items that a worker takes at a time.
-        name: Of this wait; by default the calling thread's path and a number.
+        name: Name of this wait; by default the calling thread's path and a number.
 
     Raises:
         CapsuleError: CAP-T381 and CAP-T382, as of :func:`as_completed`.
@@ -255,7 +255,7 @@ def completions(
 
     Args:
         tasks: In an order that does not depend on time. A task is numbered by its place.
-        name: Of this wait; by default the calling thread's path and a number.
+        name: Name of this wait; by default the calling thread's path and a number.
 
     Raises:
         CapsuleError: CAP-T381 and CAP-T382, as of :func:`as_completed`.

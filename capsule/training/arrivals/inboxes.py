@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class Queue(Protocol):
-    """What :class:`Inbox` needs of a queue."""
+    """The part of a queue that :class:`Inbox` uses."""
 
     def put(self, item: Any) -> Any:
         """Append an item."""
@@ -72,7 +72,7 @@ class Inbox(Generic[Item]):
 
         Args:
             queue: A ``queue.Queue``, ``queue.SimpleQueue``, ``multiprocessing.Queue`` or the like.
-            name: Of the wait; by default the calling thread's path and a number.
+            name: Name of the wait; by default the calling thread's path and a number.
 
         Raises:
             CapsuleError: CAP-T382, the name cannot be used, or one is needed.

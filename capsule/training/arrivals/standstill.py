@@ -3,7 +3,7 @@
 A program that repeats a recorded order of arrival waits for one certain message. If the program
 takes another path, the message may never be sent, because its sender waits as well. The kernel
 tells in which system call each thread sleeps. If all threads of all processes sleep in calls that
-end only when another thread acts, and none has run since the last look, nothing will go on.
+end only when another thread acts, and none has run since the last look, nothing will continue.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def run_directory() -> Path | None:
 
 
 class Wait(Generic[Item]):
-    """What arrives at one place of a program, in the order in which the program is given it.
+    """The arrivals at one place of a program, in the order in which the program receives them.
 
     The caller offers what comes until the next arrival is due, and then takes it.
 

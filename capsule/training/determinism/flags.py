@@ -67,7 +67,7 @@ def apply(spec: Spec) -> Runtime:
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
     }
     if importlib.util.find_spec("torch") is None and spec.accelerator.kind == "cpu":
-        # A program of the user's own may do without; _libraries() misses it for any other run.
+        # A user program may do without; _libraries() misses it for any other run.
         return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
     flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
     cpu.settle(spec.cpu_numerics)
@@ -184,7 +184,7 @@ def _check_library(field: str, constraint: str, loaded: str, distribution: str) 
     """Check a library by the wheel that brings it, as the lock was, and that torch loaded that one.
 
     Args:
-        field: Of the spec's section ``accelerator``.
+        field: Field of the spec's section ``accelerator``.
         constraint: What it says.
         loaded: The version that torch reports, which has fewer numbers than the wheel's.
         distribution: Name of the wheel; a suffix such as ``-cu12`` may follow.

@@ -23,7 +23,7 @@ from capsule.training.determinism import cpu, torch_flags
 from capsule.training.determinism.sample_trainings import UPDATES, convolutional
 from capsule.training.determinism.self_test import digest
 
-# Of a loss, relative. Rounding makes a difference of 1e-6, TensorFloat-32 one of 1e-3.
+# Relative tolerance of a loss. Rounding makes a difference of 1e-6, TensorFloat-32 one of 1e-3.
 MOST = 1e-2
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 

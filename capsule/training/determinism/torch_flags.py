@@ -20,7 +20,7 @@ _DEBUG_MODES = {"off": 0, "warn": 1, "error": 2}  # as torch.set_deterministic_d
 
 @dataclass(frozen=True)
 class TorchFlags:
-    """What of a spec's determinism section concerns torch; the fields are those of the spec.
+    """The fields of a spec's determinism section that concern torch.
 
     Attributes:
         algorithms: Whether nondeterministic operators raise, warn, or run.

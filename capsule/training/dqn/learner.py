@@ -190,8 +190,8 @@ class DeepQLearning(BaseTrainer):
         self._replay.append(frame, action, transition.reward, transition.terminal)
         self._trace.add("observations", frame)
         self._trace.add("actions", struct.pack("<i", action))
-        # Beside the reward that is learned, the game's own: clipping would hide a difference
-        # between two.
+        # In addition to the reward that is trained on, the raw one: clipping would hide a
+        # difference between two.
         self._trace.add("rewards", struct.pack("<dd", transition.reward, transition.game_reward))
         self._trace.add("terminals", struct.pack("<??", transition.terminal, transition.ended))
         self.step += 1
@@ -228,7 +228,7 @@ class DeepQLearning(BaseTrainer):
         """Descend the gradient of a minibatch, theta_k to theta_{k+1}.
 
         Args:
-            indices: Of its transitions, int64 ``[batch_size]``.
+            indices: Indices of its transitions, int64 ``[batch_size]``.
             beside: What to do beside the computation of the gradient.
         """
         shards = list(enumerate(split(indices, self._trainer.micro_batches)))

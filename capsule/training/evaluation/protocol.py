@@ -50,7 +50,7 @@ QValues = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
 class Seen(NamedTuple):
-    """What the agents of a batch see, a row each; rows that are not active are zero.
+    """The observations of a batch of agents, one row each; rows that are not active are zero.
 
     Attributes:
         observations: ``[rows, frame_stack, *frame_shape]``.
@@ -103,8 +103,8 @@ def evaluation_environments(
     Its only stream is ``evaluation-environment`` with that index, from the seed of the stream
     ``evaluation``; what training draws never matters. As loading a game takes long, environments
     whose indices agree modulo ``instances`` (at least ``evaluation.starts``) share one instance:
-    asking for one ends the other. Of several tasks, environment ``index`` is of that number modulo
-    theirs, and ``instances`` a multiple of it.
+    asking for one ends the other. With several tasks, environment ``index`` has the task of
+    that number modulo their number, of which ``instances`` is a multiple.
     """
     seed = seeds.streams.get("evaluation", seeds.root)
     tasks = tasks_of(spec)

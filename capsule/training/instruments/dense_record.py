@@ -88,7 +88,8 @@ class DenseRecorder:
 class DenseTrace(Trace):
     """A trace that is also written densely, into another file.
 
-    What is handed over once, as the unrolls that were learned, goes into the next record of both.
+    What is handed over once, such as the unrolls that were trained on, goes into the next record
+    of both.
     """
 
     def __init__(self, path: Path, dense: Path) -> None:
@@ -230,7 +231,7 @@ class OperatorLog:
         """Execute a call and write it down.
 
         Args:
-            name: Of the operator.
+            name: Name of the operator.
             arguments: By position or name; numbers among them are written down.
             inputs: Tensors that it reads.
             execute: Executes it.

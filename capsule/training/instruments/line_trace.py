@@ -1,6 +1,6 @@
 """What the lines of a program compute, and which sources of nondeterminism they ask.
 
-Two hooks of the interpreter. The trace hook notes, after each line of the user's own code, every
+Two hooks of the interpreter. The trace hook notes, after each line of the user's code, every
 local variable that the line names and that has another value now: as a digest, so that two runs can
 be compared assignment by assignment. The profile hook notes the calls that ask a clock, the
 operating system's entropy, an address, a process number or a folder, with the user's line that they
@@ -49,7 +49,7 @@ _WATCHED: Mapping[Any, tuple[Source, str]] = {
     os.scandir: ("directory", "os.scandir"),
     id: ("address", "id"),
 }
-# Libraries use these all the time for what never reaches a result; only the user's own calls count.
+# Libraries often use these for what never reaches a result; only calls in the user's code count.
 _OWN_CALLS_ONLY = frozenset({"address", "process", "directory", "clock"})
 _SEED = random.Random.seed.__code__
 _GLOBAL_GENERATOR: random.Random = vars(random)["_inst"]
@@ -213,7 +213,7 @@ def _plain_bytes(value: Any) -> bytes:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return what a container or an object of the user's own classes holds; None for the rest."""
+    """Return what a container or an object of the user's classes holds; None for the rest."""
     kind = type(value)
     if kind in {list, tuple}:
         return list(value)

@@ -46,7 +46,7 @@ _EFFECTS = ("c10d", "_c10d", "symm_mem", "rpc", "profiler")
 
 @dataclass
 class _Use:
-    """What is known so far of one operator on one device from one line."""
+    """The observations so far of one operator on one device from one line."""
 
     status: Status
     documented: str | None
@@ -59,7 +59,7 @@ class _Use:
 
 @dataclass
 class _Census:
-    """What the modes of all threads write to."""
+    """The record to which the modes of all threads write."""
 
     limit: int
     calls: int = 0
@@ -97,7 +97,7 @@ class OperatorMode(TorchDispatchMode, ABC):
 
         Args:
             call: What to execute.
-            types: Of its arguments, as torch hands them over.
+            types: Types of its arguments, as torch hands them over.
         """
 
 

@@ -63,11 +63,13 @@ class OperatorUse(Model):
     repeated: int = Field(description="Calls that were executed again.")
     differing: int = Field(description="Repetitions that gave other bits.")
     first_difference: OperatorDifference | None
-    stack: tuple[Location, ...] = Field(description="Of the first call, innermost frame first.")
+    stack: tuple[Location, ...] = Field(
+        description="Stack of the first call, innermost frame first."
+    )
 
     @property
     def where(self) -> Location | None:
-        """The innermost line of the user's own code."""
+        """The innermost line of the user's code."""
         return own_line(self.stack)
 
 
@@ -79,7 +81,7 @@ class TorchWarning(Model):
 
     @property
     def where(self) -> Location | None:
-        """The innermost line of the user's own code."""
+        """The innermost line of the user's code."""
         return own_line(self.stack)
 
 
@@ -98,9 +100,11 @@ class Variable(Model):
     where: Location
     name: str
     values: int = Field(description="How many times it took another value.")
-    digest: str = Field(description="Of all values, in order.")
-    unordered: str = Field(description="Of all values, in whatever order.")
-    elements: str = Field(description="Of all values, each without the order of its elements.")
+    digest: str = Field(description="Digest of all values, in order.")
+    unordered: str = Field(description="Digest of all values, in any order.")
+    elements: str = Field(
+        description="Digest of all values, each without the order of its elements."
+    )
     kind: str = Field(description="Type of the first value, and of its first element.")
     shown: tuple[str, ...] = Field(description="The first values, shortened.")
 
@@ -143,7 +147,7 @@ def user_stack(frame: FrameType | None = None) -> tuple[Location, ...]:
 
 
 def own_line(stack: tuple[Location, ...]) -> Location | None:
-    """Return the innermost line of the user's own code, else of a trainer of ours, else of all."""
+    """Return the innermost line of the user's code, else of a trainer of ours, else of all."""
     own = next((location for location in stack if is_own(location.file)), None)
     ours = next((location for location in stack if location.file.startswith(_TRAINING)), None)
     return own or ours or (stack[0] if stack else None)

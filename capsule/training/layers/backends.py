@@ -176,7 +176,7 @@ def backend_for(
     """Return how a trainer computes the layers of its network.
 
     The fixed order needs AVX2 and FMA. ``portable-v2`` is for processors without them, and so does
-    not use them on those that have them either. A module of the user's own has no fixed order.
+    not use them on those that have them either. A user module has no fixed order.
 
     Args:
         accelerator: The spec's section.

@@ -94,7 +94,7 @@ class Losses(NamedTuple):
 
     Attributes:
         total: ``policy + b baseline + e entropy``.
-        policy: Of the policy gradient; its value means nothing, only its gradient does.
+        policy: Loss of the policy gradient; its value means nothing, only its gradient does.
         baseline: Half the summed squares of what the baseline misses.
         entropy: Less the summed entropies, so never positive.
     """
@@ -118,7 +118,7 @@ def impala_losses(
 
     Args:
         log_target: ``ln pi(a_t|x_t)`` of the actions taken, float32 ``[time, batch]``.
-        entropies: Of the policy at each step, float32 ``[time, batch]``.
+        entropies: Entropies of the policy at each step, float32 ``[time, batch]``.
         baselines: ``V(x_t)``, float32 ``[time, batch]``.
         targets: Taken as constants.
         baseline_cost: ``b``; the default is the paper's.

@@ -1,6 +1,6 @@
 """The equations of R2D2 (Kapturowski et al. 2019, OpenReview r1lyTjAqYX, section 2.3).
 
-Tensors are time-major: ``[time, batch]``. Row ``t`` is one step of the learned part of a sequence;
+Tensors are time-major: ``[time, batch]``. Row ``t`` is one step of the trained part of a sequence;
 values have one row more, for the state after the last step. A sequence shorter than ``time`` is
 padded at its end; ``lengths`` counts its steps, ``valid`` marks them.
 
@@ -104,7 +104,7 @@ def double_q_targets(
         target_values: float32 ``[time + 1, batch, actions]``, ``Q^``, which evaluates.
         lengths: int64 ``[batch]``: steps of each sequence.
         steps: ``n``.
-        epsilon: Of the rescaling ``h``; None leaves values as they are.
+        epsilon: Epsilon of the rescaling ``h``; None leaves values as they are.
 
     Returns:
         float32 ``[time, batch]``; finite but meaningless from ``lengths`` on.

@@ -60,10 +60,10 @@ class Correction:
     Attributes:
         name: ``v-trace``; ``one-step``, :func:`one_step`; ``epsilon``, :func:`epsilon_correction`;
             or ``none``.
-        rho_bar: Clipping level of the ratios that decide what is learned; the paper has 1.
+        rho_bar: Clipping level of the ratios, which determines the fixed point; the paper has 1.
         c_bar: Clipping level of those that decide how fast, at most ``rho_bar``; the paper has 1.
         trace_decay: ``lambda``.
-        epsilon: Of the correction of that name; the paper has 1e-6.
+        epsilon: Epsilon of the correction of that name; the paper has 1e-6.
         action_values: How ``q_t`` is estimated; the paper has ``targets`` but in appendix E.3.
     """
 

@@ -133,12 +133,13 @@ def make_actor_critic_network(
     """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
     Args:
-        name: Of the torso, or its layers.
+        name: Name of the torso, or its layers.
         frame_stack: Frames of one observation.
-        layout: Of one frame.
+        layout: Layout of one frame.
         actions: Actions to choose from.
-        recurrent_units: Of the LSTM; the paper has 256, and on Atari 0, none.
-        hidden_units: Of the torso's dense layer; the paper has 256, as has ``residual`` always.
+        recurrent_units: Number of units of the LSTM; the paper has 256, and on Atari 0, none.
+        hidden_units: Number of units of the torso's dense layer; the paper has 256, and
+            ``residual`` always.
         products: How its layers are computed.
         vocabulary: Words that instructions are made of; 0 where there are none.
         words: Most words of an instruction; 0 where there are none.

@@ -67,7 +67,7 @@ def unpacked(
     """Take packed frames apart; others are left as they are.
 
     Args:
-        layout: Of a frame.
+        layout: Layout of a frame.
         observations: ``[batch, frame_stack, *frame_shape]``.
 
     Returns:
@@ -97,8 +97,8 @@ class Convolutions:
         width: Features of one observation.
         products: How its layers are computed.
         activation: What its hidden layers end in.
-        layout: Of a frame.
-        module: What makes the features instead, if that is a module of the user's own.
+        layout: Layout of a frame.
+        module: What makes the features instead, if that is a user module.
     """
 
     shapes: dict[str, Shape]
@@ -275,7 +275,7 @@ def make_convolutions(
 
     Raises:
         CapsuleError: CAP-T243, the frames are smaller than what the convolutions look at; CAP-T244,
-            the module of the user's own cannot be used.
+            the user module cannot be used.
     """
     if isinstance(name, ModuleSpec):
         module = OwnModule(name.module, (frame_stack, *layout.image))

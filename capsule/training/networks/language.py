@@ -134,7 +134,7 @@ def _unreadable(message: str, *, fix: str) -> CapsuleError:
 
 @dataclass(frozen=True)
 class LanguageChannel:
-    """What makes features of instructions.
+    """A network that makes features of instructions.
 
     Attributes:
         vocabulary: Number of words.

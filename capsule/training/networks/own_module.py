@@ -1,4 +1,4 @@
-"""A torch module of the user's own, which makes features of observations.
+"""A torch module of the user, which makes features of observations.
 
 A function of the user's module returns it::
 
@@ -40,7 +40,7 @@ class OwnModule:
 
     Attributes:
         source: ``MODULE:FUNCTION``.
-        shape: Of one observation.
+        shape: Shape of one observation.
     """
 
     source: str

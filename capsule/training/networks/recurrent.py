@@ -69,7 +69,7 @@ _RESIDUAL_UNITS = 256
 
 
 class Torso(Protocol):
-    """What makes features of observations."""
+    """A network that makes features of observations."""
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -81,7 +81,7 @@ class Torso(Protocol):
 
     @property
     def module(self) -> OwnModule | None:
-        """The module of the user's own in it, if one is."""
+        """The user module in it, if one is."""
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         """Return float32 ``[batch, width]`` of ``[batch, frame_stack, *frame_shape]``."""
@@ -89,11 +89,11 @@ class Torso(Protocol):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Of a network that is a pure function of parameters, inputs and states.
+    """The description of a network that is a pure function of parameters, inputs and states.
 
     Attributes:
         shapes: Parameter name to shape, in order.
-        state_shape: Of one recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
+        state_shape: Shape of a recurrent state: hidden and cell, ``(2, units)``; ``(0,)`` without.
         actions: Actions to choose from.
         torso: Makes features of observations.
         products: How its layers are computed.
@@ -186,12 +186,13 @@ def make_recurrent_network(
     """Describe the network with the torso of a name, or of layers, for one kind of observation.
 
     Args:
-        name: Of the torso, or its layers.
+        name: Name of the torso, or its layers.
         frame_stack: Frames of one observation.
-        layout: Of one frame.
+        layout: Layout of one frame.
         actions: Actions to choose from.
-        recurrent_units: Of the LSTM; 0 for none.
-        hidden_units: Of the layer in each head, of ``mlp`` and of what replaces the LSTM.
+        recurrent_units: Number of units of the LSTM; 0 for none.
+        hidden_units: Number of units of the layer in each head, of ``mlp`` and of the layer that
+            replaces the LSTM.
         products: How its layers are computed.
     """
     torso: Torso
@@ -337,7 +338,7 @@ def memory_inputs(
     """Return what a memory reads, float32 ``[time * batch, width + 1 + actions]``.
 
     Args:
-        features: Of a torso, float32 ``[time * batch, width]``.
+        features: Features of a torso, float32 ``[time * batch, width]``.
         previous_actions: int64 ``[time, batch]``; -1 for none.
         previous_rewards: float32 ``[time, batch]``.
         actions: Actions to choose from.
@@ -522,7 +523,7 @@ def dense(
     Args:
         products: How it is computed.
         parameters: Name to tensor.
-        name: Of the layer, before ``.weight`` and ``.bias``.
+        name: Name of the layer, before ``.weight`` and ``.bias``.
         inputs: float32 ``[batch, in]``.
     """
     return products.dense(inputs, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

@@ -32,7 +32,7 @@ def annealed(rate: float, done: int, total: int) -> float:
     Args:
         rate: At the beginning; the paper has 0.0006 on Atari.
         done: Frames or updates so far, counted as ``total`` is; 0 at the first update.
-        total: Of the training, positive. From there on the rate is 0.
+        total: Number of steps of the training, positive. From there on the rate is 0.
     """
     return rate * (max(total - done, 0) / total)
 
@@ -65,7 +65,7 @@ class RmsProp:
         Args:
             parameters: What to update.
             epsilon: Added to the mean square; the paper has 0.01 on Atari.
-            decay: Of the mean square.
+            decay: Decay rate of the mean square.
             momentum: Share of the last step in the next; the default is the paper's.
             initial_square: What the mean square is before the first update.
         """

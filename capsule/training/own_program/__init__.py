@@ -1,1 +1,1 @@
-"""Programs of the user's own: run as they are, their outputs digested."""
+"""User programs: run as they are, their outputs digested."""

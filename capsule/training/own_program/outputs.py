@@ -96,7 +96,7 @@ class Watch:
         """Watch the working folder of a run directory; :func:`collect_outputs` has the arguments.
 
         Attributes:
-            error: Why the program cannot go on; None as long as it can.
+            error: Why the program cannot continue; None as long as it can.
         """
         self._workspace = directory / contract.WORKSPACE
         self._tree = tree

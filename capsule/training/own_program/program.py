@@ -1,4 +1,4 @@
-"""A program of the user's own: run in a copy of its source tree, and what it wrote by digest.
+"""A user program: run in a copy of its source tree, and what it wrote by digest.
 
 Capsule's interpreter stays the parent of the program, because outputs are hashed when it has ended.
 It starts two processes, always in this order, so that each has the same place in the process tree

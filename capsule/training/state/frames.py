@@ -17,7 +17,7 @@ _NUMBER = np.dtype("<f4")
 
 
 class FrameLayout(NamedTuple):
-    """What a frame holds.
+    """The layout of a frame.
 
     Attributes:
         image: Shape of the image, or of the whole frame if there are no numbers.

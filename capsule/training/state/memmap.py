@@ -20,9 +20,9 @@ def mapped_array(
 
     Args:
         directory: The folder; None keeps the array in memory.
-        name: Of the file, without its suffix.
+        name: Name of the file, without its suffix.
         dtype: Element type.
-        shape: Of the array; without elements it has no file.
+        shape: Shape of the array; without elements it has no file.
 
     Raises:
         CapsuleError: CAP-T221, there is no room for the file.

@@ -113,8 +113,8 @@ def require_checkpoint(found: str, expected: str, what: str) -> None:
     """Compare the digest of replay files with that of the checkpoint.
 
     Args:
-        found: Of the files.
-        expected: Of the checkpoint.
+        found: Digests of the files.
+        expected: Digests of the checkpoint.
         what: What they should hold, for the message.
 
     Raises:

@@ -27,7 +27,7 @@ _UNIT = 2.0**-53  # spacing of the doubles that a 53-bit integer maps to
 
 
 class Account:
-    """What one random stream gave out.
+    """The output of one random stream.
 
     Every draw adds one link to :attr:`digest`: SHA-256 over the previous digest's bytes and the
     drawn words (little-endian), starting from 32 zero bytes.

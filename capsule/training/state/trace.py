@@ -75,7 +75,7 @@ class Trace:
             loss: Mean loss of the last minibatch.
             minibatch: Digest of the last minibatch as the replay memory gave it.
             generations: Name to document of each that began in a population.
-            unrolls: Name to digest of each unroll that was learned.
+            unrolls: Name to digest of each unroll that was trained on.
             tensors: Component to tensor name to digest.
         """
         digests = {str(name): f"{stream.draws}:{stream.digest}" for name, stream in streams.items()}

@@ -2,7 +2,7 @@
 
 A number that is, as seconds, milliseconds, microseconds or nanoseconds since 1970, a moment of the
 run that wrote it, is a reading of the clock. The verifier has measured the time of its own
-re-execution; so whoever signs a false time of the recorded run gains nothing: what the re-execution
+re-execution; so a signer of a false time of the recorded run gains nothing: what the re-execution
 wrote must still be a reading of the verifier's clock.
 """
 

@@ -162,7 +162,7 @@ def grade_replica(
         tolerance: What the lock declares.
         unexplained: Why the arithmetic of another machine cannot be the cause: of
             :func:`inconsistent` or :func:`beyond_arithmetic`; None if it can.
-        statistics: Of both runs' returns; None if they cannot be compared.
+        statistics: Statistics of both runs' returns; None if they cannot be compared.
     """
     if expected != "statistical":
         return Judgement("not-reproduced", difference)

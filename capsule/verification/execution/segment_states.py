@@ -39,7 +39,7 @@ def lay_out(
 
     Args:
         run: The recorded run. The disk limit of its lock bounds what is written.
-        steps: Of all states from the first to this one, in order.
+        steps: Agent steps of all states from the first to this one, in order.
         directory: An existing, empty, private folder.
         only: The files to write; None: all of them.
 

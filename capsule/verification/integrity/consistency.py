@@ -255,7 +255,7 @@ def _check_events(run: RecordedRun) -> None:
                 ) from error
 
 
-# --- a program of the user's own ----------------------------------------------------------------
+# --- a user program ------------------------------------------------------------------------------
 
 
 def _check_program(run: RecordedRun, claims: ProgramClaims) -> float:

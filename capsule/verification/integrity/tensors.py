@@ -106,7 +106,7 @@ def _tensors(header: bytes) -> list[TensorEntry]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Of two equal names Python keeps the last and other readers may keep the first: one file would
+    # Python keeps the last of two equal names and other readers may keep the first: one file would
     # be two checkpoints.
     entries = dict(pairs)
     if len(entries) < len(pairs):
