@@ -34,7 +34,7 @@ from capsule.host.errors import CapsuleError
 from capsule.host.folders import existing_folder, free_bytes
 from capsule.host.owner import temporary_folder
 from capsule.host.platform import require_execution
-from capsule.image.cache import Cache, refuse_shared
+from capsule.image.cache import Cache, reject_shared
 from capsule.image.distribution import DEBIAN_12
 from capsule.image.recipe import load_recipe
 from capsule.image.resolution.debian import shipped_base
@@ -220,7 +220,7 @@ def check_cache() -> Check:
         fix = "Set CAPSULE_CACHE to a folder that you may write to."
         return Check("cache", "problem", f"{root} cannot be made in {place}", fix)
     try:
-        refuse_shared(root)
+        reject_shared(root)
     except CapsuleError as error:
         return Check("cache", "problem", error.message, error.fix)
     if not os.access(root, os.W_OK):

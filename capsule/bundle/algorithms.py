@@ -180,7 +180,7 @@ ED25519 = Algorithm(
     point_size=32,
     weakness=_ed25519_weakness,
     verify=_verify_ed25519,
-    is_canonical=lambda _: True,  # verification refuses an s that is not reduced
+    is_canonical=lambda _: True,  # verification rejects an s that is not reduced
 )
 ECDSA_P256 = Algorithm(
     name="ecdsa-p256",

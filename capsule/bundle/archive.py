@@ -68,7 +68,7 @@ class Limits:
 
 
 def tampered(code: str, message: str, fix: str = ASK_AGAIN) -> CapsuleError:
-    """Return the error that refuses a bundle as altered or malformed (exit status 3)."""
+    """Return the error that rejects a bundle as altered or malformed (exit status 3)."""
     return CapsuleError(code, message, fix=fix)
 
 
@@ -189,7 +189,7 @@ class ArchiveReader:
         """
         found = self._block(name)
         # The size is the only thing taken from a header. One that is not plain octal (GNU's base
-        # 256, signs, blanks) becomes 0 here, so that the comparison refuses the header.
+        # 256, signs, blanks) becomes 0 here, so that the comparison rejects the header.
         digits = found[124:135]
         size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else 0
         _compare(found, name, size)
@@ -237,14 +237,14 @@ class ArchiveReader:
         if any(self._exactly(BLOCK, "end of archive")):
             raise tampered("CAP-B106", "the end of the archive is not two zero blocks")
         # Archivers stop at the zero blocks and would never show what follows. GNU tar's padding to
-        # a full record is refused for the same reason.
+        # a full record is rejected for the same reason.
         if self._stream.read(1):
             raise tampered("CAP-B109", "data follows the end of the archive")
 
     def _block(self, name: str) -> bytes:
         block = self._stream.read(BLOCK)
         if len(block) != BLOCK:
-            refuse_wrapped(block)
+            reject_wrapped(block)
             raise _truncated(name)
         return block
 
@@ -288,10 +288,10 @@ def _compare(found: bytes, name: str, size: int) -> None:
     """Reject a header block that is not ``header(name, size)``, and name where it differs."""
     expected = header(name, size)
     if found != expected:
-        _refuse_header(found, expected, name)
+        _reject_header(found, expected, name)
 
 
-def refuse_wrapped(block: bytes) -> None:
+def reject_wrapped(block: bytes) -> None:
     """Reject the beginning of a compressed file.
 
     Raises:
@@ -306,8 +306,8 @@ def refuse_wrapped(block: bytes) -> None:
             )
 
 
-def _refuse_header(found: bytes, expected: bytes, name: str) -> NoReturn:
-    refuse_wrapped(found)
+def _reject_header(found: bytes, expected: bytes, name: str) -> NoReturn:
+    reject_wrapped(found)
     if not any(found):
         raise tampered("CAP-B104", f"the archive ends where {name} must stand")
     pairs = zip(_FIELDS, _LAYOUT.unpack(found), _LAYOUT.unpack(expected), strict=True)

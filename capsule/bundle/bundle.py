@@ -235,7 +235,7 @@ def open_bundle(
     limits = limits or Limits()
     with ExitStack() as stack:
         stream = stack.enter_context(archive.open_archive(path))
-        _refuse_other_files(stream, path)
+        _reject_files(stream, path)
         with _copying():
             root = stack.enter_context(temporary_folder("capsule-bundle-"))
             # Empty until every check has passed. Until then ``stack`` cleans up; afterwards its
@@ -255,13 +255,13 @@ def open_bundle(
         return opened
 
 
-def _refuse_other_files(stream: BinaryIO, path: Path) -> None:
+def _reject_files(stream: BinaryIO, path: Path) -> None:
     """Tell a file that never was a bundle from a bundle that was changed."""
     start = stream.read(archive.BLOCK)
     stream.seek(0)
     # No single change removes both. Wrapped and empty files have errors of their own.
     if start and b"ustar" not in start and ENVELOPE.encode() not in start:
-        archive.refuse_wrapped(start)
+        archive.reject_wrapped(start)
         raise CapsuleError(
             "CAP-B114",
             f"{path} is not a bundle",

@@ -105,7 +105,7 @@ def _metadata(wheel: LockedWheel, path: Path) -> bytes:
 def is_spdx(expression: str) -> bool:
     """Tell whether ``expression`` is an SPDX licence expression in exact spelling.
 
-    The library's own check takes aliases such as 'GPL' and refuses ``LicenseRef-`` names, which
+    The library's own check takes aliases such as 'GPL' and rejects ``LicenseRef-`` names, which
     SPDX allows.
     """
     from cyclonedx.spdx import is_expression, is_supported_id

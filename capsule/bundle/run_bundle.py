@@ -1,6 +1,6 @@
 """The members of a run's bundle: their names, and which of them a run has.
 
-Members follow from the lock and the claims, so that a reader can refuse whatever else is in a
+Members follow from the lock and the claims, so that a reader can reject whatever else is in a
 bundle. :mod:`capsule.bundle.packing` writes them.
 """
 

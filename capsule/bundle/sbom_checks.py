@@ -40,19 +40,19 @@ def validate_sbom(data: bytes) -> None:
         CapsuleError: CAP-B062.
     """
     if len(data) > MAX_BYTES:
-        _refuse(f"it is larger than {MAX_BYTES} bytes")
+        _reject(f"it is larger than {MAX_BYTES} bytes")
     try:
         document = parse_canonical_json(data)
     except ValueError as error:
-        _refuse(str(error))
+        _reject(str(error))
     objects = list(_objects(document))
     _check_profile(objects)
     _check_schema(data)
     if document["specVersion"] != "1.6":  # the schema takes any
-        _refuse(f"specVersion is {document['specVersion']!r}, not '1.6'")
+        _reject(f"specVersion is {document['specVersion']!r}, not '1.6'")
     references = [each["bom-ref"] for each in objects if "bom-ref" in each]
     if repeated := _repeated(references):
-        _refuse(f"bom-ref {repeated!r} occurs more than once")
+        _reject(f"bom-ref {repeated!r} occurs more than once")
     _check_dependencies(document.get("dependencies", []), set(references))
     for each in objects:
         if "purl" in each:
@@ -66,10 +66,10 @@ def _check_profile(objects: list[dict[str, Any]]) -> None:
     """
     for each in objects:
         if unknown := sorted(each.keys() - FIELDS):
-            _refuse(f"field {unknown[0]!r} is not one that Capsule writes")
+            _reject(f"field {unknown[0]!r} is not one that Capsule writes")
         for field, value in each.items():
             if isinstance(value, list) and len(value) > MAX_ENTRIES:
-                _refuse(f"{field} has more than {MAX_ENTRIES} entries")
+                _reject(f"{field} has more than {MAX_ENTRIES} entries")
 
 
 def _check_schema(data: bytes) -> None:
@@ -79,20 +79,20 @@ def _check_schema(data: bytes) -> None:
     try:
         error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode())
     except RecursionError:
-        _refuse("it is nested too deeply")
+        _reject("it is nested too deeply")
     if error is not None:
         place = "/".join(str(step) for step in error.data.absolute_path)
-        _refuse(f"{place or 'the document'}: {error.data.message[:200]}")
+        _reject(f"{place or 'the document'}: {error.data.message[:200]}")
 
 
 def _check_dependencies(dependencies: list[dict[str, Any]], references: set[str]) -> None:
     if repeated := _repeated([dependency["ref"] for dependency in dependencies]):
-        _refuse(f"the dependencies of {repeated!r} are given more than once")
+        _reject(f"the dependencies of {repeated!r} are given more than once")
     for dependency in dependencies:
         named = [dependency["ref"], *dependency.get("dependsOn", [])]
         for reference in named:
             if reference not in references:
-                _refuse(f"dependency {reference!r} refers to nothing")
+                _reject(f"dependency {reference!r} refers to nothing")
 
 
 def _check_purl(purl: str) -> None:
@@ -101,7 +101,7 @@ def _check_purl(purl: str) -> None:
     try:
         PackageURL.from_string(purl)
     except ValueError as error:
-        _refuse(f"package URL {purl!r}: {error}")
+        _reject(f"package URL {purl!r}: {error}")
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -125,7 +125,7 @@ def _repeated(values: Iterable[str]) -> str | None:
     return None
 
 
-def _refuse(reason: str) -> NoReturn:
+def _reject(reason: str) -> NoReturn:
     raise CapsuleError(
         "CAP-B062",
         f"the SBOM is not a valid CycloneDX 1.6 document: {reason}",

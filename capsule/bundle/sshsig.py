@@ -145,7 +145,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     found = SshSignature(key, hash_name.decode(), value, signature[end:])
     if key.algorithm.of_token and not found.state[0] & _TOUCHED:
         raise ValueError("the security token was not touched for it")
-    # Numbers with needless leading zeros, among others, are refused here.
+    # Numbers with needless leading zeros, among others, are rejected here.
     if _blob(found, namespace) != blob:
         raise ValueError("not in the one canonical encoding")
     return found

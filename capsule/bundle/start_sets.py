@@ -17,11 +17,11 @@ def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet
     """
     spec = lock.spec
     if not isinstance(claims, TrainingClaims) or spec.environment is None:
-        raise _refused("it ran a program instead of one of Capsule's trainers")
+        raise _rejected("it ran a program instead of one of Capsule's trainers")
     if spec.evaluation.start_set is not None:
         return spec.evaluation.start_set
     if spec.evaluation.noop_max:
-        raise _refused(
+        raise _rejected(
             f"with evaluation.noop_max {spec.evaluation.noop_max}, its starts are no-ops"
         )
     environment, evaluation = spec.environment, spec.evaluation
@@ -38,7 +38,7 @@ def start_set_of(lock: Lock, claims: TrainingClaims | ProgramClaims) -> StartSet
     )
 
 
-def _refused(reason: str) -> CapsuleError:
+def _rejected(reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-S011",
         f"the run has no start set: {reason}",

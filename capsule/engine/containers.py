@@ -114,7 +114,7 @@ class ContainerEngine:
 
         Raises:
             CapsuleError: CAP-E004 the engine shows another image than was loaded, CAP-E006 it
-                refuses the image or went away.
+                rejects the image or went away.
         """
         if image is None:
             raise ValueError(f"{self.name} needs an image")
@@ -388,7 +388,7 @@ class _RunningContainer:
         from docker.errors import APIError
 
         try:
-            # If the container has just ended by itself, the engine refuses the signal.
+            # If the container has just ended by itself, the engine rejects the signal.
             self._container.kill(signal=name)
         except APIError:
             self._container.reload()

@@ -57,7 +57,7 @@ def environment_key(lock: Lock) -> str:
 
 
 def _check_c_library(distribution: Distribution) -> None:
-    """Refuse an interpreter that this machine's C library is too old for."""
+    """Reject an interpreter that this machine's C library is too old for."""
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(map(int, version.split("."))) < distribution.glibc:
         needed = ".".join(map(str, distribution.glibc))

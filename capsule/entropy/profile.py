@@ -4,7 +4,7 @@ A profile holds, for every thread of every process, the calls that asked for ran
 with the bytes from which what they were given is made again. It is made from the journal of a
 recorded run; a replay serves from it. ``docs/random-profiles.md`` specifies the format. One run has
 one profile: equal contents are equal bytes, and bytes that are not exactly what this module would
-write are refused.
+write are rejected.
 """
 
 from __future__ import annotations

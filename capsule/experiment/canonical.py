@@ -39,7 +39,7 @@ def canonical_json(value: Any) -> bytes:
 def parse_canonical_json(data: bytes) -> Any:
     """Parse bytes that must be exactly the canonical form of what they say.
 
-    Re-encoding and comparing refuses duplicate keys, NaN, byte order marks, superfluous white
+    Re-encoding and comparing rejects duplicate keys, NaN, byte order marks, superfluous white
     space, over-long integers and lone surrogates in one rule.
 
     Raises:

@@ -183,7 +183,7 @@ class EvaluationSpec(Model):
         return self
 
     def _check_pinned(self, pinned: StartSet) -> None:
-        """Refuse settings that are not those by which a start set was made."""
+        """Reject settings that are not those by which a start set was made."""
         made = {"noop_max": 0, "starts": len(pinned.starts)} | {
             name: getattr(pinned, name)
             for name in ("candidates", "shortlist", "min_actions", "max_actions")

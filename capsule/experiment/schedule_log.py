@@ -122,17 +122,17 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     """
     line, feed, compressed = data.partition(b"\n")
     if not feed or len(line) > MAX_HEADER_BYTES:
-        _refuse("has no header line")
+        _reject("has no header line")
     try:
         header = Header.model_validate_json(line)
     except ValidationError as error:
-        _refuse(f"has a header of another form: {error.errors()[0]['msg']}")
+        _reject(f"has a header of another form: {error.errors()[0]['msg']}")
     unrolls = header.updates * header.batch
     if unrolls > MAX_RECORDED_UNROLLS:
-        _refuse(f"claims {unrolls} unrolls, more than {MAX_RECORDED_UNROLLS}")
+        _reject(f"claims {unrolls} unrolls, more than {MAX_RECORDED_UNROLLS}")
     planes = _decompressed(compressed, unrolls * sum(header.bytes_of))
     if _content(header, planes) != header.content:
-        _refuse("was changed: it does not have the digest that its header states")
+        _reject("was changed: it does not have the digest that its header states")
     cut = unrolls * header.bytes_of[0]
     played, lags = (
         _decoded(plane, width)
@@ -143,22 +143,22 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     # The header is computed again from what was read. Wider numbers than needed, for example,
     # would give one schedule two files.
     if _line(log.header) != line + feed:
-        _refuse("is not in canonical form")
+        _reject("is not in canonical form")
     return log
 
 
 def _check(log: ScheduleLog) -> None:
-    """Refuse what no run can have done; a small file can hold millions of unrolls."""
+    """Reject what no run can have done; a small file can hold millions of unrolls."""
     largest = max(log.played, default=-1)
     if largest >= log.actors:
         update = log.played.index(largest) // log.batch
-        _refuse(f"has actor {largest} in update {update}, but there are {log.actors}")
+        _reject(f"has actor {largest} in update {update}, but there are {log.actors}")
     for update in range(min(log.updates, max(log.lags, default=0))):  # in later ones none can be
         if max(_of_update(log.lags, update, log.batch)) > update:
-            _refuse(f"has a version before the first in update {update}")
+            _reject(f"has a version before the first in update {update}")
     for update in range(log.updates if log.batch > 1 else 0):
         if len(set(_of_update(log.played, update, log.batch))) < log.batch:
-            _refuse(f"has an actor twice in update {update}")
+            _reject(f"has an actor twice in update {update}")
 
 
 def _of_update(plane: array[int], update: int, batch: int) -> array[int]:
@@ -172,10 +172,10 @@ def _decompressed(data: bytes, size: int) -> bytes:
         # One byte more than there may be tells that there are too many, without making them.
         planes = stream.decompress(data, size + 1)
     except zlib.error as error:
-        _refuse(f"does not decompress: {error}")
+        _reject(f"does not decompress: {error}")
     # zlib ignores what follows the end of a stream, where data would be in no digest.
     if len(planes) != size or not stream.eof or stream.unused_data:
-        _refuse(f"does not hold the {size} bytes of its planes")
+        _reject(f"does not hold the {size} bytes of its planes")
     return planes
 
 
@@ -212,7 +212,7 @@ def _line(header: Header) -> bytes:
     return canonical_json(fields) + b"\n"
 
 
-def _refuse(what: str) -> NoReturn:
+def _reject(what: str) -> NoReturn:
     raise CapsuleError(
         "CAP-T341",
         f"the schedule log {what}",

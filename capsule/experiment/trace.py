@@ -142,17 +142,17 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
             if not line:
                 return
             if not line.endswith(b"\n"):
-                _refuse(path, position, "is cut off or too long")
+                _reject(path, position, "is cut off or too long")
             fields = _parse(line, path, position)
             if "records" in fields:
                 if line[:-1] != segment_line(head, number):
-                    _refuse(path, position, "states another segment head than its records give")
+                    _reject(path, position, "states another segment head than its records give")
                 continue
             head = extend(head, line[:-1])
             previous, step = step, fields.pop("step", None)
             # isinstance would accept true and false.
             if type(step) is not int or step <= previous:
-                _refuse(path, position, "has no step after that of the record before")
+                _reject(path, position, "has no step after that of the record before")
             number += 1
             # A segment line that follows has not been read yet, but reading from here on skips it.
             closing = 0 if number % SEGMENT_RECORDS else len(segment_line(head, number)) + 1
@@ -237,13 +237,13 @@ def _parse(line: bytes, path: Path, position: int) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        _refuse(path, position, "is not JSON")
+        _reject(path, position, "is not JSON")
     if not isinstance(fields, dict):
-        _refuse(path, position, "is not a JSON object")
+        _reject(path, position, "is not a JSON object")
     return fields
 
 
-def _refuse(path: Path, position: int, what: str) -> NoReturn:
+def _reject(path: Path, position: int, what: str) -> NoReturn:
     raise CapsuleError(
         "CAP-T141",
         f"{path.name} line {position} {what}",

@@ -1,7 +1,7 @@
 """Version constraints of a spec: of CUDA, cuDNN and the driver.
 
 The lock, the machine that runs and the training code in the image all read them here, so that none
-accepts what another refuses.
+accepts what another rejects.
 """
 
 from __future__ import annotations

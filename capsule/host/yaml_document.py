@@ -119,23 +119,23 @@ class _Reader:
         from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
         if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
-            self._refuse(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
+            self._reject(f"more than {MAX_BRACKETS} brackets", "Write lists on lines of their own.")
         try:
             # Composed and not loaded: nodes know their places, and no constructor is called.
             node = YAML(typ="safe", pure=True).compose(io.StringIO(data.decode("utf-8")))
         except UnicodeDecodeError as error:
-            self._refuse(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
+            self._reject(f"byte {error.start} is not UTF-8", "Save the file as UTF-8.")
         except MarkedYAMLError as error:
             mark = error.problem_mark
             where = f"{mark.line + 1}:{mark.column + 1}: " if mark else ""
-            self._refuse(f"{where}{error.problem or error.context}", "Correct the YAML.")
+            self._reject(f"{where}{error.problem or error.context}", "Correct the YAML.")
         except (YAMLError, RecursionError, ValueError) as error:
-            self._refuse(str(error), "Correct the YAML.")
+            self._reject(str(error), "Correct the YAML.")
         if node is None:
-            self._refuse("the file is empty", self.example)
+            self._reject("the file is empty", self.example)
         value = self._value(node, ())
         if not isinstance(value, dict):
-            self._refuse("the top level is not a mapping", self.example)
+            self._reject("the top level is not a mapping", self.example)
         return value, self.marks
 
     def _value(self, node: Any, path: FieldPath) -> Any:
@@ -144,12 +144,12 @@ class _Reader:
         self.marks.setdefault(path, _position(node))
         # A few aliases of aliases expand to gigabytes ("billion laughs").
         if node.anchor is not None:
-            self._refuse(
+            self._reject(
                 f"{_position(node)}: anchors and aliases are not allowed",
                 "Write the value out instead.",
             )
         if isinstance(node, MappingNode | SequenceNode) and str(node.tag) not in _CONTAINERS:
-            self._refuse(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
+            self._reject(f"{_position(node)}: {node.tag} is not allowed", "Use plain values.")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -161,10 +161,10 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str) or key_node.anchor is not None:
-                self._refuse(f"{_position(key_node)}: keys must be plain text", "Write a name.")
+                self._reject(f"{_position(key_node)}: keys must be plain text", "Write a name.")
             if key in result:
                 first = self.marks[(*path, key)]
-                self._refuse(
+                self._reject(
                     f"{_position(key_node)}: key '{dotted((*path, key))}' was already given at "
                     f"{first}",
                     "Remove one of the two.",
@@ -187,15 +187,15 @@ class _Reader:
             if tag == "float" and math.isfinite(number := float(text.replace("_", ""))):
                 return number
         except ValueError:
-            self._refuse(
+            self._reject(
                 f"{_position(node)}: {shown} is not a number, or is larger than 2^53 - 1",
                 "Write a plain number.",
             )
         if tag not in {"str", "timestamp"}:
-            self._refuse(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
+            self._reject(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
         return text
 
-    def _refuse(self, message: str, fix: str) -> NoReturn:
+    def _reject(self, message: str, fix: str) -> NoReturn:
         raise CapsuleError("CAP-S002", f"{self.name}:{message}", fix=fix)
 
 

@@ -190,7 +190,7 @@ class Cache:
         self.root.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.root, self.root / name):
             path.mkdir(mode=_MODE, exist_ok=True)
-            refuse_shared(path)
+            reject_shared(path)
         self._use()
         return self.root / name
 
@@ -277,7 +277,7 @@ def default_root() -> Path:
     return user_folder("CAPSULE_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
-def refuse_shared(path: Path) -> None:
+def reject_shared(path: Path) -> None:
     """Reject a folder whose layers or environments another user could have written.
 
     Raises:

@@ -21,7 +21,7 @@ from capsule.experiment.lock import Lock, LockedWheel
 from capsule.experiment.spec import ImageSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_control
-from capsule.image.archives.layers import refused
+from capsule.image.archives.layers import rejected
 from capsule.image.archives.wheel import check_filename, open_wheel, read_contents
 from capsule.image.cache import Cache
 from capsule.image.distribution import Distribution, distribution_of
@@ -112,8 +112,8 @@ def _check(lock: Lock, cache: Cache, *, debian: bool) -> bytes:
             contents = read_contents(archive, wheel, distribution)
         requires[wheel.name] = contents.requires
         files = [path for path in contents.paths if _runs_at_start(path, distribution.site)]
-        _refuse_customization(wheel, files)
-        _refuse_shadows(wheel, contents.paths, distribution.site, modules)
+        _reject_customization(wheel, files)
+        _reject_shadows(wheel, contents.paths, distribution.site, modules)
         plugins = sorted(_PLUGINS & contents.entry_points)
         at_start = [path.rpartition("/")[2] for path in files] + plugins
         startup += [f"{wheel.name} {wheel.version}: {what}" for what in at_start]
@@ -191,8 +191,8 @@ def _runs_at_start(path: str, site: str) -> bool:
     )
 
 
-def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
-    """Refuse more than a ``.pth`` file, which ordinary packages have, if the spec does not ask."""
+def _reject_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
+    """Reject more than a ``.pth`` file, which ordinary packages have, if the spec does not ask."""
     for path in files:
         if not path.endswith(".pth") and wheel.requested is None:
             raise CapsuleError(
@@ -204,10 +204,10 @@ def _refuse_customization(wheel: LockedWheel, files: Iterable[str]) -> None:
             )
 
 
-def _refuse_shadows(
+def _reject_shadows(
     wheel: LockedWheel, paths: Iterable[str], site: str, modules: dict[str, tuple[str, str]]
 ) -> None:
-    """Refuse a module that is imported in place of another wheel's, under another file name.
+    """Reject a module that is imported in place of another wheel's, under another file name.
 
     Args:
         wheel: The next wheel.
@@ -221,7 +221,7 @@ def _refuse_shadows(
             continue
         other, owner = modules.setdefault(name, (path, wheel.filename))
         if other != path and owner != wheel.filename:
-            raise refused(
+            raise rejected(
                 "CAP-I109",
                 f"/{path} from {wheel.filename} and /{other} from {owner} are one module",
                 "Remove one of the two from the spec, or pin versions that do not share it.",

@@ -133,7 +133,7 @@ def member_result(
             points = by_task(lock.lock_of(member), evaluation_points(claims.evaluation))
             tasks = tuple((task, tuple(each)) for task, each in points)
         result = MemberResult(lock.planned[name], identity, claims, tasks, outputs)
-        result.scores  # noqa: B018 - refuses what cannot be scored
+        result.scores  # noqa: B018 - rejects what cannot be scored
     except ValueError as error:
         raise CapsuleError(
             "CAP-Y016",

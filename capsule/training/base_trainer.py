@@ -79,7 +79,7 @@ class BaseTrainer:
         """
         losses = [float(part) for part in parts]
         self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
-        # sum() of floats gives other bits from Python 3.12 on, and fsum() refuses infinities.
+        # sum() of floats gives other bits from Python 3.12 on, and fsum() rejects infinities.
         self.loss = reduce(add, losses) / share
         if not math.isfinite(self.loss):
             raise CapsuleError("CAP-T151", f"the loss is {self.loss} at step {self.step}", fix=fix)

@@ -274,7 +274,7 @@ class ImpalaTrainer(Model):
         return self
 
     def _check_population(self) -> None:
-        """Refuse what has no place, or no effect, beside a population."""
+        """Reject what has no place, or no effect, beside a population."""
         if self.schedule.mode == "recorded":
             raise ValueError(
                 "schedule.mode 'recorded' is not supported with a population: use 'lockstep'"
@@ -288,7 +288,7 @@ class ImpalaTrainer(Model):
                 )
 
     def _check_recorded(self, lag: int) -> None:
-        """Refuse a schedule that cannot be kept, or not be recorded."""
+        """Reject a schedule that cannot be kept, or not be recorded."""
         if self.actors > self.fresh * lag:
             least = -(-self.actors // self.fresh)
             raise ValueError(

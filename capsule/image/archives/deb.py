@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from capsule.image.archives.layers import TarEntry, file_entry, read_tar, refused
+from capsule.image.archives.layers import TarEntry, file_entry, read_tar, rejected
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import LockedDebianPackage
@@ -53,11 +53,11 @@ def deb_entries(path: Path, package: LockedDebianPackage, scratch: BinaryIO) -> 
     """
     owner = package.pool.rpartition("/")[2]
     if zipfile.is_zipfile(path):  # a file that an index of wheels may have brought into the cache
-        raise refused("CAP-I104", f"{owner} is a zip archive, too")
+        raise rejected("CAP-I104", f"{owner} is a zip archive, too")
     with path.open("rb") as stream:
         _, control_member, data_member = _deb_members(stream, owner)
         control = _control(_unpacked(stream, control_member, scratch, owner), owner)
-        _refuse_other_package(control, package, owner)
+        _reject_package(control, package, owner)
         data = _unpacked(stream, data_member, scratch, owner)
     status = f"var/lib/dpkg/status.d/{package.name}"
     return [file_entry(status, owner, control), *map(_merge_usr, data)]
@@ -73,7 +73,7 @@ def deb_control(path: Path, package: LockedDebianPackage) -> dict[str, str]:
     with path.open("rb") as stream:
         _, member, _ = _deb_members(stream, owner)
         control = _control(_unpacked(stream, member, io.BytesIO(), owner), owner)
-    _refuse_other_package(control, package, owner)
+    _reject_package(control, package, owner)
     return _fields(control)
 
 
@@ -86,7 +86,7 @@ def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
     end = stream.seek(0, io.SEEK_END)
     stream.seek(0)
     if stream.read(len(_AR_MAGIC)) != _AR_MAGIC:
-        raise refused("CAP-I104", f"{owner} is not a Debian package: no ar archive")
+        raise rejected("CAP-I104", f"{owner} is not a Debian package: no ar archive")
     members = []
     position = len(_AR_MAGIC)
     while position < end:
@@ -94,11 +94,11 @@ def ar_members(stream: BinaryIO, owner: str) -> list[ArMember]:
         header = stream.read(_AR_HEADER)
         size = header[48:58].rstrip(b" ")
         if len(header) < _AR_HEADER or header[58:] != b"`\n" or not size.isdigit():
-            raise refused("CAP-I104", f"{owner} has a malformed ar header at byte {position}")
+            raise rejected("CAP-I104", f"{owner} has a malformed ar header at byte {position}")
         name = header[:16].rstrip(b" ").removesuffix(b"/").decode("ascii", "replace")
         member = ArMember(name, position + _AR_HEADER, int(size))
         if member.offset + member.size > end:
-            raise refused("CAP-I104", f"{owner} ends inside its member {name!r}")
+            raise rejected("CAP-I104", f"{owner} ends inside its member {name!r}")
         members.append(member)
         # Members of an ar archive begin at even offsets.
         position = member.offset + member.size + member.size % 2
@@ -113,11 +113,11 @@ def _deb_members(stream: BinaryIO, owner: str) -> tuple[ArMember, ArMember, ArMe
     stems = [member.name.partition(".tar")[0] for member in members]
     if stems[:3] != ["debian-binary", "control", "data"]:
         names = [member.name for member in members]
-        raise refused("CAP-I104", f"{owner} is not a Debian package: its members are {names}")
+        raise rejected("CAP-I104", f"{owner} is not a Debian package: its members are {names}")
     stream.seek(members[0].offset)
     version = stream.read(members[0].size)
     if not version.startswith(b"2.") or not version.endswith(b"\n"):
-        raise refused("CAP-I104", f"{owner} has the unknown package format {version[:16]!r}")
+        raise rejected("CAP-I104", f"{owner} has the unknown package format {version[:16]!r}")
     return members[0], members[1], members[2]
 
 
@@ -133,12 +133,14 @@ def _unpacked(stream: BinaryIO, member: ArMember, scratch: BinaryIO, owner: str)
             left -= len(chunk)
             scratch.write(decompressor.decompress(chunk))
     except errors as error:
-        raise refused(
+        raise rejected(
             "CAP-I104", f"{owner}: {member.name} cannot be decompressed: {error}"
         ) from error
     # Data behind the compressed stream has no use but to make two readers see different packages.
     if left or not decompressor.eof or decompressor.unused_data:
-        raise refused("CAP-I104", f"{owner}: {member.name} does not end where its compression ends")
+        raise rejected(
+            "CAP-I104", f"{owner}: {member.name} does not end where its compression ends"
+        )
     scratch.seek(start)
     return list(read_tar(scratch, owner))
 
@@ -155,17 +157,17 @@ def _decompressor(name: str, owner: str) -> tuple[Any, type[Exception]]:
         import zstandard
 
         return zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
-    raise refused("CAP-I104", f"{owner}: {name} is neither .xz, .gz nor .zst")
+    raise rejected("CAP-I104", f"{owner}: {name} is neither .xz, .gz nor .zst")
 
 
 def _control(entries: list[TarEntry], owner: str) -> bytes:
     for entry in entries:
         if entry.path == "control":
             return b"".join(entry.content())
-    raise refused("CAP-I104", f"{owner} has no control file")
+    raise rejected("CAP-I104", f"{owner} has no control file")
 
 
-def _refuse_other_package(control: bytes, package: LockedDebianPackage, owner: str) -> None:
+def _reject_package(control: bytes, package: LockedDebianPackage, owner: str) -> None:
     fields = _fields(control)
     for field, locked in (
         ("Package", package.name),
@@ -173,7 +175,7 @@ def _refuse_other_package(control: bytes, package: LockedDebianPackage, owner: s
         ("Architecture", package.architecture),
     ):
         if fields.get(field) != locked:
-            raise refused(
+            raise rejected(
                 "CAP-I104",
                 f"{owner} says {field} {fields.get(field)!r}, the lock says {locked!r}",
                 "Lock the spec again. This lock does not match its packages.",

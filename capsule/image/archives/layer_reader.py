@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import TarEntry, refused, safe_path, slice_of, tar_header
+from capsule.image.archives.layers import TarEntry, rejected, safe_path, slice_of, tar_header
 
 _BLOCK = 512
 _MAX_EXTENDED_BYTES = 1 << 16  # of an extended header: two paths of 4096 bytes, and a number
@@ -114,13 +114,13 @@ def _records(data: bytes) -> dict[bytes, bytes]:
         end = position + int(found[1])
         records[found[2]] = data[found.end() : end - 1]
         # A record may state a length shorter than itself, which must not keep the loop from
-        # advancing. The comparison of headers refuses it afterwards.
+        # advancing. The comparison of headers rejects it afterwards.
         position = max(end, found.end())
     return records
 
 
 def _not_canonical(owner: str, position: int) -> CapsuleError:
-    return refused(
+    return rejected(
         "CAP-I110",
         f"{owner} is not in canonical form at byte {position}",
         "Ask for an unmodified bundle, or build the image from the lock alone.",

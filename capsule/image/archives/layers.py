@@ -74,11 +74,11 @@ def safe_path(name: str, owner: str) -> str:
     if parts in ([""], ["."]) and not name.startswith("/"):
         return ""
     if any(part in {"", ".", ".."} for part in parts) or any(c in name for c in "\0\n\r"):
-        raise refused("CAP-I107", f"{owner} holds the unsafe path {name!r}")
+        raise rejected("CAP-I107", f"{owner} holds the unsafe path {name!r}")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise refused("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}") from error
+        raise rejected("CAP-I107", f"{owner} holds a path that is not UTF-8: {name!r}") from error
     return "/".join(parts)
 
 
@@ -92,7 +92,7 @@ def write_tar(entries: Iterable[TarEntry], write: Write) -> dict[str, str]:
 
     Returns:
         Path to fact (``directory``, ``symlink TARGET`` or ``file MODE SHA256``), for
-        :func:`refuse_collisions` between layers.
+        :func:`reject_collisions` between layers.
 
     Raises:
         CapsuleError: CAP-I109 two packages bring the same path differently; and whatever an
@@ -152,10 +152,10 @@ def read_tar(stream: BinaryIO, owner: str) -> Iterator[TarEntry]:
                     files[path] = entry
                 yield entry
     except (tarfile.TarError, UnicodeError, EOFError, ValueError, OverflowError) as error:
-        raise refused("CAP-I104", f"{owner} contains a malformed tar archive: {error}") from error
+        raise rejected("CAP-I104", f"{owner} contains a malformed tar archive: {error}") from error
 
 
-def refuse_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
+def reject_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
     """Check that layers on top of each other agree on every path that they share.
 
     Args:
@@ -174,7 +174,7 @@ def refuse_collisions(layers: Iterable[tuple[str, dict[str, str]]]) -> None:
                 raise _collision(path, f"layer {other}", f"layer {name}")
 
 
-def refused(code: str, message: str, fix: str = "") -> CapsuleError:
+def rejected(code: str, message: str, fix: str = "") -> CapsuleError:
     """Return a failed build; by default the fix is another version of the package."""
     return CapsuleError(
         code,
@@ -206,7 +206,7 @@ def _merged(entries: Iterable[TarEntry]) -> list[TarEntry]:
 
 
 def _collision(path: str, first: str, second: str) -> CapsuleError:
-    return refused(
+    return rejected(
         "CAP-I109",
         f"/{path} differs between {first} and {second}",
         "Remove one of the two from the spec, or pin versions that do not share the path.",
@@ -229,7 +229,9 @@ def _write_content(entry: TarEntry, write: Write) -> str:
             digest.update(chunk)
         write(chunk)
     if size != entry.size:
-        raise refused("CAP-I104", f"{entry.owner}: {entry.path} has {size} bytes, not {entry.size}")
+        raise rejected(
+            "CAP-I104", f"{entry.owner}: {entry.path} has {size} bytes, not {entry.size}"
+        )
     write(bytes(-size % _BLOCK))
     return f"file {entry.mode:04o} {digest.hexdigest() if digest else entry.sha256}"
 
@@ -240,20 +242,22 @@ def _entry_of(
     if info.isdir():
         return TarEntry(path, owner, "directory", 0o1777 if info.mode & 0o1000 else 0o755)
     if info.mode & 0o6000:
-        raise refused("CAP-I108", f"{owner}: {path} is setuid or setgid (mode {info.mode:04o})")
+        raise rejected("CAP-I108", f"{owner}: {path} is setuid or setgid (mode {info.mode:04o})")
     if info.issym():
         if not info.linkname or any(c in info.linkname for c in "\0\n\r"):
-            raise refused("CAP-I107", f"{owner}: {path} links to the unsafe path {info.linkname!r}")
+            raise rejected(
+                "CAP-I107", f"{owner}: {path} links to the unsafe path {info.linkname!r}"
+            )
         return TarEntry(path, owner, "symlink", 0o777, target=info.linkname)
     if info.islnk():
         target = files.get(safe_path(info.linkname, owner))
         if target is None:
-            raise refused(
+            raise rejected(
                 "CAP-I108", f"{owner}: {path} is a hard link to {info.linkname!r}, not in it"
             )
         return replace(target, path=path)
     if not info.isreg() or info.issparse():
-        raise refused("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
+        raise rejected("CAP-I108", f"{owner}: {path} is a special file (tar type {info.type!r})")
     content = slice_of(stream, info.offset_data, info.size)
     return TarEntry(path, owner, "file", info.mode & 0o777, info.size, content)
 

@@ -31,7 +31,7 @@ from packaging.version import InvalidVersion, Version
 
 from capsule.experiment.patterns import chosen
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, refused, safe_path
+from capsule.image.archives.layers import CHUNK, Content, TarEntry, file_entry, rejected, safe_path
 
 if TYPE_CHECKING:
     from capsule.experiment.lock import LockedWheel
@@ -97,7 +97,7 @@ def open_wheel(path: Path, wheel: LockedWheel) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except _BROKEN as error:
-        raise refused("CAP-I105", f"{wheel.filename} is not a wheel: {error}") from error
+        raise rejected("CAP-I105", f"{wheel.filename} is not a wheel: {error}") from error
 
 
 def read_contents(
@@ -116,7 +116,7 @@ def read_contents(
     try:
         requires = [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
     except InvalidRequirement as error:
-        raise refused("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
+        raise rejected("CAP-I105", f"{wheel.filename} has a malformed METADATA: {error}") from error
     stated = members.get(f"{info}/entry_points.txt")
     groups = b"" if stated is None else _read(archive, stated, wheel)
     return WheelContents(
@@ -179,13 +179,13 @@ def _members(archive: zipfile.ZipFile, wheel: LockedWheel) -> dict[str, zipfile.
         if member.is_dir() and kind in {0, stat.S_IFDIR}:
             continue
         if kind not in {0, stat.S_IFREG}:
-            raise refused("CAP-I108", f"{wheel.filename}: {name} is a link or special file")
+            raise rejected("CAP-I108", f"{wheel.filename}: {name} is a link or special file")
         if member.external_attr >> 16 & 0o6000:
-            raise refused("CAP-I108", f"{wheel.filename}: {name} is setuid or setgid")
+            raise rejected("CAP-I108", f"{wheel.filename}: {name} is setuid or setgid")
         if member.flag_bits & 1:
-            raise refused("CAP-I105", f"{wheel.filename}: {name} is encrypted")
+            raise rejected("CAP-I105", f"{wheel.filename}: {name} is encrypted")
         if name in members:
-            raise refused("CAP-I105", f"{wheel.filename} holds {name} twice")
+            raise rejected("CAP-I105", f"{wheel.filename} holds {name} twice")
         members[name] = member
     return members
 
@@ -195,7 +195,7 @@ def _dist_info(members: dict[str, zipfile.ZipInfo], wheel: LockedWheel) -> str:
     folders = {name.split("/")[0] for name in members if "/" in name}
     found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
     if len(found) != 1:
-        raise refused(
+        raise rejected(
             "CAP-I105", f"{wheel.filename} is not a wheel: its .dist-info folders are {found}"
         )
     name, _, version = found[0].removesuffix(".dist-info").partition("-")
@@ -204,7 +204,7 @@ def _dist_info(members: dict[str, zipfile.ZipInfo], wheel: LockedWheel) -> str:
     except InvalidVersion:
         same = False
     if not same or canonicalize_name(name) != canonicalize_name(wheel.name):
-        raise refused(
+        raise rejected(
             "CAP-I105",
             f"{wheel.filename} holds {found[0]}, the lock says {wheel.name} {wheel.version}",
             "Lock the spec again. This lock does not match its packages.",
@@ -222,7 +222,9 @@ def _check_format(document: bytes, wheel: LockedWheel) -> None:
         b"",
     )
     if not version.startswith(b"1."):
-        raise refused("CAP-I105", f"{wheel.filename} has the unknown wheel format {version[:16]!r}")
+        raise rejected(
+            "CAP-I105", f"{wheel.filename} has the unknown wheel format {version[:16]!r}"
+        )
 
 
 def _record(document: bytes, wheel: LockedWheel) -> dict[str, _Recorded]:
@@ -286,10 +288,12 @@ def _destination(
             "data": "usr/local",
         }
         if scheme not in roots or not rest:
-            raise refused("CAP-I105", f"{wheel.filename}: {name} belongs to no installation scheme")
+            raise rejected(
+                "CAP-I105", f"{wheel.filename}: {name} belongs to no installation scheme"
+            )
         path, is_script = f"{roots[scheme]}/{rest}", scheme == "scripts"
     if path.startswith(f"{site}/capsule/"):
-        raise refused(
+        raise rejected(
             "CAP-I109", f"/{path} from {wheel.filename} would mix with Capsule's own code"
         )
     return path, is_script
@@ -310,7 +314,7 @@ def _content(
                         digest.update(chunk)
                     yield chunk
         except _BROKEN as error:
-            raise refused(
+            raise rejected(
                 "CAP-I105", f"{wheel.filename}: {member.filename} is damaged: {error}"
             ) from error
         if digest and recorded and digest.digest() != recorded.digest:
@@ -321,7 +325,7 @@ def _content(
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo | None, wheel: LockedWheel) -> bytes:
     if member is None:
-        raise refused(
+        raise rejected(
             "CAP-I105", f"{wheel.filename} is not a wheel: it lacks WHEEL, METADATA or RECORD"
         )
     return b"".join(_content(archive, member, None, wheel)())
@@ -333,4 +337,4 @@ def _pruned(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _record_error(wheel: LockedWheel, finding: str) -> CapsuleError:
-    return refused("CAP-I106", f"{wheel.filename} disagrees with its RECORD: {finding}")
+    return rejected("CAP-I106", f"{wheel.filename} disagrees with its RECORD: {finding}")

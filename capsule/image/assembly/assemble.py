@@ -26,8 +26,8 @@ from capsule.image.archives.layers import (
     TarEntry,
     file_entry,
     padded,
-    refuse_collisions,
-    refused,
+    reject_collisions,
+    rejected,
     tar_header,
     write_tar,
 )
@@ -101,8 +101,8 @@ def assemble(
 
     Raises:
         CapsuleError: CAP-I102 the lock needs another Capsule, CAP-I103 a package is missing or
-            damaged, CAP-I104 to CAP-I109 a package is refused (:mod:`capsule.image.archives`),
-            CAP-I110 a supplied layer is refused, CAP-I111 a layer cannot be written, CAP-I112 the
+            damaged, CAP-I104 to CAP-I109 a package is rejected (:mod:`capsule.image.archives`),
+            CAP-I110 a supplied layer is rejected, CAP-I111 a layer cannot be written, CAP-I112 the
             source tree is missing, CAP-I113 the base layer is not the locked one.
     """
     recipe = _matching_recipe(lock)
@@ -116,7 +116,7 @@ def assemble(
         plans.insert(0, base)
     made = bottom + make_layers(plans, cache, progress) + top
     check_base(lock.image, made[0][0].diff_id.removeprefix("sha256:"))
-    refuse_collisions((layer.name, facts) for layer, facts in made)
+    reject_collisions((layer.name, facts) for layer, facts in made)
     return _image(lock, recipe, tuple(layer for layer, _ in made))
 
 
@@ -183,7 +183,7 @@ def check_code_layer(path: Path, lock: Lock) -> None:
     write_tar(_code_entries(lock, _supplied_code(path, lock)), digest.update)
     # Written again from the accepted files alone, so a link or a folder beside them shows here.
     if digest.hexdigest() != sha256_file(path):
-        raise refused(
+        raise rejected(
             "CAP-I110", "the supplied code layer contains files other than code", SUPPLY_FIX
         )
 
@@ -269,7 +269,7 @@ def _matching_recipe(lock: Lock) -> Recipe:
         )
         if locked != here
     ]
-    raise refused(
+    raise rejected(
         "CAP-I102",
         f"the lock needs {differing[0]}",
         f"Use Capsule {image.code.version}, or lock the spec again.",
@@ -319,7 +319,7 @@ def _code_entries(lock: Lock, code: Mapping[str, bytes]) -> list[TarEntry]:
 def _own_code(lock: Lock) -> dict[str, bytes]:
     code, locked = training_code(), lock.image.code
     if (digest := training_code_digest(code)) != locked.sha256:
-        raise refused(
+        raise rejected(
             "CAP-I102",
             f"the training code here has digest {digest}, the lock needs {locked.sha256}",
             f"Use Capsule {locked.version} unchanged, or lock the spec again.",
@@ -337,7 +337,7 @@ def _project_layer(project: LockedProject, cache: Cache) -> Made:
 def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
     """Return the files of a code layer, if they are the locked code; the rest is not taken."""
     if path.stat().st_size > _MAX_CODE_BYTES:
-        raise refused("CAP-I110", "the supplied code layer is larger than 64 MiB", SUPPLY_FIX)
+        raise rejected("CAP-I110", "the supplied code layer is larger than 64 MiB", SUPPLY_FIX)
     site = distribution_of(lock.spec.image).site
     with path.open("rb") as stream:
         files = {
@@ -347,7 +347,7 @@ def _supplied_code(path: Path, lock: Lock) -> dict[str, bytes]:
         }
     code = dict(sorted(files.items()))
     if (digest := training_code_digest(code)) != lock.image.code.sha256:
-        raise refused(
+        raise rejected(
             "CAP-I110",
             f"the supplied code has digest {digest}, the lock needs {lock.image.code.sha256}",
             SUPPLY_FIX,

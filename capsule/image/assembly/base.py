@@ -18,7 +18,7 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.deb import deb_entries
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import TarEntry, file_entry, refused, write_tar
+from capsule.image.archives.layers import TarEntry, file_entry, rejected, write_tar
 from capsule.image.assembly.making import (
     ASSEMBLER_VERSION,
     SUPPLY_FIX,
@@ -70,7 +70,7 @@ def make_base(packages: Packages, recipe: Recipe, cache: Cache, progress: Progre
 
     Raises:
         CapsuleError: CAP-I103 a package is missing or damaged, CAP-I104, CAP-I107 to CAP-I109 one
-            is refused, CAP-I111 the layer cannot be written.
+            is rejected, CAP-I111 the layer cannot be written.
     """
     ((layer, _),) = make_layers([plan_base(packages, recipe, cache)], cache, progress)
     return layer
@@ -162,7 +162,7 @@ def supplied_base(path: Path, image: LockedImage) -> Made:
     """
     diff_id, facts = canonical_layer(path, "base")
     if diff_id != f"sha256:{image.base}":
-        raise refused(
+        raise rejected(
             "CAP-I110", f"the supplied base layer is {diff_id}, not the locked one", SUPPLY_FIX
         )
     return Layer("base", diff_id, path, path.stat().st_size), facts
@@ -179,5 +179,7 @@ def canonical_layer(path: Path, name: str) -> tuple[str, dict[str, str]]:
     with path.open("rb") as stream:
         facts = write_tar(read_layer(stream, f"the supplied {name} layer"), digest.update)
     if digest.hexdigest() != sha256_file(path):  # a folder above a file is missing
-        raise refused("CAP-I110", f"the supplied {name} layer is not in canonical form", SUPPLY_FIX)
+        raise rejected(
+            "CAP-I110", f"the supplied {name} layer is not in canonical form", SUPPLY_FIX
+        )
     return f"sha256:{digest.hexdigest()}", facts

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
-from capsule.image.archives.layers import CHUNK, refuse_collisions
+from capsule.image.archives.layers import CHUNK, reject_collisions
 from capsule.image.assembly.assemble import (
     Image,
     archive_head,
@@ -77,13 +77,13 @@ def check_layers(image: Image, lock: Lock) -> None:
         CapsuleError: CAP-V053, a layer holds what none may hold.
     """
     try:
-        refuse_collisions((layer.name, _layer_facts(layer, lock)) for layer in image.layers)
+        reject_collisions((layer.name, _layer_facts(layer, lock)) for layer in image.layers)
     except CapsuleError as error:
         raise error if error.code == "CAP-V053" else _malformed(error.message) from error
 
 
 def _check_size(packed: Path, image: Image) -> None:
-    """Refuse, before a byte is unpacked, what would unpack to more than it can be."""
+    """Reject, before a byte is unpacked, what would unpack to more than it can be."""
     size = sum(layer.size for layer in image.layers)
     limit = min(MAX_ARCHIVE_BYTES, MAX_RATIO * packed.stat().st_size)
     if size > limit:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
-from capsule.image.archives.layers import TarEntry, refused, write_tar
+from capsule.image.archives.layers import TarEntry, rejected, write_tar
 from capsule.image.cache import Cache, file_state
 
 ASSEMBLER_VERSION = 3
@@ -135,7 +135,7 @@ def _make(plan: Plan, cache: Cache, stop: threading.Event) -> Made:
         layer = Layer(plan.name, f"sha256:{digest.hexdigest()}", blob, size)
         _record(record, layer, facts)
     except OSError as error:
-        raise refused(
+        raise rejected(
             "CAP-I111",
             f"layer {plan.name} cannot be written to {blob.parent}: {error.strerror or error}",
             "Free some space there, or set CAPSULE_CACHE to another folder.",

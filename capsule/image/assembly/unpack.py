@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from capsule.experiment.canonical import canonical_json, sha256_file, sha256_hex, write_atomic
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import EPOCH, TarEntry, refused
+from capsule.image.archives.layers import EPOCH, TarEntry, rejected
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.making import Layer, Progress
 from capsule.image.cache import Cache, folder_state
@@ -97,7 +97,7 @@ def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
     path = PurePosixPath(entry.path)
     if path.name.startswith(".wh."):
         # To engines it means that a lower layer's file is gone. Capsule writes no such layer.
-        raise refused("CAP-I107", f"{entry.owner} has the whiteout {entry.path!r}")
+        raise rejected("CAP-I107", f"{entry.owner} has the whiteout {entry.path!r}")
     target = root / path
     if entry.kind == "directory":
         _make_folder(path, root, folders, entry.owner)
@@ -105,7 +105,7 @@ def write_entry(entry: TarEntry, root: Path, folders: set[str]) -> None:
         return
     _make_folder(path.parent, root, folders, entry.owner)
     if str(path) in folders:
-        raise refused("CAP-I107", f"{entry.owner} has a file where {entry.path!r} is a folder")
+        raise rejected("CAP-I107", f"{entry.owner} has a file where {entry.path!r} is a folder")
     target.unlink(missing_ok=True)
     if entry.kind == "symlink":
         target.symlink_to(entry.target)
@@ -124,5 +124,5 @@ def _make_folder(path: PurePosixPath, root: Path, folders: set[str], owner: str)
     try:
         (root / path).mkdir(mode=0o755)
     except FileExistsError as error:
-        raise refused("CAP-I107", f"{owner} has {path} below a link or a file") from error
+        raise rejected("CAP-I107", f"{owner} has {path} below a link or a file") from error
     folders.add(str(path))

@@ -12,7 +12,7 @@ from capsule.image.archives.layers import (
     TarEntry,
     Write,
     file_chunks,
-    refused,
+    rejected,
     tar_header,
     write_tar,
 )
@@ -40,7 +40,7 @@ def write_data(listing: Listing, path: Path, write: Write) -> None:
     facts = write_tar(_entries(listing, lambda name: path / name if is_folder else path), write)
     for name, fact in facts.items():
         if fact.startswith("file ") and fact.split()[-1] != listing[name].split()[-1]:
-            raise refused("CAP-I104", f"{_OWNER}: {name} changed while it was packed", _FIX)
+            raise rejected("CAP-I104", f"{_OWNER}: {name} changed while it was packed", _FIX)
 
 
 def archive_size(listing: Listing) -> int:
@@ -97,5 +97,5 @@ def _fact(entry: TarEntry) -> str:
             digest.update(chunk)
         mode, fact = _FILE_MODE, f"file {entry.size} {digest.hexdigest()}"
     if entry.mode != mode:
-        raise refused("CAP-I110", f"{_OWNER}: {entry.path} has mode {entry.mode:04o}")
+        raise rejected("CAP-I110", f"{_OWNER}: {entry.path} has mode {entry.mode:04o}")
     return fact

@@ -97,7 +97,7 @@ class Repository:
         """Upload a manifest under a tag, and return its digest.
 
         Raises:
-            CapsuleError: CAP-I402, I403: the registry refuses it; CAP-I404: it stores other bytes.
+            CapsuleError: CAP-I402, I403: the registry denies access; CAP-I404: it has other bytes.
         """
         digest = f"sha256:{sha256_hex(manifest)}"
         headers = {"Content-Type": MANIFEST}

@@ -23,7 +23,7 @@ from capsule.experiment.patterns import chosen
 from capsule.experiment.spec import CodeSpec
 from capsule.host.errors import CapsuleError
 from capsule.image.archives.layer_reader import read_layer
-from capsule.image.archives.layers import TarEntry, file_chunks, refused, safe_path, write_tar
+from capsule.image.archives.layers import TarEntry, file_chunks, rejected, safe_path, write_tar
 from capsule.image.cache import Cache
 from capsule.image.resolution.credentials import find_credential, is_credential_name
 
@@ -68,12 +68,12 @@ def capture_project(
         leave_out=frozenset(path.resolve() for path in leave_out),
     )
     if not tree.root.is_dir():
-        raise _refused("CAP-L201", f"code.path {code.path!r}: {tree.root} is not a folder")
+        raise _rejected("CAP-L201", f"code.path {code.path!r}: {tree.root} is not a folder")
     repository = any((folder / ".git").exists() for folder in (tree.root, *tree.root.parents))
     listed = _git_files(tree.root) if repository else _all_files(tree.root)
     names = [name for name in sorted(set(listed)) if tree.takes(name) and tree.holds(name)]
     if not names:
-        raise _refused("CAP-L203", f"{tree.root} holds no file that code.files chooses")
+        raise _rejected("CAP-L203", f"{tree.root} holds no file that code.files chooses")
     if len(names) > MAX_FILES:
         raise _too_large(tree, f"{len(names):,} files, more than {MAX_FILES:,}")
     sha256, size = _archive(tree, names, cache)
@@ -204,7 +204,7 @@ def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:
 
 
 def _entry(tree: _Tree, name: str) -> TarEntry:
-    """Return the entry of one file; what is neither file nor harmless link is refused."""
+    """Return the entry of one file; what is neither file nor harmless link is rejected."""
     path = tree.root / name
     place = f"{FOLDER}/{safe_path(name, _OWNER)}"
     try:
@@ -214,7 +214,7 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
         if not stat.S_ISREG(facts.st_mode):
             raise _not_taken(name, "is a pipe, socket or device")
         if not tree.accepts_credentials(name):
-            _refuse_credentials(name, file_chunks(path))
+            _reject_credentials(name, file_chunks(path))
         # As git has it: all other bits depend on the umask with which the tree was checked out.
         mode = 0o755 if facts.st_mode & stat.S_IXUSR else 0o644
         return TarEntry(place, _OWNER, "file", mode, facts.st_size, lambda: file_chunks(path))
@@ -222,7 +222,7 @@ def _entry(tree: _Tree, name: str) -> TarEntry:
         raise _not_taken(name, f"cannot be read: {error.strerror}") from error
 
 
-def _refuse_credentials(name: str, content: Iterable[bytes]) -> None:
+def _reject_credentials(name: str, content: Iterable[bytes]) -> None:
     if is_credential_name(name):
         raise _credential(name, "has a name that is typical of credentials")
     if kind := find_credential(content):
@@ -245,7 +245,7 @@ def _all_files(root: Path, below: str = "") -> Iterator[str]:
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise _refused("CAP-L201", f"{folder} cannot be read: {error.strerror}") from error
+        raise _rejected("CAP-L201", f"{folder} cannot be read: {error.strerror}") from error
     for entry in found:
         name = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):
@@ -328,16 +328,16 @@ def _git(root: Path, *arguments: str) -> bytes:
             check=False,
         )
     except FileNotFoundError as error:
-        raise _refused(
+        raise _rejected(
             "CAP-L202", f"{root} is in a git work tree, and git is not installed"
         ) from error
     if done.returncode:
         said = " ".join(os.fsdecode(done.stderr).split())
-        raise _refused("CAP-L202", f"git {arguments[0]} fails in {root}: {said}")
+        raise _rejected("CAP-L202", f"git {arguments[0]} fails in {root}: {said}")
     return done.stdout
 
 
-def _refused(code: str, message: str) -> CapsuleError:
+def _rejected(code: str, message: str) -> CapsuleError:
     return CapsuleError(code, message, fix=_FIXES[code])
 
 
@@ -370,13 +370,13 @@ def _credential(name: str, reason: str) -> CapsuleError:
     return CapsuleError(
         "CAP-L206",
         f"{name} of the source tree {reason}, and bundles would publish it",
-        fix=f"Exclude it with code.files: ['*', '!{name}'], or have git ignore it. If it is no "
-        f"secret, name it: code.files: ['*', '{name}'].",
+        fix=f"Exclude it with code.files: ['*', '!{name}'], or have git ignore it. If it is not "
+        f"a secret, name it: code.files: ['*', '{name}'].",
     )
 
 
 def _supplied(message: str) -> CapsuleError:
-    return refused(
+    return rejected(
         "CAP-I110",
         f"a supplied source tree is not the locked one: {message}",
         "Ask for an unmodified bundle, or build from the spec.",

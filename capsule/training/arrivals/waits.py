@@ -140,10 +140,10 @@ class Wait(Generic[Item]):
 
     def differs(self, how: str) -> NoReturn:
         """Refuse to repeat a run that does something else than the recorded one."""
-        _refuse(self._directory, not_repeated(f"its wait {self._name!r} {how}"))
+        _reject(self._directory, not_repeated(f"its wait {self._name!r} {how}"))
 
     def misused(self, how: str) -> NoReturn:
-        """Refuse a use whose order of arrival would not be well defined."""
+        """Reject a use whose order of arrival would not be well defined."""
         _misnamed(self._directory, f"the wait {self._name!r} {how}")
 
     def _follow(self, recorded: Any, kind: str, tasks: int | None) -> None:
@@ -203,7 +203,7 @@ def submitted(directory: Path) -> Place | None:
     return place
 
 
-def _refuse(directory: Path, error: CapsuleError) -> NoReturn:
+def _reject(directory: Path, error: CapsuleError) -> NoReturn:
     """Raise an error, for which Capsule's own process ends the program."""
     leave_error(directory, error)
     raise error
@@ -216,7 +216,7 @@ def _misnamed(directory: Path, what: str) -> NoReturn:
         fix="Give each wait a name of its own (name=...), of letters, digits, spaces, '_', '.' and "
         "'-'; let one thread or asyncio task read it; start coroutines with arrivals.scoped().",
     )
-    _refuse(directory, error)
+    _reject(directory, error)
 
 
 class _Lines:
@@ -235,7 +235,7 @@ class _Lines:
         """Write a line at once: the process can be killed at any moment."""
         self._entries += entries
         if self._entries > MAX_ENTRIES:
-            _refuse(self._directory, too_many())
+            _reject(self._directory, too_many())
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 

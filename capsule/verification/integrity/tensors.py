@@ -60,7 +60,7 @@ def digests_of(stream: BinaryIO, size: int, name: str) -> dict[str, str]:
     Raises:
         CapsuleError: CAP-V011, not a well-formed safetensors file.
     """
-    with _refused(name):
+    with _rejected(name):
         return {tensor.name: _digest(tensor, stream) for tensor in _entries(stream, size)}
 
 
@@ -72,12 +72,12 @@ def tensors_of(stream: BinaryIO, size: int, name: str) -> list[TensorEntry]:
     Raises:
         CapsuleError: CAP-V011, not a well-formed safetensors file.
     """
-    with _refused(name):
+    with _rejected(name):
         return _entries(stream, size)
 
 
 @contextmanager
-def _refused(name: str) -> Iterator[None]:
+def _rejected(name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError) as error:

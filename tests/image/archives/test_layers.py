@@ -13,7 +13,7 @@ from capsule.image.archives.layers import (
     TarEntry,
     file_entry,
     read_tar,
-    refuse_collisions,
+    reject_collisions,
     safe_path,
     tar_header,
     write_tar,
@@ -129,9 +129,9 @@ def test_a_file_below_a_link_is_a_collision():
 
 def test_collisions_between_layers():
     _, facts = written(ENTRIES)
-    refuse_collisions([("base", facts), ("wheels", facts)])
+    reject_collisions([("base", facts), ("wheels", facts)])
     changed = facts | {"usr/bin/a": "directory"}
-    message = refusal("CAP-I109", refuse_collisions, [("base", facts), ("wheels", changed)])
+    message = refusal("CAP-I109", reject_collisions, [("base", facts), ("wheels", changed)])
     assert "/usr/bin/a differs between layer base and layer wheels" in message
 
 

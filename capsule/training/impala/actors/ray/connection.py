@@ -46,7 +46,7 @@ class Cluster:
         self._seen = time.monotonic()
         host, _, port = address.removeprefix(_CLIENT).rpartition(":")
         if not host or not port.isdecimal():
-            self._refuse("it is not HOST:PORT or ray://HOST:PORT")
+            self._reject("it is not HOST:PORT or ray://HOST:PORT")
         self._head = host.strip("[]"), int(port)
         try:
             socket.create_connection(self._head, HEAD_SECONDS).close()
@@ -55,7 +55,7 @@ class Cluster:
                     _name_clients_apart()
                 self._connect()
         except Exception as error:  # noqa: BLE001 - Ray raises anything here
-            self._refuse(brief(error))
+            self._reject(brief(error))
 
     def free_processors(self) -> int:
         """Return how many processors are not claimed, 1 at least."""
@@ -141,7 +141,7 @@ class Cluster:
         except OSError as error:
             self._give_up(brief(error))
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _reject(self, reason: str) -> NoReturn:
         raise CapsuleError(
             "CAP-T352",
             f"no connection to a Ray cluster at {self._address}: {reason}",
