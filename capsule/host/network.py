@@ -1,11 +1,36 @@
-"""What the environment says about connections over TLS."""
+"""Connections over HTTP, and what the environment says about TLS."""
 
 from __future__ import annotations
 
 import os
+from types import TracebackType
+from typing import Self
+
+import requests
+
+from capsule import __version__
 
 # Files of certificates to trust, as other programs take them from the environment.
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+
+
+class HttpClient:
+    """Keeps its connections open while it is used as a context manager."""
+
+    def __init__(self) -> None:
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = f"capsule/{__version__}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._session.close()
 
 
 def trusted_certificates() -> str | None:

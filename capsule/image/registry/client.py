@@ -10,16 +10,14 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from capsule import __version__
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError
-from capsule.host.network import trusted_certificates
+from capsule.host.network import HttpClient, trusted_certificates
 from capsule.image.registry.credentials import find_login
 from capsule.image.registry.reference import Reference
 
@@ -39,7 +37,7 @@ class Descriptor(NamedTuple):
     size: int
 
 
-class Repository:
+class Repository(HttpClient):
     """A repository of a registry. Use it as a context manager."""
 
     def __init__(self, reference: Reference) -> None:
@@ -48,26 +46,14 @@ class Repository:
         Raises:
             CapsuleError: CAP-I403 of :func:`find_login`.
         """
+        super().__init__()
         self._reference = reference
         self._login = find_login(reference.registry)
-        self._session = requests.Session()
         # A ~/.netrc would replace the authorisation below. What else the environment says counts.
         self._session.trust_env = False
         self._session.proxies = requests.utils.get_environ_proxies(reference.address)
         self._session.verify = trusted_certificates() or True
-        self._session.headers["User-Agent"] = f"capsule/{__version__}"
         self._authorisation: str | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._session.close()
 
     def has_blob(self, blob: Descriptor) -> bool:
         """Tell whether the repository has a blob."""

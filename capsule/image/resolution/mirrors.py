@@ -13,16 +13,14 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 import requests
 import urllib3
 
-from capsule import __version__
 from capsule.experiment.spec import SourcesSpec
-from capsule.host.network import trusted_certificates
+from capsule.host.network import HttpClient, trusted_certificates
 
 DEFAULT_MIRRORS = ("https://deb.debian.org/debian", "https://deb.debian.org/debian-security")
 _SCHEMES = ("http", "https", "file")
@@ -66,25 +64,13 @@ def suites(address: str, release: str) -> list[str]:
     return [release, f"{release}-updates"]
 
 
-class Downloader:
+class Downloader(HttpClient):
     """Downloads files from mirrors, over one connection each. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._session = requests.Session()
-        self._session.headers["User-Agent"] = f"capsule/{__version__}"
+        super().__init__()
         self._proxies, certificates = _apt_network()
         self._session.verify = trusted_certificates() or certificates or True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._session.close()
 
     def download(self, address: str, path: str, target: BinaryIO, limit: int) -> None:
         """Write the file at ``path`` below a mirror's address to ``target``.

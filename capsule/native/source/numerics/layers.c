@@ -141,6 +141,22 @@ EXPORT void capsule_conv2d_input_grad(const struct convolution *k, const float *
                     .continues = 1});
 }
 
+/* c = a b for b [steps, columns]. Element (row, step) of a is at a[row * a_row + step * a_step]. */
+static void whole_product(const float *a, int64_t a_row, int64_t a_step, const float *b, float *c,
+                          int64_t rows, int64_t columns, int64_t steps) {
+    multiply(&(struct product){.a = a,
+                               .a_row = a_row,
+                               .a_step = a_step,
+                               .b = b,
+                               .b_step = columns,
+                               .c = c,
+                               .c_row = columns,
+                               .rows = rows,
+                               .columns = columns,
+                               .segments = 1,
+                               .steps = steps});
+}
+
 /* y = x w^T + bias for x [rows, inputs], w [units, inputs]; no bias if it is null. */
 EXPORT void capsule_dense(const float *x, const float *w, const float *bias, float *y, int64_t rows,
                           int64_t inputs, int64_t units) {
@@ -166,17 +182,7 @@ EXPORT void capsule_narrow_dense(const float *x, const float *w, const float *bi
                                  int64_t lanes) {
     float *turned = scratch + inputs * lanes;
     transpose(x, rows, inputs, scratch, lanes);
-    multiply(&(struct product){.a = w,
-                               .a_row = inputs,
-                               .a_step = 1,
-                               .b = scratch,
-                               .b_step = lanes,
-                               .c = turned,
-                               .c_row = lanes,
-                               .rows = units,
-                               .columns = lanes,
-                               .segments = 1,
-                               .steps = inputs});
+    whole_product(w, inputs, 1, scratch, turned, units, lanes, inputs);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t u = 0; u < units; u++) {
             float sum = turned[u * lanes + r];
@@ -187,33 +193,13 @@ EXPORT void capsule_narrow_dense(const float *x, const float *w, const float *bi
 /* c = a^T b for a [steps, rows] and b [steps, columns] whose rows are `a_step` elements apart. */
 EXPORT void capsule_outer(const float *a, int64_t a_step, const float *b, float *c, int64_t rows,
                           int64_t columns, int64_t steps) {
-    multiply(&(struct product){.a = a,
-                               .a_row = 1,
-                               .a_step = a_step,
-                               .b = b,
-                               .b_step = columns,
-                               .c = c,
-                               .c_row = columns,
-                               .rows = rows,
-                               .columns = columns,
-                               .segments = 1,
-                               .steps = steps});
+    whole_product(a, 1, a_step, b, c, rows, columns, steps);
 }
 
 /* c = a b for a [rows, steps] and b [steps, columns]. */
 EXPORT void capsule_matrix_product(const float *a, const float *b, float *c, int64_t rows,
                                    int64_t columns, int64_t steps) {
-    multiply(&(struct product){.a = a,
-                               .a_row = steps,
-                               .a_step = 1,
-                               .b = b,
-                               .b_step = columns,
-                               .c = c,
-                               .c_row = columns,
-                               .rows = rows,
-                               .columns = columns,
-                               .segments = 1,
-                               .steps = steps});
+    whole_product(a, steps, 1, b, c, rows, columns, steps);
 }
 
 INLINE void column_sums(const float *restrict a, float *restrict c, int64_t rows, int64_t columns) {
