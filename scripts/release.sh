@@ -39,13 +39,14 @@ build_in() {
 
 # build OUT: builds in folders of different names and depths, which must be equal
 build() {
-  local out=$1
-  epoch=$(git log -1 --format=%ct HEAD)
+  local out=$1 commit
+  commit=$(git rev-parse HEAD) # a build takes minutes, in which HEAD may move
+  epoch=$(git log -1 --format=%ct "$commit")
   mkdir -p "$out"
   out=$(cd "$out" && pwd)
   tool=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
-  git archive --prefix=checkout/ HEAD | build_in "$scratch/one" "$scratch/first"
-  git archive --prefix=checkout/ HEAD | build_in "$scratch/another/place" "$scratch/second"
+  git archive --prefix=checkout/ "$commit" | build_in "$scratch/one" "$scratch/first"
+  git archive --prefix=checkout/ "$commit" | build_in "$scratch/another/place" "$scratch/second"
   gzip -cd "$scratch"/first/*.tar.gz | build_in "$scratch/sdist" "$scratch/third" -t wheel
   (cd "$scratch/first" && sha256sum -- *) > "$scratch/SHA256SUMS"
   (cd "$scratch/second" && sha256sum --strict --quiet -c "$scratch/SHA256SUMS") ||

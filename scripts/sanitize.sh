@@ -3,10 +3,14 @@
 #
 #   launcher with supervisor, enclose   AddressSanitizer, UndefinedBehaviorSanitizer
 #   kernels                             both; the tests' Python preloads the former's library
-#   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves, and
-#                                       AddressSanitizer has to come first. With its check of the
-#                                       order switched off, it reports writes in the interposer's
-#                                       execve and posix_spawn that lie inside their arrays
+#   interposer, maths                   UndefinedBehaviorSanitizer: they are preloaded themselves
+#
+# The interposer cannot have AddressSanitizer, in whatever order the two are preloaded. If its runtime
+# comes first, as it demands, every program hangs before main: while the runtime initializes itself it
+# calls sysconf, which is the interposer's and attaches to the run before it answers; attaching calls
+# strcat, which is the runtime's and waits until the runtime is initialized. If the interposer comes
+# first and the runtime's check of the order is switched off, the runtime reports writes in execve
+# and posix_spawn that lie inside their arrays.
 #
 # Leaks are not reported: a launcher ends with its run, and frees nothing for that. A finding ends the
 # process that it is in, and so its test. As root, missing Debian packages are installed.
