@@ -102,26 +102,30 @@ def _named(value: dict[str, Any], what: str) -> dict[str, Any]:
 def trace_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of a trace, which is a record or closes a segment."""
     draws = {"type": "string", "pattern": "^[0-9]+:[0-9a-f]{64}$"}
-    streams = _named(draws, "Stream to its draws so far and the head of its chain.")
-    last = {"type": ["string", "null"], "description": "A float in hexadecimal form (%a of C99)."}
+    streams = _named(draws, "Draws so far, and head of the chain, of each random stream.")
+    last = {"type": ["string", "null"], "description": "Hexadecimal floating-point number of C99."}
     digest = {"type": "string", "pattern": "^([0-9a-f]{32})?$"}
     loss = {
         "type": "object",
         "properties": {"last": last, "digest": digest},
         "required": ["last", "digest"],
         "additionalProperties": False,
-        "description": "The last loss, and the digest of all since the record before: empty "
-        "without any.",
+        "description": "The last loss, and the digest of all losses since the record before, "
+        "which is empty if there are none.",
     }
     components = {
         **dict.fromkeys(FLOWING, _hexadecimal(32)),
-        **dict.fromkeys(TENSORS, _named(_hexadecimal(32), "Tensor to its digest.")),
+        **dict.fromkeys(TENSORS, _named(_hexadecimal(32), "Digest of each tensor, by name.")),
         "streams": {"anyOf": [_hexadecimal(32), streams]},
-        "generations": _named({"$ref": "#/$defs/Generation"}, "Those that began, by name."),
-        "unrolls": _named(_hexadecimal(16), "Name of each that was learned to its digest."),
+        "generations": _named({"$ref": "#/$defs/Generation"}, "Generations that began, by name."),
+        "unrolls": _named(_hexadecimal(16), "Digest of each unroll that was trained on."),
         "loss": loss,
     }
-    step = {"type": "integer", "exclusiveMinimum": 0, "description": "Agent steps done."}
+    step = {
+        "type": "integer",
+        "exclusiveMinimum": 0,
+        "description": "Agent steps of the run so far.",
+    }
     record = {
         "type": "object",
         "properties": {"step": step} | {name: components[name] for name in COMPONENTS},
@@ -137,7 +141,7 @@ def trace_schema() -> dict[str, Any]:
         },
         "required": ["head", "records"],
         "additionalProperties": False,
-        "description": "A segment line, after every 1024 records: the head of the chain there.",
+        "description": "A line that closes a segment of 1024 records with the head of their chain.",
     }
     generation = contract.Generation.model_json_schema()
     _spell_out(generation)

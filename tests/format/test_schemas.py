@@ -53,7 +53,7 @@ def descriptions(node):
         yield from descriptions(child)
 
 
-@pytest.mark.parametrize("name", schemas.MODELS)
+@pytest.mark.parametrize("name", schemas.NAMES)
 def test_descriptions_are_plain_sentences_or_noun_phrases(name):
     """Readers of a schema see no Python: no roles of Sphinx, no parts of docstrings."""
     markup = re.compile(r":(attr|class|data|func|meth|mod):`|``|Attributes:|^Of |^(e\.g\.|E\.g\.)")
