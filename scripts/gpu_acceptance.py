@@ -15,10 +15,15 @@ import subprocess
 import sys
 import tarfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from capsule.bundle.keys import load_private
+from capsule.bundle.sshsig import sign
+from capsule.host.errors import CapsuleError
 
 ROOT = Path(__file__).resolve().parents[1]
 CAPSULE = (sys.executable, "-m", "capsule")
@@ -36,6 +41,7 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 # What makes a GPU's results vary (Nagarajan et al. 2019, arXiv:1809.05676, section 4, group GPU).
 LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true", "determinism.tf32=true")
 KEY = "key"
+NAMESPACE = "capsule-gpu-acceptance"  # of the report's signature
 LONGEST = 3_600  # seconds of one step
 
 
@@ -164,11 +170,10 @@ def _without_flags(acceptance: Acceptance, name: str, run: Step) -> str:
 
 
 def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
-    """Write the report and all bundles into one archive, and sign it with the report's key."""
+    """Write the report and all bundles into one archive."""
     folder = acceptance.folder
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    told = subprocess.run(describe, capture_output=True, text=True, check=False)
-    commit = told.stdout.strip() or "an unknown commit"
+    described = acceptance.do("the commit", "git", "-C", ROOT, "describe", "--always", "--dirty")
+    commit = described.output.strip() or "an unknown commit"
     head = f"# Acceptance on {platform.node()}: {acceptance.kind}\n\nCapsule at {commit}\n\n"
     (folder / "report.md").write_text(head + "\n".join(summary) + "\n")
     document = {
@@ -184,9 +189,20 @@ def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
     with tarfile.open(archive, "w:gz") as stream:
         for path in sorted({path for name in names for path in folder.glob(name)}):
             stream.add(path, arcname=f"{folder.name}/{path.relative_to(folder)}")
-    sign = ("ssh-keygen", "-Y", "sign", "-n", "capsule-gpu-acceptance", "-f", str(folder / KEY))
-    subprocess.run([*sign, str(archive)], check=True, capture_output=True)
     return archive
+
+
+def signed(archive: Path, key: Path) -> str:
+    """Sign an archive as ssh-keygen does, and return the path of the signature, or why not.
+
+    OpenSSH reads private keys in PKCS#8 only since 9.6, so it does not sign itself.
+    """
+    path = archive.with_name(f"{archive.name}.sig")
+    try:
+        path.write_bytes(sign(archive.read_bytes(), load_private(key), NAMESPACE))
+    except (CapsuleError, OSError) as error:
+        return f"none: {error}"
+    return str(path)
 
 
 def note(line: str) -> None:
@@ -200,11 +216,16 @@ def main(kind: str, folder: Path) -> int:
     folder.mkdir(parents=True)
     acceptance = Acceptance(kind, folder.resolve())
     summary: list[str] = []
-    for line in accept(acceptance):
-        summary.append(line)
-        note(line)
+    try:
+        for line in accept(acceptance):
+            summary.append(line)
+            note(line)
+    except Exception:  # noqa: BLE001 - what was found until then is packed all the same
+        summary.append(f"- **stopped by an error**\n\n```\n{traceback.format_exc()}```")
+        note(summary[-1])
     archive = pack(acceptance, summary)
-    note(f"report     {folder / 'report.md'}\nattach     {archive}\nsignature  {archive}.sig")
+    signature = signed(archive, acceptance.folder / KEY)
+    note(f"report     {folder / 'report.md'}\nattach     {archive}\nsignature  {signature}")
     reproduced = {f"- **{name}: reproduced-bitwise**" for name in TRAINERS}
     return int(not reproduced <= set(summary))
 
