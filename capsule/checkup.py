@@ -41,6 +41,7 @@ from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.image.resolution.resolve import compile_wheels
 from capsule.image.resolution.sources import machine_sources
+from capsule.machine.devices import read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
 from capsule.machine.self_test import GpuSelfTest, SelfTest
@@ -173,16 +174,18 @@ def check_processor() -> Check:
 
 def check_gpus() -> Check:
     """Check NVIDIA's driver, and that an engine can give its GPUs to a run."""
-    driver, gpus = read_gpus(load_nvml())
+    nvml = load_nvml()
+    driver, gpus = read_gpus(nvml)
     if not gpus:
         return Check("GPU", "ok", f"none (NVML: {driver.nvml}); only CUDA specs need one")
     found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
     found += f"; driver {driver.version}"
     failures = []
+    devices = visible_devices(read_devices(nvml), os.environ)[:1]
     for name, client in answering_engines():
         try:
             with closing(client), engine_errors(name):
-                gpu_request(client.version(), client.info())
+                gpu_request(client.version(), client.info(), devices)
             return Check("GPU", "ok", f"{found}; {name} gives it to runs")
         except CapsuleError as error:
             failures.append(error)

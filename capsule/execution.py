@@ -31,13 +31,7 @@ from capsule.experiment.canonical import open_regular, write_atomic
 from capsule.experiment.fields import Model, PositiveInt
 from capsule.experiment.lock import Lock, LockedData, LockedDebianPackage
 from capsule.experiment.mechanisms import Mechanisms
-from capsule.experiment.spec import (
-    CpuAccelerator,
-    CudaAccelerator,
-    LimitsSpec,
-    SourcesSpec,
-    Spec,
-)
+from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.experiment.variables import environment_variables
 from capsule.host.errors import IMAGE_CODES, CapsuleError
@@ -48,8 +42,7 @@ from capsule.image.data.places import FoundData
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.devices import FIRST, Device, choose_devices, read_devices, visible_devices
-from capsule.machine.gpu import load_nvml
+from capsule.machine.devices import Device, devices_for
 
 POLL_SECONDS = 0.2
 PROGRAM_FAILED = "CAP-T302"
@@ -452,7 +445,7 @@ def _task(
         environment={**environment_variables(spec), **surroundings.variables},
         data=dict(_mounted(name, found) for name, found in data.items()),
         limits=limits,
-        gpus=_devices(spec.accelerator, learners),
+        gpus=devices_for(spec.accelerator, learners),
         hostname=surroundings.hostname,
         processors=surroundings.processors,
     )
@@ -517,33 +510,6 @@ def _write_ledger(
         image=image,
     )
     write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
-
-
-def _devices(
-    accelerator: CpuAccelerator | CudaAccelerator, learners: int = 1
-) -> tuple[Device, ...]:
-    """Choose the GPUs; the engine's first where this machine has no NVIDIA driver to ask.
-
-    Args:
-        accelerator: The spec's section.
-        learners: Processes that share a gradient, each of which can use a GPU of its own.
-
-    Raises:
-        CapsuleError: CAP-M002, no GPU that this process sees is the one of the spec.
-    """
-    if accelerator.kind == "cpu":
-        return ()
-    if not (devices := read_devices(load_nvml())):
-        return (FIRST,)
-    visible = visible_devices(devices, os.environ)
-    if not (chosen := choose_devices(visible, accelerator, learners)):
-        raise CapsuleError(
-            "CAP-M002",
-            f"the spec requires {accelerator.gpu or 'an NVIDIA GPU'}, and this process sees "
-            f"{', '.join(each.name for each in visible) or 'none'}",
-            fix="Use a machine with that GPU, or change CUDA_VISIBLE_DEVICES.",
-        )
-    return chosen
 
 
 def _check_gpu(given: tuple[Device, ...], run_directory: Path) -> None:

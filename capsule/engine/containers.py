@@ -41,6 +41,7 @@ from capsule.image.assembly.assemble import TASK_USER, Image, archive_chunks
 from capsule.image.cache import Cache
 from capsule.image.distribution import PREFIX
 from capsule.image.seccomp import seccomp_option
+from capsule.machine.devices import devices_for
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -100,7 +101,7 @@ class ContainerEngine:
     def check(self, lock: Lock) -> None:
         """See :class:`capsule.engine.interface.Engine`."""
         if lock.spec.accelerator.kind == "cuda":
-            gpu_request(self._version, self._info)
+            gpu_request(self._version, self._info, devices_for(lock.spec.accelerator))
 
     def prepare(
         self,
@@ -291,8 +292,7 @@ class ContainerEngine:
         if task.processors is not None:
             settings["cpuset_cpus"] = task.processors
         if task.gpus:
-            places = [gpu.place for gpu in task.gpus]
-            settings["device_requests"] = [gpu_request(self._version, self._info, places)]
+            settings["device_requests"] = [gpu_request(self._version, self._info, task.gpus)]
             settings["environment"] |= IN_CONTAINERS
         return settings
 

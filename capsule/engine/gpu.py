@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,36 +40,70 @@ _DRIVER = "libcuda.so.1"
 _LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # the last one in WSL 2
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
+_PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 
 
 def gpu_request(
-    version: Mapping[str, Any], info: Mapping[str, Any], places: Sequence[str] = ("0",)
+    version: Mapping[str, Any], info: Mapping[str, Any], devices: Sequence[Device]
 ) -> DeviceRequest:
     """Return the request for GPUs, in the way that this engine understands.
+
+    It names them by their UUIDs. Indices are NVML's, and a job of Slurm that is confined to its
+    devices has others than the engine's daemon, which is outside of it (NVIDIA/nvidia-docker#1227).
 
     Args:
         version: Answer of ``GET /version``.
         info: Answer of ``GET /info``.
-        places: Their names, see :class:`capsule.machine.devices.Device`.
+        devices: Those that are wanted.
 
     Raises:
-        CapsuleError: CAP-E003, the engine has no way to give one.
+        CapsuleError: CAP-E003, the engine has no way to give them.
     """
     from docker.types import DeviceRequest
 
-    cdi = DeviceRequest(driver="cdi", device_ids=[f"{_GPU}={place}" for place in places])
+    if names := _cdi_names(version, info):
+        wanted = [f"{_GPU}={_cdi_name(device, names)}" for device in devices]
+        return DeviceRequest(driver="cdi", device_ids=wanted)
+    if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
+        uuids = [device.uuid for device in devices]
+        return DeviceRequest(device_ids=uuids, capabilities=[["gpu"]])
+    number = component(version)["Version"]
+    raise no_gpu(f"Docker {number} has neither the CDI device {_GPU} nor an NVIDIA runtime")
+
+
+def _cdi_names(version: Mapping[str, Any], info: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the engine's CDI devices; empty if Docker has none.
+
+    Raises:
+        CapsuleError: CAP-E003, of Podman, which has no other way.
+    """
     name, number = engine_name(version), component(version)["Version"]
     if name == "podman":
         if tuple(map(int, re.findall(r"\d+", number)[:2])) < _CDI_PODMAN:
             raise no_gpu(f"Podman {number} ignores GPU requests; version 5.4 or later is required")
-        if not _described(("/etc/cdi", "/var/run/cdi")):
+        if not (described := _described(_PODMAN_FOLDERS)):
             raise no_gpu("no CDI specification describes a GPU to Podman")
-        return cdi
-    if _discovered(info) or _described(info.get("CDISpecDirs") or ()):
-        return cdi
-    if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        return DeviceRequest(device_ids=list(places), capabilities=[["gpu"]])
-    raise no_gpu(f"Docker {number} has neither the CDI device {_GPU} nor an NVIDIA runtime")
+        return described
+    return _discovered(info) or _described(info.get("CDISpecDirs") or ())
+
+
+def _cdi_name(device: Device, names: frozenset[str]) -> str:
+    """Return the CDI name of a device: its UUID, or else its index if that has one meaning.
+
+    NVIDIA's toolkit names devices by both since version 1.15, and by the index before.
+
+    Raises:
+        CapsuleError: CAP-E003, there is no such name, or its index may be another device's.
+    """
+    if device.uuid in names:
+        return device.uuid
+    indices = {name.partition(":")[0] for name in names if re.fullmatch(r"\d+(:\d+)?", name)}
+    if device.place in names and len(indices) == device.among:
+        return device.place
+    raise no_gpu(
+        f"its CDI devices ({', '.join(sorted(names))}) do not include {device.uuid}, and an index "
+        f"is not certain to name it, as {device.among} GPUs are visible here"
+    )
 
 
 def gpu_components(version: Mapping[str, Any]) -> dict[str, str]:
@@ -170,15 +204,24 @@ def about_gpu(message: str) -> bool:
     return re.search(r"device driver|nvidia|\bcdi\b", message, re.IGNORECASE) is not None
 
 
-def _discovered(info: Mapping[str, Any]) -> bool:
-    devices = info.get("DiscoveredDevices") or ()
-    return any(str(device.get("ID", "")).startswith(f"{_GPU}=") for device in devices)
+def _discovered(info: Mapping[str, Any]) -> frozenset[str]:
+    names = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
+    return frozenset(name.removeprefix(f"{_GPU}=") for name in names if name.startswith(f"{_GPU}="))
 
 
-def _described(folders: tuple[str, ...] | list[str]) -> bool:
-    """Tell whether a CDI specification in these folders describes a GPU.
+def _described(folders: Iterable[str]) -> frozenset[str]:
+    """Return the names of the GPUs that the CDI specifications in these folders describe.
 
     Docker 25 to 28.1 names its folders but not the devices in them.
     """
-    files = [file for folder in folders for file in Path(folder).glob("*.[jy]*")]
-    return any(_GPU in file.read_text(encoding="utf-8", errors="replace") for file in files)
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    found: set[str] = set()
+    for file in (file for folder in folders for file in Path(folder).glob("*.[jy]*")):
+        # An engine ignores a file that it cannot read, and so does not give its devices.
+        with suppress(OSError, YAMLError, UnicodeDecodeError):
+            document = YAML(typ="safe").load(file.read_text("utf-8"))
+            if isinstance(document, dict) and document.get("kind") == _GPU:
+                found |= {str(device["name"]) for device in document.get("devices") or ()}
+    return frozenset(found)

@@ -7,12 +7,13 @@ indices, or prefixes of UUIDs, of which the first invalid one hides itself and a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from capsule.experiment.spec import CudaAccelerator
+from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.host.errors import CapsuleError
-from capsule.machine.gpu import Gpu, mig_parts, text_of
+from capsule.machine.gpu import Gpu, load_nvml, mig_parts, text_of
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
@@ -21,12 +22,14 @@ class Device(NamedTuple):
     """A device on which a run can train.
 
     Attributes:
-        gpu: NVML index of the GPU.
-        place: What container engines call the device: ``0`` the GPU with that index, ``0:1`` its
-            part in slot 1 (the NVIDIA container toolkit's device names by index).
+        gpu: NVML index of the GPU. In a job of a scheduler that hides devices from it, NVML numbers
+            the remaining ones from 0, so an engine outside the job has other indices.
+        place: The name of the device by its index: ``0`` the GPU with that index, ``0:1`` its part
+            in slot 1 (the NVIDIA container toolkit's device names by index).
         uuid: NVML's identifier, such as ``GPU-2c1d…`` or ``MIG-7f0e…``.
         name: NVML's name, which for a part ends in its profile.
         compute_capability: Compute capability of the GPU, such as ``9.0``.
+        among: Number of GPUs that NVML numbers here; 0 if there is no NVML to ask.
     """
 
     gpu: int
@@ -34,9 +37,10 @@ class Device(NamedTuple):
     uuid: str
     name: str
     compute_capability: str
+    among: int
 
 
-FIRST = Device(0, "0", "0", "", "")  # of an engine whose GPUs this machine cannot ask about
+FIRST = Device(0, "0", "0", "", "", 0)  # of an engine whose GPUs this machine cannot ask about
 
 
 def read_devices(nvml: Any) -> tuple[Device, ...]:
@@ -53,9 +57,10 @@ def read_devices(nvml: Any) -> tuple[Device, ...]:
         return ()
     try:
         found: list[Device] = []
-        for index in range(nvml.nvmlDeviceGetCount()):
+        count = nvml.nvmlDeviceGetCount()
+        for index in range(count):
             try:
-                found += _devices_of(nvml, index)
+                found += _devices_of(nvml, index, count)
             except nvml.NVMLError:
                 continue
         return tuple(found)
@@ -63,13 +68,13 @@ def read_devices(nvml: Any) -> tuple[Device, ...]:
         nvml.nvmlShutdown()
 
 
-def _devices_of(nvml: Any, index: int) -> list[Device]:
+def _devices_of(nvml: Any, index: int, count: int) -> list[Device]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
 
     def device(place: str, handle: Any) -> Device:
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        return Device(index, place, text_of(uuid), text_of(name), f"{major}.{minor}")
+        return Device(index, place, text_of(uuid), text_of(name), f"{major}.{minor}", count)
 
     if not _in_mig_mode(nvml, handle):
         return [device(str(index), handle)]
@@ -174,6 +179,34 @@ def choose_devices(
     ]
     alike = [device for device in fitting if device.name == fitting[0].name]
     return tuple(sorted(alike[:most], key=lambda device: (device.gpu, device.place)))
+
+
+def devices_for(
+    accelerator: CpuAccelerator | CudaAccelerator, learners: int = 1
+) -> tuple[Device, ...]:
+    """Choose the devices of a run; the engine's first where this machine has no driver to ask.
+
+    Args:
+        accelerator: The spec's section.
+        learners: Processes that share a gradient, each of which can use a GPU of its own.
+
+    Raises:
+        CapsuleError: CAP-M002, no GPU that this process sees is the one of the spec; CAP-M008 of
+            :func:`visible_devices`.
+    """
+    if accelerator.kind == "cpu":
+        return ()
+    if not (devices := read_devices(load_nvml())):
+        return (FIRST,)
+    visible = visible_devices(devices, os.environ)
+    if not (chosen := choose_devices(visible, accelerator, learners)):
+        raise CapsuleError(
+            "CAP-M002",
+            f"the spec requires {accelerator.gpu or 'an NVIDIA GPU'}, and this process sees "
+            f"{', '.join(each.name for each in visible) or 'none'}",
+            fix="Use a machine with that GPU, or change CUDA_VISIBLE_DEVICES.",
+        )
+    return chosen
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str]) -> tuple[Gpu, ...]:

@@ -1,19 +1,22 @@
 """The request for a GPU, for each kind of engine that grants one."""
 
+import json
 import subprocess
 
 import pytest
 
 from capsule.engine.gpu import about_gpu, driver_folder, gpu_components, gpu_request, outdated
 from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.machine.devices import FIRST as ELSEWHERE
+from capsule.machine.devices import Device
 
-CDI = {
-    "Driver": "cdi",
-    "Count": 0,
-    "DeviceIDs": ["nvidia.com/gpu=0"],
-    "Capabilities": [],
-    "Options": {},
-}
+FIRST = Device(0, "0", "GPU-aaaa", "NVIDIA H200", "9.0", 2)
+SECOND = Device(1, "1", "GPU-bbbb", "NVIDIA H200", "9.0", 2)
+PART = Device(0, "0:2", "MIG-cccc", "NVIDIA H200 MIG 1g.18gb", "9.0", 1)
+LEGACY = {"Runtimes": {"nvidia": {}}}
+# As nvidia-ctk writes it since 1.15, and before.
+NAMES = ["0", "1", "GPU-aaaa", "GPU-bbbb", "all"]
+INDICES = ["0", "1", "all"]
 
 
 def version(number, name="Engine"):
@@ -25,29 +28,78 @@ def no_hook(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
 
 
+def discovered(names):
+    devices = [{"Source": "cdi", "ID": f"nvidia.com/gpu={name}"} for name in names]
+    return {"DiscoveredDevices": [*devices, {"Source": "cdi", "ID": "vendor.com/net=GPU-bbbb"}]}
+
+
+def specification(names):
+    devices = [{"name": name, "containerEdits": {}} for name in names]
+    return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
+
+
 def test_docker_that_lists_its_cdi_devices():
-    info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
-    assert gpu_request(version("28.3.0"), info) == CDI
+    request = gpu_request(version("28.3.0"), discovered(NAMES), [FIRST, SECOND])
+    assert request == {
+        "Driver": "cdi",
+        "Count": 0,
+        "DeviceIDs": ["nvidia.com/gpu=GPU-aaaa", "nvidia.com/gpu=GPU-bbbb"],
+        "Capabilities": [],
+        "Options": {},
+    }
 
 
 def test_docker_that_names_its_cdi_folders(tmp_path):
-    info = {"CDISpecDirs": [str(tmp_path)]}
+    info = {"CDISpecDirs": [str(tmp_path), str(tmp_path / "none")]}
+    (tmp_path / "network.json").write_text('{"kind": "vendor.com/net", "devices": []}')
+    (tmp_path / "broken.yaml").write_text("kind: nvidia.com/gpu\ndevices: [\n")
     with pytest.raises(CapsuleError):
-        gpu_request(version("27.0.0"), info)
-    (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.6.0\nkind: nvidia.com/gpu\n")
-    assert gpu_request(version("27.0.0"), info) == CDI
+        gpu_request(version("27.0.0"), info, [SECOND])
+    (tmp_path / "nvidia.yaml").write_text(specification(NAMES))
+    assert gpu_request(version("27.0.0"), info, [SECOND])["DeviceIDs"] == [
+        "nvidia.com/gpu=GPU-bbbb"
+    ]
 
 
-def test_docker_with_the_nvidia_runtime():
-    request = gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}})
-    assert (request["Driver"], request["DeviceIDs"]) == ("", ["0"])
+def test_an_index_is_requested_only_where_it_has_one_meaning():
+    """In a job of Slurm, NVML may show one of two GPUs, as number 0 whatever it is outside."""
+    docker, info = version("28.3.0"), discovered(INDICES)
+    assert gpu_request(docker, info, [SECOND])["DeviceIDs"] == ["nvidia.com/gpu=1"]
+    with pytest.raises(CapsuleError, match=r"CAP-E003.*GPU-aaaa") as refusal:
+        gpu_request(docker, info, [FIRST._replace(among=1)])
+    assert refusal.value.exit_code == ExitCode.INCONCLUSIVE
+    parts = discovered(["0:1", "0:2", "all"])
+    assert gpu_request(docker, parts, [PART])["DeviceIDs"] == ["nvidia.com/gpu=0:2"]
+    with pytest.raises(CapsuleError, match="CAP-E003"):
+        gpu_request(docker, discovered(["gpu0", "gpu1"]), [FIRST])
+
+
+@pytest.mark.parametrize("device", [FIRST, PART])
+def test_docker_with_the_nvidia_runtime(device):
+    request = gpu_request(version("20.10.24"), LEGACY, [device])
+    assert (request["Driver"], request["DeviceIDs"]) == ("", [device.uuid])
     assert request["Capabilities"] == [["gpu"]]
+
+
+def test_podman_takes_cdi_only(tmp_path, monkeypatch):
+    podman = version("5.4.0", "Podman Engine")
+    monkeypatch.setattr("capsule.engine.gpu._PODMAN_FOLDERS", [tmp_path])
+    with pytest.raises(CapsuleError, match="no CDI specification"):
+        gpu_request(podman, LEGACY, [FIRST])
+    (tmp_path / "nvidia.json").write_text(specification(NAMES))
+    assert gpu_request(podman, {}, [FIRST])["DeviceIDs"] == ["nvidia.com/gpu=GPU-aaaa"]
+
+
+def test_an_engine_elsewhere_is_asked_for_its_first_gpu():
+    assert gpu_request(version("20.10.24"), LEGACY, [ELSEWHERE])["DeviceIDs"] == ["0"]
+    request = gpu_request(version("28.3.0"), discovered(NAMES), [ELSEWHERE])
+    assert request["DeviceIDs"] == ["nvidia.com/gpu=0"]
 
 
 @pytest.mark.parametrize("number", ["4.3.1", "5.3.9", "5.3.0-rc1"])
 def test_podman_that_would_ignore_the_request(number):
     with pytest.raises(CapsuleError) as refusal:
-        gpu_request(version(number, "Podman Engine"), {"Runtimes": {"nvidia": {}}})
+        gpu_request(version(number, "Podman Engine"), LEGACY, [FIRST])
     assert (refusal.value.code, refusal.value.exit_code) == ("CAP-E003", ExitCode.INCONCLUSIVE)
     assert number in refusal.value.message
 
@@ -66,17 +118,6 @@ def test_refusals_that_are_about_the_gpu(message):
 
 def test_other_refusals_are_not():
     assert not about_gpu("Minimum memory limit allowed is 6MB")
-
-
-def test_the_gpu_asked_for_is_the_one_requested():
-    info = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}
-    assert gpu_request(version("28.3.0"), info, ["3", "5"])["DeviceIDs"] == [
-        "nvidia.com/gpu=3",
-        "nvidia.com/gpu=5",
-    ]
-    assert gpu_request(version("20.10.24"), {"Runtimes": {"nvidia": {}}}, ["0:2"])["DeviceIDs"] == [
-        "0:2"
-    ]
 
 
 DOCKER = {"Components": [{"Name": "Engine", "Version": "28.3.0"},

@@ -45,8 +45,10 @@ def test_each_gpu_is_a_device(devices):
         "GPU-33333333-0000-4000-8000-000000000003",
         "NVIDIA GeForce RTX 4090",
         "8.9",
+        2,
     )
     assert (second.gpu, second.place, second.name) == (1, "1", "NVIDIA H100 80GB HBM3")
+    assert {device.among for device in devices("failing-handle")} == {2}
 
 
 def test_a_gpu_in_mig_mode_is_its_parts(devices):
@@ -179,13 +181,13 @@ def test_a_fingerprint_has_the_gpus_that_are_left_to_runs(on_machine, name, visi
 USE = """
 import json, os, sys
 from capsule.cli.common import use_gpu
-from capsule.execution import _devices
 from capsule.host.errors import CapsuleError
+from capsule.machine.devices import devices_for
 from tests.machine.test_devices import asked
 try:
     use_gpu(os.environ.get("WANTED"))
     learners = int(os.environ.get("LEARNERS", "1"))
-    print(json.dumps(",".join(device.uuid for device in _devices(asked(), learners))))
+    print(json.dumps(",".join(device.uuid for device in devices_for(asked(), learners))))
 except CapsuleError as error:
     print(json.dumps(error.code))
 """
@@ -228,7 +230,7 @@ def test_a_run_must_have_used_the_gpu_that_it_was_given(tmp_path, given, told, a
     device = {"kind": "cuda"} if told is None else {"kind": "cuda", "uuid_sha256": told}
     runtime = Runtime(flags={}, libraries={}, device=device)
     (tmp_path / RUNTIME).write_bytes(runtime.document())
-    gpus = (Device(0, "0", given, "NVIDIA H200", "9.0"),) if given else ()
+    gpus = (Device(0, "0", given, "NVIDIA H200", "9.0", 1),) if given else ()
     if accepted:
         _check_gpu(gpus, tmp_path)
     else:
