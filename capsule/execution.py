@@ -318,12 +318,18 @@ def execute(
     task = _task(
         lock.spec, attempt, words, run_directory, limits, surroundings, data, options.learners
     )
-    exit_ = engine.run(task, on_poll=events.poll, poll_seconds=POLL_SECONDS)
+    gpu = _GpuCheck(task.gpus, run_directory)
+
+    def poll() -> None:
+        events.poll()
+        gpu.poll()
+
+    exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
     result = _outcome(lock.spec, run_directory, exit_)
-    _check_gpu(task.gpus, run_directory)
+    gpu.check()
     report = attempt.finish(prefix=options.stop_after is not None)
     if data:
         again = _read_data(data, reporter)
@@ -512,22 +518,59 @@ def _write_ledger(
     write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
 
 
-def _check_gpu(given: tuple[Device, ...], run_directory: Path) -> None:
-    """Check that the run's own process used a GPU that it was given, as far as torch names it.
+class _GpuCheck:
+    """Compares the GPU that a run's own process uses with those that it was given."""
 
-    Raises:
-        CapsuleError: CAP-E048, it used another one.
+    def __init__(self, given: tuple[Device, ...], run_directory: Path) -> None:
+        self._given = given
+        self._path = run_directory / contract.RUNTIME
+        self._seen = self._written()  # by an earlier attempt, which may have had another GPU
+
+    def poll(self) -> None:
+        """Check what the run has written of its GPU, if it has written it since the last time.
+
+        It does so seconds after its start, so that a run on another GPU ends there.
+
+        Raises:
+            CapsuleError: CAP-E048, it used another one; CAP-E011, the file is malformed.
+        """
+        if (written := self._written()) != self._seen:
+            self._seen = written
+            self.check()
+
+    def check(self) -> None:
+        """Check what the run has written of its GPU.
+
+        Raises:
+            CapsuleError: As :meth:`poll`, and if nothing was written.
+        """
+        allowed = {name for gpu in self._given for name in _identities(gpu)}
+        if not allowed:
+            return
+        used = _checked(contract.Runtime, self._path).device.get("uuid_sha256")
+        if used is not None and used not in allowed:
+            named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in self._given)
+            raise CapsuleError(
+                "CAP-E048",
+                f"the run was given the GPU {named}, and used another one",
+                fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
+            )
+
+    def _written(self) -> tuple[int, int] | None:
+        try:
+            facts = self._path.lstat()
+        except FileNotFoundError:
+            return None
+        return facts.st_ino, facts.st_mtime_ns
+
+
+def _identities(gpu: Device) -> tuple[str, ...]:
+    """Return the identities that a run may give for a device; none for an engine's unknown one.
+
+    CUDA has no prefix before a UUID, and that of a part of a GPU is the part's own.
     """
-    if not all(gpu.uuid.startswith("GPU-") for gpu in given) or not given:
-        return  # of a part of a GPU, torch may name the GPU or the part
-    used = _checked(contract.Runtime, run_directory / contract.RUNTIME).device.get("uuid_sha256")
-    if used is not None and used not in {contract.gpu_identity(gpu.uuid) for gpu in given}:
-        named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in given)
-        raise CapsuleError(
-            "CAP-E048",
-            f"the run was given the GPU {named}, and used another one",
-            fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
-        )
+    kind, _, number = gpu.uuid.partition("-")
+    return tuple(contract.gpu_identity(f"{each}-{number}") for each in (kind, "GPU") if number)
 
 
 class _EventTail:

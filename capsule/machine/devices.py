@@ -2,13 +2,16 @@
 
 ``CUDA_VISIBLE_DEVICES`` is how people and schedulers (Slurm among them) say which devices are
 theirs. It is followed as in the CUDA C++ Programming Guide, section "CUDA Environment Variables":
-indices, or prefixes of UUIDs, of which the first invalid one hides itself and all after it.
+indices, or beginnings of UUIDs of one kind, of which the first invalid one hides itself and all
+after it. A device that is named twice hides all of them, as in ``torch.cuda``
+(``_parse_visible_devices``), which follows the driver.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
@@ -16,6 +19,7 @@ from capsule.host.errors import CapsuleError
 from capsule.machine.gpu import Gpu, load_nvml, mig_parts, text_of
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+_UUIDS = ("GPU-", "MIG-")
 
 
 class Device(NamedTuple):
@@ -105,19 +109,26 @@ def visible_devices(
     chosen = variables.get(VISIBLE)
     if chosen is None:
         return devices
-    visible: list[Device] = []
-    for word in chosen.split(","):
-        device = _named(devices, word.strip(), variables)
-        if device is None or device in visible:
-            break
-        visible.append(device)
+    words = _words(chosen)
+    named = (_named(devices, word, variables) for word in words)
+    visible = list(takewhile(bool, named))
+    if len(set(words)) < len(words) or len(set(visible)) < len(visible):
+        return ()
     return tuple(visible)
+
+
+def _words(chosen: str) -> list[str]:
+    """Return the words of the variable up to the first of another kind than the first one."""
+    words = [word.strip() for word in chosen.split(",")]
+    prefix = next((each for each in _UUIDS if words[0].startswith(each)), None)
+    alike = str.isdecimal if prefix is None else lambda word: word.startswith(prefix)
+    return list(takewhile(alike, words))
 
 
 def _named(devices: tuple[Device, ...], word: str, variables: Mapping[str, str]) -> Device | None:
     """Return the device that one word of the variable names, None if it names none or several."""
     if not word.isdecimal():
-        return _one(device for device in devices if word and device.uuid.startswith(word))
+        return _one(device for device in devices if device.uuid.startswith(word))
     whole = [device for device in devices if ":" not in device.place]
     by_bus = variables.get(ORDER) == "PCI_BUS_ID"
     if not by_bus and len({device.name for device in whole}) > 1:

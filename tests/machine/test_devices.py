@@ -2,7 +2,8 @@
 
 import pytest
 
-from capsule.execution import _check_gpu
+from capsule.execution import _GpuCheck
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.contract import RUNTIME, Runtime, gpu_identity
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
@@ -84,7 +85,13 @@ def test_a_machine_without_a_working_driver_has_no_devices(devices, name):
         ("-1", []),
         ("NoDevFiles", []),
         ("0,-1,1", ["0"]),  # an invalid word hides what follows it
-        ("0,0", ["0"]),
+        ("0,0", []),  # of a repetition CUDA shows nothing at all
+        ("0,1,0", []),
+        (f"{FIRST},{FIRST}", []),
+        (f"{FIRST},{FIRST[:-1]}", []),  # the same GPU by two of its names, of which one is invalid
+        (f"0,{SECOND}", ["0"]),  # words of one kind only
+        (f"{SECOND},0", ["1"]),
+        ("0,-1,0", ["0"]),
         ("2", []),
     ],
 )
@@ -216,23 +223,45 @@ def test_a_run_gets_the_gpu_that_the_user_and_the_scheduler_leave_it(
     assert on_machine(name, USE, **variables) == found
 
 
+def told_of(tmp_path, uuid):
+    device = {"kind": "cuda"} if uuid is None else {"kind": "cuda", "uuid_sha256": uuid}
+    runtime = Runtime(flags={}, libraries={}, device=device)
+    write_atomic(tmp_path / RUNTIME, runtime.document())
+
+
 @pytest.mark.parametrize(
     ("given", "told", "accepted"),
     [
         (FIRST, gpu_identity(FIRST), True),
         (FIRST, gpu_identity(SECOND), False),
         (FIRST, None, True),  # bundles of before say nothing of it
-        (BIG, gpu_identity(FIRST), True),  # of a part, torch may name the GPU
+        (BIG, gpu_identity(BIG), True),
+        (BIG, gpu_identity(BIG.replace("MIG-", "GPU-")), True),  # as torch's UUIDs have no prefix
+        (BIG, gpu_identity(SMALL), False),
+        (BIG, gpu_identity(FIRST), False),
+        ("0", gpu_identity(FIRST), True),  # of an engine elsewhere
         (None, None, True),
     ],
 )
-def test_a_run_must_have_used_the_gpu_that_it_was_given(tmp_path, given, told, accepted):
-    device = {"kind": "cuda"} if told is None else {"kind": "cuda", "uuid_sha256": told}
-    runtime = Runtime(flags={}, libraries={}, device=device)
-    (tmp_path / RUNTIME).write_bytes(runtime.document())
+def test_a_run_must_use_the_gpu_that_it_was_given(tmp_path, given, told, accepted):
     gpus = (Device(0, "0", given, "NVIDIA H200", "9.0", 1),) if given else ()
-    if accepted:
-        _check_gpu(gpus, tmp_path)
-    else:
-        with pytest.raises(CapsuleError, match=f"CAP-E048 .*{FIRST}"):
-            _check_gpu(gpus, tmp_path)
+    check = _GpuCheck(gpus, tmp_path)
+    check.poll()  # nothing is written yet
+    told_of(tmp_path, told)
+    for look in (check.poll, check.check):
+        if accepted:
+            look()
+        else:
+            with pytest.raises(CapsuleError, match=f"CAP-E048 .*{given}"):
+                look()
+
+
+def test_what_an_earlier_attempt_wrote_of_its_gpu_does_not_stop_a_resumed_one(tmp_path):
+    told_of(tmp_path, gpu_identity(SECOND))
+    check = _GpuCheck((Device(0, "0", FIRST, "NVIDIA H200", "9.0", 1),), tmp_path)
+    check.poll()
+    told_of(tmp_path, gpu_identity(FIRST))
+    check.poll()
+    told_of(tmp_path, gpu_identity(SECOND))
+    with pytest.raises(CapsuleError, match="CAP-E048"):
+        check.poll()
