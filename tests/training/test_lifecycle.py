@@ -221,6 +221,39 @@ def test_a_run_is_not_resumed_under_other_numerics(saved_run, tmp_path):
     assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T113")
 
 
+@pytest.mark.parametrize(
+    ("change", "resumes"),
+    [
+        ({"driver": "590.44.01", "memory_bytes": 79_000_000_000}, True),  # a cluster was updated
+        ({"uuid_sha256": "b" * 64}, True),
+        ({"name": "NVIDIA H200"}, False),
+        ({"multiprocessors": 114}, False),
+        ({"compute_capability": "10.0"}, False),
+    ],
+)
+def test_a_run_on_a_gpu_is_resumed_where_only_the_driver_or_the_card_is_another(
+    tmp_path, change, resumes
+):
+    device = {
+        "kind": "cuda",
+        "name": "NVIDIA H100 80GB HBM3",
+        "compute_capability": "9.0",
+        "multiprocessors": 132,
+        "uuid_sha256": "a" * 64,
+        "memory_bytes": 85_000_000_000,
+        "driver": "580.95.05",
+    }
+    runtime = contract.Runtime(flags={}, libraries={}, device=device)
+    record_runtime(tmp_path, runtime, portable=False)
+    resumed = runtime.model_copy(update={"device": device | change})
+    if resumes:
+        record_runtime(tmp_path, resumed, portable=False)
+        assert read(tmp_path, contract.RUNTIME)["device"] == device | change
+    else:
+        with pytest.raises(CapsuleError, match="CAP-T113"):
+            record_runtime(tmp_path, resumed, portable=False)
+
+
 @pytest.mark.parametrize("portable", [True, False])
 def test_a_run_is_resumed_on_another_machine_only_where_that_cannot_change_bits(tmp_path, portable):
     def runtime(name, cores=2):

@@ -68,8 +68,12 @@ def record_runtime(directory: Path, runtime: Runtime, *, portable: bool) -> None
 
 
 def _identity(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a device can reach results: free cores and the card itself cannot."""
-    left_out = ("cores", "uuid_sha256")
+    """Return what of a device can reach results.
+
+    Free cores and the card itself cannot, nor can the driver, which a cluster updates during a
+    long run: the image brings the kernels. Of the memory, a driver leaves another part to programs.
+    """
+    left_out = ("cores", "uuid_sha256", "driver", "memory_bytes")
     return {f"device {name}": value for name, value in device.items() if name not in left_out}
 
 
