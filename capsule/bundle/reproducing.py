@@ -51,8 +51,8 @@ Run it again with Docker alone:
 {copied}    chmod -R a+rwX again
     docker run --rm --network none --read-only --cap-drop ALL \\
         --security-opt no-new-privileges --security-opt seccomp=image/seccomp.json \\
-        --hostname capsule --tmpfs /tmp:mode=1777 {gpu}--volume "$PWD/again:/out" \\
-{volumes}        --entrypoint {launcher} {reference} \\
+        --hostname capsule --tmpfs /tmp:mode=1777 --volume "$PWD/again:/out" \\
+{gpu}{volumes}        --entrypoint {launcher} {reference} \\
         {arguments}
 
 `capsule-launch` starts first and provides the program's randomness.
@@ -100,6 +100,9 @@ Compare what the program wrote and printed. The two files must be equal, byte fo
 They list every output with its SHA-256. The outputs themselves are in the folder `workspace/` of
 each run. An output whose name an archive cannot contain is in this bundle as `outputs/SHA256`.
 """
+
+# A run sees one GPU, and finds the driver's libraries where NVIDIA's toolkit mounts them.
+_GPU = "        --gpus device=0 --env LD_LIBRARY_PATH=/usr/lib64 \\\n"
 
 _NOTHING = """
 **Nothing is claimed.** The program left no file and printed nothing, so equal lists show no result.
@@ -149,7 +152,7 @@ def reproducing_guide(lock: Lock, claims: Claims, *, embedded: bool, with_data: 
         + _WITH_ARCHIVE.format(
             reference=reference_of(lock.image.recipe, claims.image.config),
             config=claims.image.config,
-            gpu="--gpus all " if spec.accelerator.kind == "cuda" else "",
+            gpu=_GPU if spec.accelerator.kind == "cuda" else "",
             **_launch(spec),
             copied=_copied(claims),
             volumes=_volumes(lock),
