@@ -10,8 +10,9 @@ read back.
 
 A child started with a cleaned environment has lost the variable, and others with it. It finds them
 in its nearest ancestor that has them, and restarts itself once with what was missing: hash seed,
-thread counts, instruction-set pins and preloaded libraries take effect at a start only. What a
-program sets otherwise for a child is not overruled, but refused once that child imports torch.
+thread counts, instruction-set pins and preloaded libraries take effect at a start only, and so do
+the choice of a GPU and the folder of its driver. What a program sets otherwise for a child is not
+overruled, but refused once that child imports torch.
 
 Not reached: ``python -S`` and virtual environments of the program's own, which do not see these
 site-packages, and so not the image's torch.
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "CAPSULE_DETERMINISM"
 RUN_VARIABLE = "CAPSULE_RUN"  # as in capsule.experiment.contract
+# What an engine sets besides: preloaded libraries, the run's GPUs, and where their driver is.
+ENGINE_VARIABLES = ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 INTERPRETERS = "interpreters.jsonl"  # likewise
 
 
@@ -220,7 +223,8 @@ def _restart(program: str, inherited: Mapping[str, str]) -> None:
 
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read().split(b"\0")[:-1]
-    names = (VARIABLE, RUN_VARIABLE, "LD_PRELOAD", *json.loads(inherited[VARIABLE])["environment"])
+    settled = json.loads(inherited[VARIABLE])["environment"]
+    names = (VARIABLE, RUN_VARIABLE, *ENGINE_VARIABLES, *settled)
     lost = {name: inherited[name] for name in names if name in inherited}
     _note('{"restarted":true}', {**lost, **os.environ})
     os.execve(program, arguments, {**lost, **os.environ})  # noqa: S606

@@ -245,7 +245,11 @@ print(json.dumps({
 
 
 def test_a_cleaned_child_starts_again_as_it_was_and_with_what_it_lacks(interpreter):
-    variables = start_variables(spec_with()) | {"LD_PRELOAD": "libm.so.6"}
+    variables = start_variables(spec_with()) | {
+        "LD_PRELOAD": "libm.so.6",
+        "CUDA_VISIBLE_DEVICES": "GPU-2c1d3a5e",  # of the process engine, with a driver's folder
+        "LD_LIBRARY_PATH": "/opt/driver",
+    }
     code = (
         "import subprocess, sys\n"
         "mine = {'TZ': 'Europe/Berlin', 'MINE': 'kept'}\n"
