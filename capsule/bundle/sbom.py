@@ -234,13 +234,18 @@ def _driver(driver: Driver) -> Component:
     }
 
 
+def _gpu_reference(gpu: Gpu) -> str:
+    return f"gpu:{gpu.index}" + ("" if gpu.part is None else f":{gpu.part.slot}")
+
+
 def _gpu(gpu: Gpu) -> Component:
     facts = gpu.model_dump(mode="json", exclude={"name", "vbios", "gsp_firmware", "unavailable"})
     rows = facts.pop("remapped_rows") or {}
     facts |= {f"remapped_rows_{kind}": count for kind, count in rows.items()}
     facts["mig_devices"] = " ".join(gpu.mig_devices or ())
+    facts |= {f"part_{fact}": value for fact, value in (facts.pop("part", None) or {}).items()}
     return {
-        **_component("device", f"gpu:{gpu.index}", gpu.name or "unknown"),
+        **_component("device", _gpu_reference(gpu), gpu.name or "unknown"),
         "properties": [
             _property("cdx:device:function", "graphics processor"),
             *_properties("capsule:gpu", facts),
@@ -251,7 +256,7 @@ def _gpu(gpu: Gpu) -> Component:
 def _firmware(gpu: Gpu) -> list[Component]:
     versions = {"vbios": gpu.vbios, "gsp-firmware": gpu.gsp_firmware}
     return [
-        _component("firmware", f"gpu:{gpu.index}:{name}", name, version)
+        _component("firmware", f"{_gpu_reference(gpu)}:{name}", name, version)
         for name, version in versions.items()
         if version is not None
     ]

@@ -31,7 +31,7 @@ from capsule.experiment.versions import satisfies
 from capsule.host.cuda import NEEDS, cuda_versions
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Cpu, Fingerprint
-from capsule.machine.gpu import NOT_FOUND, Gpu
+from capsule.machine.gpu import NOT_FOUND, Gpu, MigPart
 
 Effect = Literal["none", "recorded-only", "may differ", "gate"]
 ExpectedGrade = Literal["bitwise", "statistical", "inconclusive"]
@@ -157,8 +157,7 @@ def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
     One that does not answer is no GPU, and one in MIG mode gives nothing but its MIG devices.
     """
     for gpu in gpus:
-        names = (gpu.mig_devices or ()) if gpu.mig_enabled else (gpu.name,)
-        named = any(accelerator.gpu in (None, name) for name in names if name is not None)
+        named = any(accelerator.gpu in (None, name) for name in gpu.names)
         capable = accelerator.compute_capability in (None, gpu.compute_capability)
         if named and capable:
             return gpu
@@ -271,7 +270,6 @@ _GPU_RULES: dict[str, Rule] = {
     "cuda_cores": _GPU_SHAPE,
     "sm_count": _GPU_SHAPE,
     "mig_enabled": _GPU_SHAPE,
-    "mig_devices": _GPU_SHAPE,
     "part_number": _IRRELEVANT,
     "memory_bus_bits": _IRRELEVANT,
     "vbios": _IRRELEVANT,
@@ -309,13 +307,29 @@ def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[FactComparison]:
     for field, rule in _GPU_RULES.items():
         row = _row(f"gpu.{field}", getattr(then, field), getattr(now, field), rule)
         if row.effect == "none" and row.here == "unknown" and field in _GPU_IDENTITY:
-            update = {"effect": "may differ", "reason": "unknown on both machines"}
-            row = row.model_copy(update=update)
+            row = _unknown(row)
         yield row
     yield _row("gpu.memory_bytes", then.memory_bytes, now.memory_bytes, _memory_rule(then, now))
+    if then.mig_enabled or now.mig_enabled:
+        yield from _part_rows(then.part, now.part)
 
 
-def _memory_rule(then: Gpu, now: Gpu) -> Rule:
+def _unknown(row: FactComparison) -> FactComparison:
+    return row.model_copy(update={"effect": "may differ", "reason": "unknown on both machines"})
+
+
+def _part_rows(then: MigPart | None, now: MigPart | None) -> Iterator[FactComparison]:
+    """Yield what decides about bits of the parts that ran, where a GPU is in MIG mode."""
+    names = (None if part is None else part.name for part in (then, now))
+    row = _row("gpu.part", *names, _GPU_SHAPE)
+    yield _unknown(row) if then is now is None else row
+    if then is not None and now is not None:
+        yield _row("gpu.part.sm_count", then.sm_count, now.sm_count, _GPU_SHAPE)
+        memory = _memory_rule(then, now)
+        yield _row("gpu.part.memory_bytes", then.memory_bytes, now.memory_bytes, memory)
+
+
+def _memory_rule(then: Gpu | MigPart, now: Gpu | MigPart) -> Rule:
     if (now.memory_bytes or 0) < (then.memory_bytes or 0):
         return "may differ", "libraries fall back to smaller workspaces when memory is short"
     return _IRRELEVANT
@@ -361,7 +375,11 @@ def _unmet_cuda(
         yield "gpu.name", _no_gpu(asked, here.driver.nvml)
         return
     if select_gpu(here.gpus, accelerator) is None:
-        found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in here.gpus)
+        found = ", ".join(
+            f"{name} ({gpu.compute_capability})"
+            for gpu in here.gpus
+            for name in gpu.names or (f"{gpu.name or 'a GPU'} that gives runs no device",)
+        )
         yield (
             "gpu.name",
             CapsuleError(

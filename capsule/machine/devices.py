@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from capsule.experiment.spec import CpuAccelerator, CudaAccelerator
 from capsule.host.errors import CapsuleError
-from capsule.machine.gpu import Gpu, load_nvml, mig_parts, text_of
+from capsule.machine.gpu import Gpu, in_mig_mode, load_nvml, mig_parts, read_part, text_of
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _UUIDS = ("GPU-", "MIG-")
@@ -87,7 +87,7 @@ def _devices_of(nvml: Any, index: int, count: int) -> list[Device]:
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+        return in_mig_mode(nvml, handle)
     except nvml.NVMLError as error:
         if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
             raise
@@ -177,7 +177,9 @@ def choose_devices(
     Args:
         devices: Those to choose from.
         accelerator: The spec's section.
-        most: How many a run can use. All are of one model, so that they give the same bits.
+        most: How many a run can use. All are of one model, so that they give the same bits. Of
+            parts of GPUs there is one, as CUDA lets a process see no more (NVIDIA, "MIG User
+            Guide", section "CUDA Device Enumeration").
 
     Returns:
         In the order of the PCI bus, in which containers see them; empty if none is as asked for.
@@ -189,6 +191,8 @@ def choose_devices(
         and accelerator.compute_capability in (None, device.compute_capability)
     ]
     alike = [device for device in fitting if device.name == fitting[0].name]
+    if any(":" in device.place for device in alike):
+        most = 1
     return tuple(sorted(alike[:most], key=lambda device: (device.gpu, device.place)))
 
 
@@ -228,10 +232,31 @@ def visible_gpus(gpus: tuple[Gpu, ...], nvml: Any, variables: Mapping[str, str])
         nvml: See :func:`read_devices`.
         variables: Variables of the environment.
 
+    Returns:
+        An entry for each GPU, and one for each part of a GPU in MIG mode. Without the variable,
+        those that give runs no device have an entry as well.
+
     Raises:
         CapsuleError: CAP-M008 of :func:`visible_devices`.
     """
-    if VISIBLE not in variables:
-        return gpus
-    visible = visible_devices(read_devices(nvml), variables)
-    return tuple(gpus[index] for index in dict.fromkeys(device.gpu for device in visible))
+    devices = visible_devices(read_devices(nvml), variables)
+    found = [_entry(gpus[device.gpu], nvml, device) for device in devices]
+    if VISIBLE in variables:
+        return tuple(found)
+    given = {device.gpu for device in devices}
+    silent = [gpu for gpu in gpus if gpu.index not in given]
+    return tuple(sorted([*found, *silent], key=lambda gpu: gpu.index))
+
+
+def _entry(gpu: Gpu, nvml: Any, device: Device) -> Gpu:
+    _, _, slot = device.place.partition(":")
+    if not slot:
+        return gpu
+    nvml.nvmlInit()
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(device.gpu)
+        return gpu.model_copy(update={"part": read_part(nvml, handle, int(slot))})
+    except nvml.NVMLError:  # lost since its parts were listed
+        return gpu
+    finally:
+        nvml.nvmlShutdown()

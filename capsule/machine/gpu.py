@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from capsule.experiment.contract import gpu_identity
-from capsule.experiment.fields import Model
+from capsule.experiment.fields import Model, added
 
 NOT_FOUND = "not found"
 LOADED = "loaded"
@@ -26,6 +26,15 @@ class RemappedRows(Model):
     uncorrectable: int
     pending: bool
     failed: bool
+
+
+class MigPart(Model):
+    """One part of a GPU in MIG mode."""
+
+    slot: int = Field(description="Its number among those of the GPU.")
+    name: str = Field(description="Of the GPU with the profile, e.g. '... MIG 1g.5gb'.")
+    sm_count: int | None = Field(default=None, description="Streaming multiprocessors.")
+    memory_bytes: int | None = None
 
 
 class Gpu(Model):
@@ -47,6 +56,9 @@ class Gpu(Model):
     mig_enabled: bool | None = None
     mig_devices: tuple[str, ...] | None = Field(
         default=None, description="Names of the MIG devices, with their profiles."
+    )
+    part: MigPart | None = added(
+        absent=None, description="The part of it that is meant; of its parts, each has an entry."
     )
     memory_bytes: int | None = None
     memory_bus_bits: int | None = None
@@ -70,6 +82,15 @@ class Gpu(Model):
         default_factory=dict,
         description="Name of the NVML error that made each null field unavailable, by field.",
     )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the devices that it gives to runs: in MIG mode its parts, else itself."""
+        if self.part is not None:
+            return (self.part.name,)
+        if self.mig_enabled:  # a document of before entries had a part
+            return self.mig_devices or ()
+        return () if self.name is None else (self.name,)
 
 
 class Driver(Model):
@@ -176,17 +197,42 @@ def _compute_capability(nvml: Any, gpu: Any) -> str:
 
 
 def mig_parts(nvml: Any, gpu: Any) -> Iterator[tuple[int, Any]]:
-    """Yield slot and handle of each MIG device; the slots of a GPU need not be filled in order."""
+    """Yield slot and handle of each MIG device; the slots of a GPU need not be filled in order.
+
+    NVML calls an empty slot "not found" or, on some drivers, an invalid argument, as in NVIDIA's
+    own go-nvlib. A GPU that is not in MIG mode has no parts.
+    """
+    if not in_mig_mode(nvml, gpu):
+        return
+    empty = (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT)
     for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
             yield slot, nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
         except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_NOT_FOUND:
+            if error.value not in empty:
                 raise
+
+
+def in_mig_mode(nvml: Any, gpu: Any) -> bool:
+    """Tell whether a GPU is in MIG mode now; NVML also tells the mode after its next reset."""
+    return bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
 
 
 def _mig_devices(nvml: Any, gpu: Any) -> tuple[str, ...]:
     return tuple(text_of(nvml.nvmlDeviceGetName(part)) for _, part in mig_parts(nvml, gpu))
+
+
+def read_part(nvml: Any, gpu: Any, slot: int) -> MigPart:
+    """Describe the part in a slot of a GPU.
+
+    Args:
+        nvml: See :func:`read_gpus`.
+        gpu: NVML's handle of the GPU.
+        slot: Of :func:`mig_parts`.
+    """
+    part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+    facts, _ = _collect(PART_FIELDS, nvml, part)
+    return MigPart(slot=slot, name=text_of(nvml.nvmlDeviceGetName(part)), **facts)
 
 
 def _remapped_rows(nvml: Any, gpu: Any) -> RemappedRows:
@@ -219,14 +265,18 @@ DRIVER_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "cuda": _cuda_version,
 }
 
+PART_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sm_count": lambda nvml, part: nvml.nvmlDeviceGetAttributes_v2(part).multiprocessorCount,
+    "memory_bytes": lambda nvml, part: nvml.nvmlDeviceGetMemoryInfo(part).total,
+}
+
 GPU_FIELDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "name": lambda nvml, gpu: text_of(nvml.nvmlDeviceGetName(gpu)),
     "architecture": _architecture,
     "compute_capability": _compute_capability,
     "cuda_cores": lambda nvml, gpu: nvml.nvmlDeviceGetNumGpuCores(gpu),
     "sm_count": lambda nvml, gpu: nvml.nvmlDeviceGetAttributes_v2(gpu).multiprocessorCount,
-    # NVML gives two modes, of MIG as of ECC: the current one and that after the next reset.
-    "mig_enabled": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+    "mig_enabled": in_mig_mode,
     "mig_devices": _mig_devices,
     "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
     "memory_bus_bits": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryBusWidth(gpu),

@@ -46,7 +46,10 @@ def _gpu(machine: Fingerprint, spec: Spec) -> str | None:
     if not isinstance(spec.accelerator, CudaAccelerator):
         return None
     gpu = select_gpu(machine.gpus, spec.accelerator)
-    return None if gpu is None else f"{gpu.name or 'unknown'} ({_shown(gpu.compute_capability)})"
+    if gpu is None:
+        return None
+    name = gpu.name if gpu.part is None else gpu.part.name
+    return f"{name or 'unknown'} ({_shown(gpu.compute_capability)})"
 
 
 def _shown(fact: int | str | None) -> str:

@@ -23,7 +23,7 @@ from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.lock import LockedGit, LockedProject
 from capsule.experiment.spec import CudaAccelerator
 from capsule.machine.fingerprint import Fingerprint, take_fingerprint
-from capsule.machine.gpu import Driver, Gpu, RemappedRows
+from capsule.machine.gpu import Driver, Gpu, MigPart, RemappedRows
 from tests.bundle.locks import debian, digest_of, make_lock, wheel
 
 VALIDATOR = JsonStrictValidator(SchemaVersion.V1_6)
@@ -304,6 +304,19 @@ def test_a_machine_with_gpus():
     assert machine_sbom(GPU_MACHINE) == data
     one_gpu = GPU_MACHINE.model_copy(update={"gpus": (GPU,)})
     assert json.loads(machine_sbom(one_gpu))["serialNumber"] != json.loads(data)["serialNumber"]
+
+
+def test_each_part_of_a_gpu_is_a_component():
+    parts = [
+        GPU.model_copy(update={"part": MigPart(slot=slot, name=f"MIG {slot}", sm_count=14)})
+        for slot in (1, 2)
+    ]
+    data = machine_sbom(GPU_MACHINE.model_copy(update={"gpus": tuple(parts)}))
+    validate_sbom(data)
+    found = components(data)
+    assert {"gpu:0:1", "gpu:0:2", "gpu:0:2:vbios"} < found.keys()
+    facts = properties(found["gpu:0:2"])
+    assert (facts["capsule:gpu:part-name"], facts["capsule:gpu:part-sm-count"]) == ("MIG 2", "14")
 
 
 def test_a_machine_that_tells_little():

@@ -17,7 +17,7 @@ from capsule.experiment.spec import (
 from capsule.experiment.trainers import DqnTrainer
 from capsule.machine.compare import check_requirements, compare, expected_grade, select_gpu
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem, take_fingerprint
-from capsule.machine.gpu import Driver, Gpu
+from capsule.machine.gpu import Driver, Gpu, MigPart
 
 CASCADE_LAKE = Cpu(
     vendor="GenuineIntel",
@@ -252,7 +252,6 @@ def test_the_gpu_asked_for_is_found_among_others():
         ({"architecture": "blackwell"}, "may differ"),
         ({"cuda_cores": 14592}, "may differ"),
         ({"sm_count": 114}, "may differ"),
-        ({"mig_devices": ("NVIDIA H200 MIG 1g.18gb",)}, "may differ"),
         ({"name": "NVIDIA H100"}, "may differ"),
         ({"memory_bytes": 80 << 30}, "may differ"),
         ({"memory_bytes": 300 << 30}, "recorded-only"),
@@ -275,10 +274,53 @@ def test_each_fact_of_a_gpu(change, effect):
 def test_a_part_of_a_gpu_is_another_one_than_the_whole():
     part = {"mig_enabled": True, "mig_devices": ("NVIDIA H200 MIG 1g.18gb",)}
     recorded, here = machine(gpus=(H200,)), machine(gpus=(H200.model_copy(update=part),))
-    found = effects(recorded, here, CUDA)
-    assert found["gpu.mig_enabled"] == found["gpu.mig_devices"] == "may differ"
+    assert effects(recorded, here, CUDA)["gpu.mig_enabled"] == "may differ"
     undivided = machine(gpus=(H200.model_copy(update={"mig_enabled": True, "mig_devices": ()}),))
     assert grade(recorded, undivided, CUDA) == "inconclusive"  # it gives nothing to runs
+
+
+SMALL = MigPart(slot=1, name="NVIDIA H200 MIG 1g.18gb", sm_count=16, memory_bytes=16 << 30)
+
+
+def divided(*names, part=None):
+    changes = {"mig_enabled": True, "mig_devices": names, "part": part}
+    return machine(gpus=(H200.model_copy(update=changes),))
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "effect"),
+    [
+        ({"slot": 4}, "part", "none"),
+        ({"name": "NVIDIA H200 MIG 3g.71gb"}, "part", "may differ"),
+        ({"sm_count": 60}, "part.sm_count", "may differ"),
+        ({"memory_bytes": 15 << 30}, "part.memory_bytes", "may differ"),
+        ({"memory_bytes": 17 << 30}, "part.memory_bytes", "recorded-only"),
+    ],
+)
+def test_parts_are_compared_and_not_what_else_the_gpu_is_divided_into(change, field, effect):
+    recorded = divided(SMALL.name, "another", part=SMALL)
+    found = effects(recorded, divided("others", part=SMALL.model_copy(update=change)), CUDA)
+    assert found.pop(f"gpu.{field}") == effect
+    assert set(found.values()) == {"none"}
+
+
+def test_a_record_that_does_not_name_its_part_promises_nothing():
+    recorded, here = divided(SMALL.name), divided(SMALL.name, part=SMALL)
+    assert effects(recorded, here, CUDA)["gpu.part"] == "may differ"
+    assert grade(recorded, recorded, CUDA) == "statistical"
+
+
+def test_a_part_is_chosen_by_its_name():
+    parts = tuple(
+        H200.model_copy(update={"mig_enabled": True, "part": SMALL.model_copy(update=names)})
+        for names in ({}, {"slot": 2, "name": "NVIDIA H200 MIG 3g.71gb"})
+    )
+    wanted = CUDA.accelerator.model_copy(update={"gpu": "NVIDIA H200 MIG 3g.71gb"})
+    assert select_gpu(parts, wanted).part.slot == 2
+    whole = CUDA.accelerator.model_copy(update={"gpu": "NVIDIA H200"})
+    assert select_gpu(parts, whole) is None
+    (error,) = unmet(CUDA.model_copy(update={"accelerator": whole}), machine(gpus=parts))
+    assert "NVIDIA H200 MIG 1g.18gb (9.0), NVIDIA H200 MIG 3g.71gb (9.0)" in error.message
 
 
 def test_a_gpu_that_says_nothing_is_not_called_equal():

@@ -52,8 +52,9 @@ def test_each_gpu_is_a_device(devices):
     assert {device.among for device in devices("failing-handle")} == {2}
 
 
-def test_a_gpu_in_mig_mode_is_its_parts(devices):
-    big, small = devices("a100-mig")
+@pytest.mark.parametrize("name", ["a100-mig", "a100-mig-invalid-slots"])
+def test_a_gpu_in_mig_mode_is_its_parts(devices, name):
+    big, small = devices(name)
     assert (big.gpu, big.place, big.uuid) == (0, "0:1", BIG)
     assert (small.gpu, small.place, small.uuid) == (0, "0:2", SMALL)
     assert {big.compute_capability, small.compute_capability} == {"8.0"}
@@ -159,6 +160,17 @@ here = take_fingerprint(None)
 errors = [str(error) for error in unmet(spec_of(asked()), here)]
 print(json.dumps([[gpu.index for gpu in here.gpus], errors]))
 """
+PARTS = """
+import json
+from capsule.machine.compare import select_gpu
+from capsule.machine.fingerprint import take_fingerprint
+from tests.machine.test_devices import asked
+found = take_fingerprint(None).gpus
+small = asked(gpu="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+chosen = select_gpu(found, small)
+parts = [gpu.part and gpu.part.model_dump() for gpu in found]
+print(json.dumps([parts, chosen and chosen.part.slot]))
+"""
 
 
 def spec_of(accelerator):
@@ -183,6 +195,35 @@ def test_a_fingerprint_has_the_gpus_that_are_left_to_runs(on_machine, name, visi
     found, unmet = on_machine(name, FINGERPRINT, CUDA_VISIBLE_DEVICES=visible)
     assert found == gpus
     assert [error.split()[0] for error in unmet] == ([] if code is None else [code])
+
+
+LARGE_PART = {
+    "slot": 1,
+    "name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+    "sm_count": 42,
+    "memory_bytes": 19_968 << 20,
+}
+SMALL_PART = {
+    "slot": 2,
+    "name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    "sm_count": 14,
+    "memory_bytes": 4_864 << 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "visible", "parts", "slot"),
+    [
+        ("a100-mig", None, [LARGE_PART, SMALL_PART], 2),
+        ("a100-mig", SMALL, [SMALL_PART], 2),
+        ("a100-mig", BIG, [LARGE_PART], None),
+        ("two-equal", None, [None, None], None),
+        ("failing-handle", None, [None, None], None),
+    ],
+)
+def test_a_fingerprint_has_the_parts_that_are_left_to_runs(on_machine, name, visible, parts, slot):
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert on_machine(name, PARTS, **variables) == [parts, slot]
 
 
 USE = """
@@ -213,6 +254,7 @@ except CapsuleError as error:
         ("two-equal", {"LEARNERS": "2"}, f"{FIRST},{SECOND}"),
         ("two-equal", {"LEARNERS": "3", "WANTED": "1,0"}, f"{FIRST},{SECOND}"),
         ("two-equal", {"LEARNERS": "2", "WANTED": "1"}, SECOND),
+        ("a100-mig", {"LEARNERS": "2"}, BIG),  # CUDA shows a process one part only
         ("two-different", {"LEARNERS": "2"}, "GPU-33333333-0000-4000-8000-000000000003"),
         ("no-driver", {}, "0"),  # an engine elsewhere may have one
     ],

@@ -122,7 +122,7 @@ def test_every_field_is_collected():
 
 
 def test_the_tables_and_the_models_name_the_same_fields():
-    assert set(GPU_FIELDS) == set(Gpu.model_fields) - {"index", "unavailable"}
+    assert set(GPU_FIELDS) == set(Gpu.model_fields) - {"index", "part", "unavailable"}
     assert set(DRIVER_FIELDS) == set(Driver.model_fields) - {"nvml", "unavailable"}
 
 
@@ -141,10 +141,10 @@ def test_a_field_that_fails_is_null_with_its_reason_and_spoils_no_other(field):
     assert whole.unavailable == {}
     probe = Nvml(**everything.answers)
     GPU_FIELDS[field](probe, "handle 0")
-    clocks = {"max_sm_clock_mhz", "max_memory_clock_mhz"}
+    groups = ({"max_sm_clock_mhz", "max_memory_clock_mhz"}, {"mig_enabled", "mig_devices"})
     lost = {probe.calls[0]: failing(pynvml.NVML_ERROR_NO_PERMISSION)}
     _, (gpu,) = read_gpus(Nvml(**everything.answers | lost))
-    expected = clocks if field in clocks else {field}
+    expected = next((group for group in groups if field in group), {field})
     assert gpu.unavailable == dict.fromkeys(expected, "NVML_ERROR_NO_PERMISSION")
     nothing = dict.fromkeys(expected)
     assert (
@@ -173,6 +173,15 @@ def test_mig_devices_are_named_and_empty_slots_skipped():
     _, (gpu,) = read_gpus(Nvml(**H200 | mig | refused))
     assert gpu.mig_devices is None
     assert gpu.unavailable["mig_devices"] == "NVML_ERROR_NO_PERMISSION"
+
+
+def test_a_gpu_that_is_not_in_mig_mode_has_no_parts():
+    mig = {
+        "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": failing(pynvml.NVML_ERROR_NO_PERMISSION),
+    }
+    _, (gpu,) = read_gpus(Nvml(**H200 | mig))
+    assert (gpu.mig_enabled, gpu.mig_devices) == (False, ())
 
 
 def test_an_architecture_newer_than_the_binding_is_named_by_its_number():

@@ -3,6 +3,7 @@
 import pytest
 
 from capsule.machine.fingerprint import Cpu, OperatingSystem
+from capsule.machine.gpu import MigPart
 from capsule.machine.kind import machine_kind
 from tests.machine.test_compare import A100, CASCADE_LAKE, CUDA, H200, PORTABLE, ZEN3, machine
 
@@ -17,6 +18,9 @@ def test_a_kind_says_processor_system_and_engine():
 def test_a_gpu_counts_where_one_trains():
     assert machine_kind(machine(gpus=(H200,)), CUDA).gpu == "NVIDIA H200 (9.0)"
     assert machine_kind(machine(gpus=(H200,)), PORTABLE).gpu is None
+    part = MigPart(slot=0, name="NVIDIA H200 MIG 1g.18gb")
+    divided = machine(gpus=(H200.model_copy(update={"mig_enabled": True, "part": part}),))
+    assert machine_kind(divided, CUDA).gpu == "NVIDIA H200 MIG 1g.18gb (9.0)"
 
 
 @pytest.mark.parametrize(

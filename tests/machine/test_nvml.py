@@ -52,8 +52,9 @@ def test_a_geforce_says_what_it_cannot_tell(read):
     assert set(gpu.unavailable.values()) == {"NVML_ERROR_NOT_SUPPORTED"}
 
 
-def test_the_parts_of_a_divided_gpu_are_listed_wherever_they_are(read):
-    _, (gpu,) = read("a100-mig")
+@pytest.mark.parametrize("name", ["a100-mig", "a100-mig-invalid-slots"])
+def test_the_parts_of_a_divided_gpu_are_listed_wherever_they_are(read, name):
+    _, (gpu,) = read(name)
     assert gpu.mig_enabled is True
     assert gpu.mig_devices == (
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",

@@ -3,7 +3,8 @@
  * The signatures are those of the NVML API reference. The file, which NVML_MACHINE names, has lines
  * of "KEY=VALUE": "driver", "cuda", "devices", and for device 0 keys such as "0.name"; those of its
  * MIG device in slot 1 begin with "0.1.". What the file lacks is not supported. A value of "!N" is
- * the NVML error N. With "0.lost_after=N" device 0 is lost after N queries.
+ * the NVML error N. With "0.lost_after=N" device 0 is lost after N queries, and "0.empty_slot=!N" is
+ * the error for a slot of it without a MIG device, if not "not found".
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -163,7 +164,11 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned int index, dev
     char key[WIDTH];
     if (!device || index >= SLOTS) return INVALID_ARGUMENT;
     snprintf(key, sizeof key, "%d.%u.name", device->device, index);
-    if (!find(key)) return NOT_FOUND;
+    if (!find(key)) {
+        snprintf(key, sizeof key, "%d.empty_slot", device->device);
+        const char *error = find(key);
+        return error ? atoi(error + 1) : NOT_FOUND;
+    }
     *out = handle(device->device, (int)index);
     return SUCCESS;
 }
