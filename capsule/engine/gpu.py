@@ -37,7 +37,7 @@ SEARCHED = "LD_LIBRARY_PATH"
 # (NVIDIA/nvidia-container-toolkit#1326).
 IN_CONTAINERS = {SEARCHED: "/usr/lib64"}
 _DRIVER = "libcuda.so.1"
-_LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")  # the last one in WSL 2
+_LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
 _PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")

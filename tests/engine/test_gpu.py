@@ -5,7 +5,14 @@ import subprocess
 
 import pytest
 
-from capsule.engine.gpu import about_gpu, driver_folder, gpu_components, gpu_request, outdated
+from capsule.engine.gpu import (
+    about_gpu,
+    driver_folder,
+    gpu_components,
+    gpu_request,
+    outdated,
+    require_driver,
+)
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.machine.devices import FIRST as ELSEWHERE
 from capsule.machine.devices import Device
@@ -183,3 +190,16 @@ def test_a_process_gets_the_folder_of_the_driver_and_nothing_else_of_the_search_
     assert driver_folder({"LD_LIBRARY_PATH": path}) == {"LD_LIBRARY_PATH": f"{tmp_path}/driver"}
     assert driver_folder({"LD_LIBRARY_PATH": str(tmp_path)}) == {}
     assert driver_folder({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("present", "loaded"),
+    [("/dev/nvidiactl", True), ("/proc/driver/nvidia/version", True), ("/dev/dxg", False)],
+)
+def test_a_driver_is_one_of_linux_and_not_that_of_wsl(monkeypatch, present, loaded):
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) == present)
+    if loaded:
+        require_driver()
+    else:
+        with pytest.raises(CapsuleError, match="no NVIDIA driver is loaded"):
+            require_driver()
