@@ -6,17 +6,21 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from capsule.experiment.spec import CudaAccelerator
+from capsule.host.errors import CapsuleError
+from capsule.machine.devices import choose_devices, read_devices, visible_devices
+from capsule.machine.gpu import load_nvml
 from capsule.study.directory import StudyDirectory
 from capsule.study.running import RunOptions, run_locally
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes of this machine.
+    """Processes of this machine. Members that run at a time on GPUs have one each.
 
     Attributes:
         processes: Members that run at a time; None: as many as fit the cores of the study's
-            resources.
+            resources, and the GPUs if members need them.
     """
 
     processes: int | None = None
@@ -28,7 +32,43 @@ class Local:
         options: RunOptions,
         on_poll: Callable[[], None],
     ) -> None:
-        """Run members; see :class:`capsule.study.backends.Backend`."""
+        """Run members; see :class:`capsule.study.backends.Backend`.
+
+        Raises:
+            CapsuleError: CAP-Y028, more members are to run at a time than there are GPUs for them;
+                CAP-M008 of :func:`capsule.machine.devices.visible_devices`.
+        """
         cores = study.lock.study.resources.cores
-        fitting = max(1, len(os.sched_getaffinity(0)) // cores)
-        run_locally(study, names, options, self.processes or fitting, on_poll)
+        processes = self.processes or max(1, len(os.sched_getaffinity(0)) // cores)
+        gpus: tuple[str, ...] = ()
+        if accelerators := _accelerators(study, names):
+            gpus = _gpus_for(accelerators)
+            # Without any, a member says itself what is missing, or an engine elsewhere has one.
+            most = max(1, len(gpus))
+            if self.processes is not None and self.processes > most:
+                raise CapsuleError(
+                    "CAP-Y028",
+                    f"--on local:{self.processes} would run {self.processes} members at a time, "
+                    f"and {len(gpus)} visible GPUs are what they ask for",
+                    fix=f"Use --on local:{most}, or --on local.",
+                )
+            processes = min(processes, most)
+        run_locally(study, names, options, processes, on_poll, gpus)
+
+
+def _accelerators(study: StudyDirectory, names: Sequence[str]) -> list[CudaAccelerator]:
+    """Return the sections of all members that need a GPU."""
+    wanted = set(names)
+    used = {member.spec for member in study.lock.members if member.name in wanted}
+    sections = (study.lock.specs[number].accelerator for number in sorted(used))
+    return [section for section in sections if isinstance(section, CudaAccelerator)]
+
+
+def _gpus_for(accelerators: Sequence[CudaAccelerator]) -> tuple[str, ...]:
+    """Return the UUIDs of the visible GPUs that every one of the members can use."""
+    visible = visible_devices(read_devices(load_nvml()), os.environ)
+    return tuple(
+        device.uuid
+        for device in visible
+        if all(choose_devices([device], accelerator) for accelerator in accelerators)
+    )

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Self
 
 from capsule.experiment.canonical import write_atomic
@@ -31,17 +32,21 @@ class RunOptions:
         key: The private key that signs the bundles.
         passphrase_file: As of 'capsule run'.
         engine: As of 'capsule run'.
+        gpu: As of 'capsule run'.
     """
 
     key: Path
     passphrase_file: Path | None = None
     engine: str = "auto"
+    gpu: str | None = None
 
     def arguments(self) -> list[str]:
         """Return the options as arguments; paths are absolute, for other machines' folders."""
         words = ["--key", str(self.key.absolute()), "--engine", self.engine]
         if self.passphrase_file is not None:
             words += ["--passphrase-file", str(self.passphrase_file.absolute())]
+        if self.gpu is not None:
+            words += ["--gpu", self.gpu]
         return words
 
 
@@ -189,16 +194,39 @@ def run_locally(
     options: RunOptions,
     processes: int,
     on_poll: Callable[[], None],
+    gpus: Sequence[str] = (),
 ) -> None:
     """Run members on this machine, so many at a time; none stops the others.
+
+    Args:
+        study: The study.
+        names: The members.
+        options: Of each run.
+        processes: Number of members at a time.
+        on_poll: Called meanwhile.
+        gpus: UUIDs of GPUs, at least as many as processes, of which each member has one while it
+            runs; none leave the choice to each run.
 
     Raises:
         KeyboardInterrupt: It was interrupted; the runs have been, too, and can be resumed.
         CapsuleError: All other members have ended, and another process runs one (CAP-Y009).
     """
     errors = []
+    free: SimpleQueue[str] = SimpleQueue()
+    for gpu in gpus:
+        free.put(gpu)
+
+    def run(name: str) -> Outcome | None:
+        if not gpus:
+            return runs.run(study, name, options)
+        gpu = free.get()
+        try:
+            return runs.run(study, name, replace(options, gpu=gpu))
+        finally:
+            free.put(gpu)
+
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:
-        waiting = {pool.submit(runs.run, study, name, options) for name in names}
+        waiting = {pool.submit(run, name) for name in names}
         try:
             while waiting:
                 ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)

@@ -76,6 +76,25 @@ def test_members_are_run_to_their_bundles(directory, planned):
     assert polls
 
 
+def test_members_that_run_at_a_time_have_different_gpus(directory, planned):
+    planned(deterministic_1="wait", deterministic_2="wait")
+    waiting = [directory.folder(f"deterministic.{run}") for run in (1, 2)]
+
+    def let_both_go():
+        if all((folder / "began").exists() for folder in waiting):
+            for folder in waiting:
+                (folder / "go").touch()
+
+    gpus = ("GPU-a", "GPU-b")
+    run_locally(directory, directory.missing(), OPTIONS, 2, let_both_go, gpus)
+    given = {
+        member.name: json.loads((directory.folder(member.name) / "arguments").read_text())
+        for member in directory.lock.members
+    }
+    chosen = {name: words[words.index("--gpu") + 1] for name, words in given.items()}
+    assert {chosen["deterministic.1"], chosen["deterministic.2"]} == set(gpus) == {*chosen.values()}
+
+
 def test_a_failed_member_says_why_and_stops_no_other(directory, planned):
     planned(deterministic_1="refused", deterministic_2="silent", exploration_1="list")
     run(directory, processes=1)

@@ -3,8 +3,8 @@
  * The signatures are those of the NVML API reference. The file, which NVML_MACHINE names, has lines
  * of "KEY=VALUE": "driver", "cuda", "devices", and for device 0 keys such as "0.name"; those of its
  * MIG device in slot 1 begin with "0.1.". What the file lacks is not supported. A value of "!N" is
- * the NVML error N. With "0.lost_after=N" device 0 is lost after N queries, and "0.empty_slot=!N" is
- * the error for a slot of it without a MIG device, if not "not found".
+ * the NVML error N. With "0.lost_after=N" device 0 is lost after N queries, and "0.empty_slot=!N"
+ * is the error for a slot of it without a MIG device, if not "not found".
  */
 #include <stdint.h>
 #include <stdio.h>
