@@ -78,8 +78,9 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         variables |= _KEEP_BUFFERS
     variables |= maths_variables(spec.cpu_numerics, settings.threads)
     if spec.accelerator.kind == "cuda":
+        if not settings.tf32:
+            variables["NVIDIA_TF32_OVERRIDE"] = "0"  # NVIDIA documents no other value
         variables |= {
-            "NVIDIA_TF32_OVERRIDE": "1" if settings.tf32 else "0",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
             # CUDA's own default numbers the GPUs by its guess of their speed.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

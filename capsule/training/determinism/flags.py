@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from capsule.experiment.contract import Runtime, gpu_identity
 from capsule.experiment.errors import CapsuleError
@@ -61,12 +61,14 @@ def apply(spec: Spec) -> Runtime:
         CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
             bits than the numerics profile promises; CAP-T110 or CAP-T114, the GPU fails its
             self-test; CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA
-            library has another version than the spec asks for.
+            library has another version than the spec asks for; CAP-T107, a package is missing.
     """
     flags = {
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
     }
-    if importlib.util.find_spec("torch") is None and spec.accelerator.kind == "cpu":
+    if importlib.util.find_spec("torch") is None:
+        if spec.accelerator.kind == "cuda":
+            _no_package("torch", "with accelerator.kind: cuda, torch checks the GPU")
         # A user program may do without; _libraries() misses it for any other run.
         return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
     flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
@@ -122,11 +124,7 @@ def _libraries(spec: Spec) -> dict[str, str]:
         except AttributeError:
             versions[name] = importlib.metadata.version(name)
         except ModuleNotFoundError as error:
-            raise CapsuleError(
-                "CAP-T107",
-                f"package {name!r} is not in the image: {error}",
-                fix="Add it to image.packages and lock again.",
-            ) from error
+            _no_package(name, str(error))
     if spec.accelerator.kind == "cuda":
         import torch
 
@@ -243,6 +241,14 @@ def _driver_version() -> str | None:
     finally:
         nvml.nvmlShutdown()
     return text.value.decode() if status == 0 else None
+
+
+def _no_package(name: str, reason: str) -> NoReturn:
+    raise CapsuleError(
+        "CAP-T107",
+        f"package {name!r} is not in the image: {reason}",
+        fix="Add it to image.packages and lock again.",
+    )
 
 
 def _no_gpu(message: str, fix: str) -> None:

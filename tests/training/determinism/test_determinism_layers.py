@@ -88,7 +88,7 @@ def test_another_fixed_value_is_no_relaxation(choice):
             dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")),
         ),
         ({"cublas_workspace": None}, CUDA, {"CUBLAS_WORKSPACE_CONFIG": None}),
-        ({"tf32": True}, CUDA, {"NVIDIA_TF32_OVERRIDE": "1"}),
+        ({"tf32": True}, CUDA, {"NVIDIA_TF32_OVERRIDE": None}),
         (
             {"algorithms": "off"},
             CUDA,

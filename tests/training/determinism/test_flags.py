@@ -122,6 +122,14 @@ def test_a_flag_that_did_not_take_effect_stops_the_run(variable, value, flag):
         assert flag in said
 
 
+def test_a_program_on_a_gpu_needs_torch_which_checks_it():
+    code = "import importlib.util\nimportlib.util.find_spec = lambda name: None\n"
+    spec = make_spec(CARTPOLE, accelerator=CUDA)
+    said = python(code + REFUSAL.format(call="apply"), spec)
+    assert "CAP-T107 package 'torch' is not in the image" in said
+    assert "accelerator.kind: cuda" in said
+
+
 @pytest.mark.slow
 def test_what_was_read_back_is_recorded(cartpole_run):
     runtime = read(cartpole_run, contract.RUNTIME)
