@@ -41,7 +41,7 @@ from capsule.image.resolution.debian import shipped_base
 from capsule.image.resolution.fetch import fetch_debian
 from capsule.image.resolution.resolve import compile_wheels
 from capsule.image.resolution.sources import machine_sources
-from capsule.machine.devices import read_devices, visible_devices
+from capsule.machine.devices import VISIBLE, Device, read_devices, visible_devices
 from capsule.machine.fingerprint import read_cpu
 from capsule.machine.gpu import load_nvml, read_gpus
 from capsule.machine.self_test import GpuSelfTest, SelfTest
@@ -54,6 +54,7 @@ _PROGRAMS = {
     "ssh-keygen": "for signatures with --ssh-key",
 }
 _PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+_RESET = "Reset the GPU ('nvidia-smi --gpu-reset') or restart; replace it if this comes again."
 _HIDDEN = 0o077  # what others may not do with a private key
 
 
@@ -91,7 +92,7 @@ def check_machine(keys: Iterable[Path]) -> Iterator[Check]:
     yield from check_rootless(containers=containers)
     yield check_c_library(containers=containers)
     yield check_processor()
-    yield check_gpus()
+    yield from check_gpus()
     yield from check_disks()
     yield check_cache()
     yield check_temporary()
@@ -172,20 +173,39 @@ def check_processor() -> Check:
     return Check("processor", "problem", f"{name} lacks {', '.join(missing)}", fix)
 
 
-def check_gpus() -> Check:
-    """Check NVIDIA's driver, and that an engine can give its GPUs to a run."""
+def check_gpus() -> Iterator[Check]:
+    """Check NVIDIA's driver and GPUs, and that an engine can give the visible ones to a run."""
     nvml = load_nvml()
     driver, gpus = read_gpus(nvml)
     if not gpus:
-        return Check("GPU", "ok", f"none (NVML: {driver.nvml}); only CUDA specs need one")
-    found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
-    found += f"; driver {driver.version}"
+        yield Check("GPU", "ok", f"none (NVML: {driver.nvml}); only CUDA specs need one")
+        return
+    try:
+        devices = visible_devices(read_devices(nvml), os.environ)
+    except CapsuleError as error:
+        yield Check("GPU", "warning", error.message, error.fix)
+        return
+    if devices:
+        named = ", ".join(f"{each.name} ({each.compute_capability})" for each in devices)
+        yield _given(f"{named}; driver {driver.version}", devices)
+    else:
+        found = f"none of {len(gpus)} gives itself to runs; driver {driver.version}"
+        yield Check("GPU", "warning", found, f"Change {VISIBLE}, or see 'nvidia-smi -L'.")
+    for gpu in gpus:
+        if gpu.name is None:
+            found = f"does not answer ({', '.join(gpu.unavailable.values())})"
+            yield Check(f"GPU {gpu.index}", "warning", found, "See 'nvidia-smi' and 'dmesg'.")
+        elif gpu.faults:
+            yield Check(f"GPU {gpu.index}", "warning", "; ".join(gpu.faults), _RESET)
+
+
+def _given(found: str, devices: Sequence[Device]) -> Check:
+    """Check that an engine can give the first of some devices to a run."""
     failures = []
-    devices = visible_devices(read_devices(nvml), os.environ)[:1]
     for name, client in answering_engines():
         try:
             with closing(client), engine_errors(name):
-                gpu_request(client.version(), client.info(), devices)
+                gpu_request(client.version(), client.info(), devices[:1])
             return Check("GPU", "ok", f"{found}; {name} gives it to runs")
         except CapsuleError as error:
             failures.append(error)

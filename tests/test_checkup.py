@@ -16,8 +16,9 @@ from capsule.checkup import Check, check_machine, numerics_check, repair
 from capsule.cli import main
 from capsule.host.errors import CapsuleError
 from capsule.image.distribution import DEBIAN_12
+from capsule.machine.devices import Device
 from capsule.machine.fingerprint import Cpu
-from capsule.machine.gpu import Driver, Gpu
+from capsule.machine.gpu import Driver, Gpu, RemappedRows
 from capsule.machine.self_test import SelfTest
 
 GIB = 1 << 30
@@ -98,18 +99,60 @@ def test_a_processor_without_the_instructions(machine, monkeypatch):
     assert (check.status, check.found) == ("problem", "Old lacks avx2")
 
 
-def test_a_gpu_that_no_engine_gives_to_runs(machine, monkeypatch):
-    gpus = (Gpu(index=0, name="NVIDIA H200", compute_capability="9.0"),)
+GPUS = (
+    Gpu(index=0, unavailable={"handle": "NVML_ERROR_GPU_IS_LOST"}),
+    Gpu(
+        index=1,
+        name="NVIDIA H200",
+        compute_capability="9.0",
+        remapped_rows=RemappedRows(correctable=1, uncorrectable=2, pending=True, failed=True),
+    ),
+)
+DEVICE = Device(1, "1", "GPU-1111", "NVIDIA H200", "9.0", 2)
+
+
+@pytest.fixture
+def with_gpus(machine, monkeypatch):
+    """Two GPUs, of which the first does not answer."""
     driver = Driver(nvml="loaded", version="580.65")
-    monkeypatch.setattr(checkup, "read_gpus", lambda _nvml: (driver, gpus))
-    check = by_name()["GPU"]
+    monkeypatch.setattr(checkup, "read_gpus", lambda _nvml: (driver, GPUS))
+    monkeypatch.setattr(checkup, "read_devices", lambda _nvml: (DEVICE,))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return machine
+
+
+def gpu_checks():
+    return {check.name: check for check in checkup.check_gpus()}
+
+
+def test_a_gpu_that_no_engine_gives_to_runs(with_gpus, monkeypatch):
+    check = gpu_checks()["GPU"]
     assert check.status == "warning"
     assert check.found == "NVIDIA H200 (9.0); driver 580.65; no engine gives it to runs"
     monkeypatch.setattr("capsule.engine.connection.connect", lambda _name: FakeClient())
     monkeypatch.setattr(checkup, "gpu_request", refuse)
-    assert "it cannot be reached" in by_name()["GPU"].found
-    monkeypatch.setattr(checkup, "gpu_request", lambda *_: None)
-    assert by_name()["GPU"].status == "ok"
+    assert "it cannot be reached" in gpu_checks()["GPU"].found
+
+
+def test_engines_are_asked_for_the_first_visible_gpu(with_gpus, monkeypatch):
+    asked = []
+    monkeypatch.setattr("capsule.engine.connection.connect", lambda _name: FakeClient())
+    monkeypatch.setattr(checkup, "gpu_request", lambda *given: asked.append(given[2]))
+    assert gpu_checks()["GPU"].status == "ok"
+    assert asked == [(DEVICE,)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check = gpu_checks()["GPU"]
+    assert (check.status, check.found[:9]) == ("warning", "none of 2")
+    assert "CUDA_VISIBLE_DEVICES" in check.fix
+    assert asked == [(DEVICE,)]
+
+
+def test_gpus_that_do_not_answer_or_have_faults_are_named(with_gpus):
+    found = gpu_checks()
+    assert found["GPU 0"].status == found["GPU 1"].status == "warning"
+    assert "NVML_ERROR_GPU_IS_LOST" in found["GPU 0"].found
+    assert "next reset" in found["GPU 1"].found
+    assert "could not be remapped" in found["GPU 1"].found
 
 
 @pytest.mark.parametrize(

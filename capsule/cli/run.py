@@ -76,7 +76,7 @@ def command(
     from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.image.data.places import find_data, parse_places
-    from capsule.machine.compare import check_requirements
+    from capsule.machine.compare import check_requirements, gpu_warning
     from capsule.machine.fingerprint import take_fingerprint
     from capsule.report.diagnosis import show_ledger
     from capsule.report.progress import open_reporter
@@ -102,6 +102,8 @@ def command(
         fingerprint = take_fingerprint(chosen.describe(), directory)
         for finding in check_requirements(lock, fingerprint):
             raise finding
+        if warning := gpu_warning(lock.spec, fingerprint):
+            reporter.note(warning)
         found = find_data(lock, cache, reporter.note, places)
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")

@@ -164,6 +164,16 @@ def select_gpu(gpus: Iterable[Gpu], accelerator: CudaAccelerator) -> Gpu | None:
     return None
 
 
+def gpu_warning(spec: Spec, here: Fingerprint) -> str | None:
+    """Say what is wrong with the GPU that a run would get; None if nothing is known to be."""
+    if not isinstance(spec.accelerator, CudaAccelerator):
+        return None
+    gpu = select_gpu(here.gpus, spec.accelerator)
+    if gpu is None or not gpu.faults:
+        return None
+    return f"GPU {gpu.index} ({gpu.name}) may give wrong results: {'; '.join(gpu.faults)}"
+
+
 def _row(field: str, recorded: Any, here: Any, rule: Rule) -> FactComparison:
     """Build a row whose ``rule`` applies if the two values differ."""
     effect, reason = _EQUAL if recorded == here else rule
@@ -310,6 +320,8 @@ def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[FactComparison]:
             row = _unknown(row)
         yield row
     yield _row("gpu.memory_bytes", then.memory_bytes, now.memory_bytes, _memory_rule(then, now))
+    rows = (gpu.remapped_rows and gpu.remapped_rows.model_dump() for gpu in (then, now))
+    yield _row("gpu.remapped_rows", *rows, _GPU_HEALTH)
     if then.mig_enabled or now.mig_enabled:
         yield from _part_rows(then.part, now.part)
 

@@ -92,6 +92,15 @@ class Gpu(Model):
             return self.mig_devices or ()
         return () if self.name is None else (self.name,)
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with its memory (NVIDIA, "GPU Memory Error Management")."""
+        rows = self.remapped_rows
+        if rows is None:
+            return ()
+        pending = ("rows of its memory are remapped at its next reset only",) * rows.pending
+        return pending + ("a row of its memory could not be remapped",) * rows.failed
+
 
 class Driver(Model):
     """The NVIDIA driver."""

@@ -1,5 +1,6 @@
 """What differences between machines mean: every rule, from the fields to the expected grade."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +16,18 @@ from capsule.experiment.spec import (
     Spec,
 )
 from capsule.experiment.trainers import DqnTrainer
-from capsule.machine.compare import check_requirements, compare, expected_grade, select_gpu
+from capsule.host.spec_file import load_spec
+from capsule.machine.compare import (
+    check_requirements,
+    compare,
+    expected_grade,
+    gpu_warning,
+    select_gpu,
+)
 from capsule.machine.fingerprint import Cpu, Fingerprint, OperatingSystem, take_fingerprint
-from capsule.machine.gpu import Driver, Gpu, MigPart
+from capsule.machine.gpu import Driver, Gpu, MigPart, RemappedRows
 
+ROOT = Path(__file__).parents[2]
 CASCADE_LAKE = Cpu(
     vendor="GenuineIntel",
     name="Intel(R) Xeon(R) Processor @ 2.50GHz",
@@ -66,6 +75,7 @@ A100 = H200.model_copy(
         "cuda_cores": 6912,
     }
 )
+PENDING = RemappedRows(correctable=0, uncorrectable=1, pending=True, failed=False)
 
 
 def machine(cpu=CASCADE_LAKE, gpus=(), engine="docker", version="580.95.05", **changes):
@@ -260,6 +270,7 @@ def test_the_gpu_asked_for_is_found_among_others():
         ({"uncorrected_errors": 3}, "recorded-only"),
         ({"power_limit_milliwatts": 500_000}, "recorded-only"),
         ({"uuid_sha256": "b" * 64}, "recorded-only"),
+        ({"remapped_rows": PENDING}, "recorded-only"),
     ],
 )
 def test_each_fact_of_a_gpu(change, effect):
@@ -321,6 +332,32 @@ def test_a_part_is_chosen_by_its_name():
     assert select_gpu(parts, whole) is None
     (error,) = unmet(CUDA.model_copy(update={"accelerator": whole}), machine(gpus=parts))
     assert "NVIDIA H200 MIG 1g.18gb (9.0), NVIDIA H200 MIG 3g.71gb (9.0)" in error.message
+
+
+def test_a_run_is_warned_of_faults_of_the_gpu_that_it_gets():
+    faulty = H200.model_copy(update={"remapped_rows": PENDING})
+    other = A100.model_copy(update={"index": 1})
+    assert "GPU 0 (NVIDIA H200)" in gpu_warning(CUDA_H200, machine(gpus=(faulty, other)))
+    assert gpu_warning(PORTABLE, machine(gpus=(faulty, other))) is None
+    assert gpu_warning(CUDA, machine(gpus=(other, faulty))) is None
+    assert gpu_warning(CUDA, machine()) is None
+    sound = PENDING.model_copy(update={"pending": False})  # one that is remapped is in order
+    remapped = H200.model_copy(update={"remapped_rows": sound})
+    assert gpu_warning(CUDA, machine(gpus=(remapped,))) is None
+
+
+def test_another_processor_beside_an_equal_gpu_matters_under_native_only():
+    recorded, here = machine(CASCADE_LAKE, (H200,)), machine(ZEN3, (H200,))
+    unpinned = CUDA.accelerator.model_copy(update={"numerics": "native"})
+    assert CUDA.cpu_numerics == "portable-v3"
+    assert grade(recorded, here, CUDA) == "bitwise"
+    assert grade(recorded, here, CUDA.model_copy(update={"accelerator": unpinned})) == "statistical"
+
+
+def test_the_shipped_cuda_spec_declares_a_tolerance():
+    shipped = load_spec(ROOT / "specs" / "dqn-breakout-cuda.yaml", [])
+    assert shipped.accelerator.kind == "cuda"
+    assert shipped.evaluation.tolerance is not None
 
 
 def test_a_gpu_that_says_nothing_is_not_called_equal():
