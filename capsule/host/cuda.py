@@ -35,6 +35,43 @@ NEEDS = {
 }
 
 
+_VOLTA = ("sm_70",)
+_TURING_TO_HOPPER = ("sm_75", "sm_80", "sm_86", "sm_90")
+_BLACKWELL = ("sm_100", "sm_120")
+_BEFORE_VOLTA = ("sm_50", "sm_60")
+_CU126 = (*_BEFORE_VOLTA, *_VOLTA, *_TURING_TO_HOPPER)
+_CU128 = (*_TURING_TO_HOPPER, *_BLACKWELL)
+_CU13 = (*_TURING_TO_HOPPER, *_BLACKWELL, "compute_120")
+# What PyTorch's wheels for Linux on x86-64 have code for, by the version of torch and of CUDA. From
+# the "PyTorch CUDA Support Matrix" of its RELEASE.md (pytorch#164471, #175253, #182849, #197555).
+# The matrix names PTX for CUDA 13, which wheels on PyPI may lack; a run looks at its torch as well.
+_BUILDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "2.9": {"12.6": _CU126, "12.8": (*_VOLTA, *_CU128), "13.0": _CU13},
+    "2.10": {"12.6": _CU126, "12.8": (*_VOLTA, *_CU128), "13.0": _CU13},
+    "2.11": {"12.6": _CU126, "12.8": _CU128, "13.0": _CU13},
+    "2.12": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
+    "2.13": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
+    "2.14": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
+}
+
+
+def wheel_architectures(wheels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the architectures that the torch among some wheels has code for.
+
+    Args:
+        wheels: Name and version of each; the runtime of CUDA is one of them.
+
+    Returns:
+        Names such as ``sm_90``; empty if there is no torch, or nothing is known of it.
+    """
+    versions = dict(wheels)
+    torch, cuda = (
+        ".".join(version.split(".")[:2])
+        for version in (versions.get("torch", ""), cuda_versions(versions.items()).get("CUDA", ""))
+    )
+    return _BUILDS.get(torch, {}).get(cuda, ())
+
+
 def cuda_versions(wheels: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the versions of CUDA (its runtime), cuDNN and cuBLAS that some wheels bring.
 

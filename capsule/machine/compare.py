@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from capsule.experiment.architectures import runs_on
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import (
@@ -28,7 +29,7 @@ from capsule.experiment.spec import (
 )
 from capsule.experiment.trainers import CommandTrainer
 from capsule.experiment.versions import satisfies
-from capsule.host.cuda import NEEDS, cuda_versions
+from capsule.host.cuda import NEEDS, cuda_versions, wheel_architectures
 from capsule.host.errors import CapsuleError
 from capsule.machine.fingerprint import Cpu, Fingerprint
 from capsule.machine.gpu import NOT_FOUND, Gpu, MigPart
@@ -416,7 +417,7 @@ def _unmet_by_cuda(
     lock: Lock, here: Fingerprint, accelerator: CudaAccelerator
 ) -> Iterator[CapsuleError]:
     """Yield why the driver, or the GPU that a run would get, cannot do with the locked CUDA."""
-    wheels = ((wheel.name, wheel.version) for wheel in lock.image.wheels)
+    wheels = [(wheel.name, wheel.version) for wheel in lock.image.wheels]
     version = cuda_versions(wheels).get("CUDA", "")
     needs = NEEDS.get(int(version.partition(".")[0] or 0))
     gpu = select_gpu(here.gpus, accelerator)
@@ -430,15 +431,23 @@ def _unmet_by_cuda(
             fix="Update the driver, or pin a torch in image.packages that is built for an older "
             "CUDA, and lock again.",
         )
+    if gpu.compute_capability is None:
+        return
+    built = wheel_architectures(wheels)
     least = ".".join(map(str, needs.capability))
-    if gpu.compute_capability and not satisfies(gpu.compute_capability, f">={least}"):
-        yield CapsuleError(
-            "CAP-M011",
-            f"the lock brings CUDA {version}, which has no code for {gpu.name}: its compute "
-            f"capability is {gpu.compute_capability}, and {least} is required",
-            fix="Use a newer GPU, or pin a torch in image.packages that is built for an older "
-            "CUDA, and lock again.",
-        )
+    if built and not runs_on(built, gpu.compute_capability):
+        has = f"a torch {dict(wheels)['torch']} for CUDA {version} with code for {', '.join(built)}"
+    elif not built and not satisfies(gpu.compute_capability, f">={least}"):
+        has = f"CUDA {version} with code for {least} and later"
+    else:
+        return
+    yield CapsuleError(
+        "CAP-M011",
+        f"the lock brings {has}, and none for {gpu.name}, whose compute capability is "
+        f"{gpu.compute_capability}",
+        fix="Use a GPU of one of these, or pin a torch in image.packages that is built for this "
+        "one (wheels for CUDA 12.6 have code for older GPUs), and lock again.",
+    )
 
 
 def _capability(accelerator: CudaAccelerator) -> str | None:

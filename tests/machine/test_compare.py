@@ -490,3 +490,38 @@ def test_the_cuda_of_the_lock_against_driver_and_gpu(gpu, driver, cuda, codes, w
     assert [error.code for error in found] == codes
     assert all(cuda in error.message and error.exit_code == 4 for error in found)
     assert unmet(experiment, machine(gpus=(gpu,), version=driver)) == []  # no such wheel
+
+
+@pytest.mark.parametrize(
+    ("capability", "torch", "cuda", "runs"),
+    [
+        ("9.0", "2.13.0", "13.0.96", True),
+        ("7.5", "2.13.0+cu130", "13.0.96", True),
+        ("8.9", "2.13.0", "13.0.96", True),
+        ("10.3", "2.13.0", "13.0.96", True),
+        ("12.1", "2.13.0", "13.2.1", True),
+        ("11.0", "2.13.0", "13.0.96", False),  # Thor has wheels for ARM only
+        ("7.0", "2.13.0", "12.6.77", True),
+        ("12.0", "2.13.0", "12.6.77", False),  # newer than all of its code
+        ("7.0", "2.10.0", "12.8.90", True),
+        ("7.0", "2.11.0", "12.8.90", False),
+        ("6.1", "2.10.0", "12.8.90", False),
+        ("6.1", "2.10.0", "12.6.77", True),
+        ("12.0", "2.3.0", "12.1.105", True),  # of which nothing is known but its CUDA
+        ("3.7", "2.3.0", "12.1.105", False),
+    ],
+)
+def test_the_torch_of_the_lock_against_the_gpu(capability, torch, cuda, runs):
+    gpu = H200.model_copy(update={"name": "A GPU", "compute_capability": capability})
+    wheels = {"torch": torch, "nvidia-cuda-runtime": cuda}
+    found = unmet(CUDA, machine(gpus=(gpu,)), **wheels)
+    assert [error.code for error in found] == ([] if runs else ["CAP-M011"])
+    assert all(capability in error.message for error in found)
+
+
+def test_the_architectures_of_the_wheel_are_named():
+    volta = H200.model_copy(update={"compute_capability": "7.0", "name": "Tesla V100"})
+    wheels = {"torch": "2.13.0", "nvidia-cuda-runtime": "13.0.96"}
+    (error,) = unmet(CUDA, machine(gpus=(volta,)), **wheels)
+    assert "torch 2.13.0 for CUDA 13.0.96 with code for sm_75, sm_80, sm_86" in error.message
+    assert "image.packages" in error.fix

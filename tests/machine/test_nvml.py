@@ -105,3 +105,24 @@ def test_an_old_driver_states_the_cuda_that_it_supports(read):
     driver, (gpu,) = read("old-driver")
     assert (driver.version, driver.cuda) == ("470.57.02", "11.4")
     assert (gpu.architecture, gpu.compute_capability) == ("volta", "7.0")
+
+
+DRIVER = """
+import json
+from capsule.training.determinism.flags import _driver_version
+print(json.dumps(_driver_version()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("h100", "580.95.05"),
+        ("old-driver", "470.57.02"),
+        ("no-driver", None),
+        ("mismatch", None),
+        ("none", "580.95.05"),
+    ],
+)
+def test_the_process_that_trains_asks_the_driver_for_its_version(on_machine, name, version):
+    assert on_machine(name, DRIVER) == version

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from capsule.experiment.architectures import runs_on
 from capsule.experiment.contract import Runtime, gpu_identity
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import CudaAccelerator, Spec
@@ -61,7 +62,8 @@ def apply(spec: Spec) -> Runtime:
         CapsuleError: CAP-T104, a flag did not take effect; CAP-T109, this machine computes other
             bits than the numerics profile promises; CAP-T110 or CAP-T114, the GPU fails its
             self-test; CAP-T105, the GPU asked for is not here (exit status 4); CAP-T106, a CUDA
-            library has another version than the spec asks for; CAP-T107, a package is missing.
+            library has another version than the spec asks for; CAP-T107, a package is missing;
+            CAP-T115, torch has no code for the GPU.
     """
     flags = {
         f"environment.{name}": os.environ.get(name, "") for name in environment_variables(spec)
@@ -149,6 +151,7 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         _no_gpu("no CUDA device is available to torch", "Make the GPU visible to the container.")
     facts = torch.cuda.get_device_properties(0)
     capability = f"{facts.major}.{facts.minor}"
+    check_architectures(torch.cuda.get_arch_list(), capability, facts.name)
     driver = _driver_version()
     if wanted.gpu not in (None, facts.name):
         _no_gpu(f"accelerator.gpu is {wanted.gpu!r}, here is {facts.name!r}", "Use that GPU.")
@@ -170,6 +173,28 @@ def _cuda_device(wanted: CudaAccelerator) -> dict[str, Any]:
         "memory_bytes": facts.total_memory,
         "driver": driver,
     }
+
+
+def check_architectures(built: Iterable[str], capability: str, name: str) -> None:
+    """Check that torch has code for a GPU, before its first kernel fails without a word of why.
+
+    Args:
+        built: The architectures that torch is built for, as it names them.
+        capability: The GPU's compute capability, such as ``9.0``.
+        name: The GPU's name.
+
+    Raises:
+        CapsuleError: CAP-T115, it has none.
+    """
+    built = list(built)
+    if not runs_on(built, capability):
+        raise CapsuleError(
+            "CAP-T115",
+            f"torch is built for {', '.join(built) or 'no GPU'}, and not for {name}, whose compute "
+            f"capability is {capability}",
+            fix="Use a GPU of one of these, or pin a torch in image.packages that is built for "
+            "this one, and lock again.",
+        )
 
 
 def _test_gpu(device: torch.device, *, repeats: bool) -> str:

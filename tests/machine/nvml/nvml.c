@@ -117,6 +117,8 @@ int nvmlInitWithFlags(unsigned int flags) {
     return SUCCESS;
 }
 
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
 int nvmlShutdown(void) { return users ? (users--, SUCCESS) : UNINITIALIZED; }
 
 const char *nvmlErrorString(int error) { return error ? "an error of the stand-in" : "success"; }

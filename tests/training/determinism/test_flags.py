@@ -12,7 +12,7 @@ from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.variables import environment_variables
 from capsule.machine.gpu import load_nvml, read_gpus
-from capsule.training.determinism.flags import _check_library
+from capsule.training.determinism.flags import _check_library, check_architectures
 from tests.training.conftest import (
     CARTPOLE,
     ROOT,
@@ -128,6 +128,13 @@ def test_a_program_on_a_gpu_needs_torch_which_checks_it():
     said = python(code + REFUSAL.format(call="apply"), spec)
     assert "CAP-T107 package 'torch' is not in the image" in said
     assert "accelerator.kind: cuda" in said
+
+
+def test_a_gpu_for_which_torch_has_no_code_is_refused_before_the_first_kernel():
+    check_architectures(["sm_75", "sm_90"], "9.0", "NVIDIA H200")
+    with pytest.raises(CapsuleError, match=r"CAP-T115 .*sm_75, sm_90.*Tesla V100.*7\.0") as refused:
+        check_architectures(["sm_75", "sm_90"], "7.0", "Tesla V100")
+    assert refused.value.exit_code == 4
 
 
 @pytest.mark.slow
