@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import (
     about_gpu,
     driver_folder,
@@ -203,3 +204,30 @@ def test_a_driver_is_one_of_linux_and_not_that_of_wsl(monkeypatch, present, load
     else:
         with pytest.raises(CapsuleError, match="no NVIDIA driver is loaded"):
             require_driver()
+
+
+class Daemon:
+    """A Docker client of an engine with CDI devices."""
+
+    def version(self):
+        return version("28.3.0") | {"ApiVersion": "1.51"}
+
+    def info(self):
+        return discovered(NAMES)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("gpus", [(), (SECOND,)])
+def test_a_container_gets_its_gpus_and_finds_their_driver(make_task, gpus):
+    engine = ContainerEngine(Daemon())
+    engine._image = "an image"
+    settings = engine._settings(make_task("true", gpus=gpus), [])
+    if gpus:
+        (request,) = settings["device_requests"]
+        assert request["DeviceIDs"] == ["nvidia.com/gpu=GPU-bbbb"]
+        assert settings["environment"]["LD_LIBRARY_PATH"] == "/usr/lib64"
+    else:
+        assert "device_requests" not in settings
+        assert "LD_LIBRARY_PATH" not in settings["environment"]

@@ -19,6 +19,7 @@ from capsule.training.sharded_gradient import (
     Ranks,
     ShardGradient,
     Threads,
+    _device,
     added,
     flat_gradient,
     split,
@@ -131,6 +132,14 @@ def test_ranks_follow_the_parameters(ranks):
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_a_gpu_as_long_as_there_are_some(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [_device("cuda", rank) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert [_device("cuda", rank) for rank in range(2)] == ["cuda:0", "cuda:0"]
+    assert _device("cpu", 1) == "cpu"
 
 
 def test_a_batch_is_split_in_order():

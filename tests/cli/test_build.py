@@ -1,0 +1,60 @@
+"""``capsule build`` of a CUDA spec on a machine without a GPU, as on a login node."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from capsule import execution
+from capsule.cli import build, main
+from capsule.engine.gpu import no_gpu
+from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.spec import SourcesSpec
+from capsule.image.assembly.assemble import Image
+from tests.verification.runs import CARTPOLE, make_lock, merged
+
+CUDA = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580"}
+CONFIG = b"{}"
+MANIFEST = json.dumps({"layers": []}).encode()
+IMAGE = Image(
+    config=CONFIG,
+    config_digest=f"sha256:{sha256_hex(CONFIG)}",
+    manifest=MANIFEST,
+    manifest_digest=f"sha256:{sha256_hex(MANIFEST)}",
+    layers=(),
+    reference="localhost/capsule/cuda:test",
+)
+
+
+class WithoutGpu:
+    """An engine that takes images, and has no GPU to give to a run."""
+
+    name = "docker"
+
+    def __init__(self):
+        self.loaded = []
+
+    def check(self, _lock):
+        raise no_gpu("there is none")
+
+    def prepare(self, _lock, image, _cache, *, progress):  # noqa: ARG002 - the interface
+        self.loaded.append(image)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    found, lock = WithoutGpu(), make_lock(merged(CARTPOLE, {"accelerator": CUDA}))
+    monkeypatch.setattr(build, "locked", lambda *_, **__: (lock, SourcesSpec()))
+    monkeypatch.setattr("capsule.engine.select.open_engine", lambda *_, **__: found)
+    monkeypatch.setattr(execution, "build_image", lambda *_, **__: IMAGE)
+    return found
+
+
+def test_an_archive_is_written_where_there_is_no_gpu(engine, tmp_path):
+    archive = tmp_path / "image.tar"
+    arguments = ["build", "cuda.yaml", "--archive", str(archive), "--json", "--quiet"]
+    done = CliRunner().invoke(main.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["image"]["config"] == IMAGE.config_digest
+    assert engine.loaded == [IMAGE]
+    assert archive.stat().st_size > 0
