@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds out, in about fifteen minutes, whether Capsule works with this machine's NVIDIA GPU, and packs
+# Finds out, in about half an hour, whether Capsule works with this machine's NVIDIA GPU, and packs
 # what it found into one signed file, which can be attached to an issue.
 #
 # Needs NVIDIA's driver, the NVIDIA Container Toolkit beside Docker or Podman, 30 GB of disk, and what

@@ -10,6 +10,7 @@ usage: python scripts/gpu_acceptance.py cuda|cpu FOLDER
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -23,13 +24,20 @@ from typing import Any
 
 from capsule.bundle.keys import load_private
 from capsule.bundle.sshsig import sign
+from capsule.experiment import contract
 from capsule.host.errors import CapsuleError
+from capsule.machine.devices import read_devices, visible_devices
+from capsule.machine.gpu import load_nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 CAPSULE = (sys.executable, "-m", "capsule")
-ACCELERATORS = {
-    "cuda": "accelerator={kind: cuda, cuda: '13.0', cudnn: '>=9.10', driver: '>=580.65'}",
-    "cpu": "accelerator={kind: cpu, numerics: native}",
+# What is set besides a spec, by the kind of accelerator. A context of CUDA needs more memory.
+ACCELERATORS: dict[str, tuple[str, ...]] = {
+    "cuda": (
+        "accelerator={kind: cuda, cuda: '13.0', cudnn: '>=9.10', driver: '>=580.65'}",
+        "limits.memory_mb=16384",
+    ),
+    "cpu": ("accelerator={kind: cpu, numerics: native}",),
 }
 # Specs of a minute or two on a CPU, all on Breakout, and what is set besides. IMPALA's actors play
 # in lockstep, as the bits of an asynchronous run depend on who comes first.
@@ -39,7 +47,29 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "impala": ("trainer.schedule={mode: lockstep, policy_lag: 2}",),
 }
 # What makes a GPU's results vary (Nagarajan et al. 2019, arXiv:1809.05676, section 4, group GPU).
-LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true", "determinism.tf32=true")
+# TF32 has other bits and another speed, but the same ones each time, and so is tried by itself.
+LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true")
+TF32 = ("determinism.tf32=true",)
+# What is asked about the machine, and how: a step each, so that one that fails hides no other.
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "the driver": ("nvidia-smi", "-q"),
+    "the container toolkit": ("nvidia-ctk", "--version"),
+    "its CDI devices": ("nvidia-ctk", "cdi", "list"),
+    **{
+        f"docker's {field}": ("docker", "info", "--format", f"{{{{json .{field}}}}}")
+        for field in ("ServerVersion", "Runtimes", "CDISpecDirs", "DiscoveredDevices")
+    },
+    "the architectures of torch": (
+        *(sys.executable, "-c"),
+        "import torch; print(torch.__version__, torch.cuda.get_arch_list())",
+    ),
+}
+BENCHMARKS = {
+    "dqn": ("dqn.py", "--gpu", "--rounds", "3"),
+    "r2d2": ("r2d2.py", "--gpu", "--only", "learner", "--rounds", "2"),
+}
+READ_BACK = (contract.RUNTIME, contract.FAILURE)
+LOG_BYTES = 64 << 10  # of the log of a failed run, from its end
 KEY = "key"
 NAMESPACE = "capsule-gpu-acceptance"  # of the report's signature
 LONGEST = 3_600  # seconds of one step
@@ -114,12 +144,20 @@ class Acceptance:
         note(f"   status {status} after {step.seconds:.0f} s")
         return step
 
-    def train(self, name: str, title: str, *settings: str) -> Step:
-        """Build the image of a trainer's spec, run it, and write a bundle."""
-        spec = ROOT / "specs" / f"{name}-breakout-small.yaml"
-        changes = (ACCELERATORS[self.kind], *TRAINERS[name], *settings)
+    def spec(self, name: str, *settings: str) -> list[object]:
+        """Return the words that name a trainer's spec with settings."""
+        changes = (*ACCELERATORS[self.kind], *TRAINERS[name], *settings)
         words = [word for each in changes for word in ("--set", each)]
-        return self.do(f"{name}: {title}", *CAPSULE, "run", spec, *words, "--key", KEY, "--json")
+        return [ROOT / "specs" / f"{name}-breakout-small.yaml", *words]
+
+    def build(self, name: str) -> Step:
+        """Build the image of a trainer's spec."""
+        return self.do(f"{name}: build", *CAPSULE, "build", *self.spec(name), "--json")
+
+    def train(self, name: str, title: str, *settings: str, options: Sequence[str] = ()) -> Step:
+        """Run a trainer's spec, and write a bundle."""
+        words = (*self.spec(name, *settings), *options, "--key", KEY, "--json")
+        return self.do(f"{name}: {title}", *CAPSULE, "run", *words)
 
     def verify(self, name: str, run: Step) -> str:
         """Execute the run of a bundle again, and return the verdict."""
@@ -143,30 +181,58 @@ class Acceptance:
 def accept(acceptance: Acceptance) -> Iterator[str]:
     """Do every step, and yield the lines of the summary."""
     acceptance.do("a key for this report", *CAPSULE, "keygen", KEY)
-    if acceptance.kind == "cuda":
-        acceptance.do("the driver", "nvidia-smi", "-q")
+    on_gpu = acceptance.kind == "cuda"
+    if on_gpu:
+        for name, question in QUESTIONS.items():
+            acceptance.do(name, *question)
         yield acceptance.do("the machine", *CAPSULE, "doctor", "--gpu").summary
         tests = (sys.executable, "-m", "pytest", ROOT / "tests", "--rootdir", ROOT)
         options = ("-c", ROOT / "pyproject.toml", "-m", "gpu", "-q", "-n", "0")
         yield acceptance.do("the tests that need a GPU", *tests, *options).summary
+    runs = {}
     for name in TRAINERS:
-        run = acceptance.train(name, "run")
+        yield acceptance.build(name).summary
+        runs[name] = run = acceptance.train(name, "run")
         yield run.summary
         yield f"- **{name}: {acceptance.verify(name, run)}**"
-        yield _without_flags(acceptance, name, run)
+        yield _twice(acceptance, name, run, "without flags", LOOSE)
+    if on_gpu:
+        yield _twice(acceptance, "dqn", runs["dqn"], "with TF32", TF32)
+        options = ("--engine", "process")
+        yield acceptance.train("dqn", "run as a plain process", options=options).summary
+        for name, (script, *words) in BENCHMARKS.items():
+            program = (sys.executable, ROOT / "benchmarks" / script)
+            yield acceptance.do(f"{name}: benchmark", *program, *words).summary
+        yield from _several(acceptance, runs["impala"])
 
 
-def _without_flags(acceptance: Acceptance, name: str, run: Step) -> str:
-    """Run twice with the determinism flags off: do results vary, and what do the flags cost?"""
-    loose = [acceptance.train(name, f"run {which} without flags", *LOOSE) for which in (1, 2)]
-    strict, *others = (acceptance.shown(each) for each in (run, *loose))
-    found = [each for each in others if each is not None]
-    if strict is None or len(found) < len(loose):
-        return f"- {name} without flags: a run failed"
-    (first, fast), (second, _) = found
-    same = "the same network twice" if first == second else "another network each time"
-    cost = f"{strict[1]:,.0f} agent steps/s with the flags, {fast:,.0f} without"
-    return f"- {name} without flags: {same}; {cost}"
+def _twice(
+    acceptance: Acceptance, name: str, run: Step, title: str, settings: Sequence[str]
+) -> str:
+    """Run twice with other settings than in a run: do results vary, and how fast is each?"""
+    others = [acceptance.train(name, f"run {which} {title}", *settings) for which in (1, 2)]
+    usual, *found = (acceptance.shown(each) for each in (run, *others))
+    first, second = found
+    if usual is None or first is None or second is None:
+        return f"- {name} {title}: a run failed"
+    same = "the same network twice" if first[0] == second[0] else "another network each time"
+    speeds = f"{usual[1]:,.0f} agent steps/s as usual, {first[1]:,.0f} {title}"
+    return f"- {name} {title}: {same}; {speeds}"
+
+
+def _several(acceptance: Acceptance, alone: Step) -> Iterator[str]:
+    """Share IMPALA's gradient between two GPUs, where there are two."""
+    gpus = len(visible_devices(read_devices(load_nvml()), os.environ))
+    if gpus < 2:
+        yield f"- two learners: not tried, as {gpus} GPU is visible"
+        return
+    both = acceptance.train("impala", "run with two learners", options=("--learners", "2"))
+    one, two = (acceptance.shown(each) for each in (alone, both))
+    if one is None or two is None:
+        yield "- two learners: a run failed"
+        return
+    same = "the network of one learner" if one[0] == two[0] else "another network than one learner"
+    yield f"- two learners: {same}; {one[1]:,.0f} and {two[1]:,.0f} agent steps/s"
 
 
 def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
@@ -186,10 +252,23 @@ def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     archive = folder.with_name(f"{folder.name}.tar.gz")
     names = ("report.md", "report.json", f"{KEY}.pub", "*.report.json", "runs/*/*.capsule.tar")
+    paths = {path for name in names for path in folder.glob(name)} | set(_of_failed(folder))
     with tarfile.open(archive, "w:gz") as stream:
-        for path in sorted({path for name in names for path in folder.glob(name)}):
+        for path in sorted(paths):
             stream.add(path, arcname=f"{folder.name}/{path.relative_to(folder)}")
     return archive
+
+
+def _of_failed(folder: Path) -> Iterator[Path]:
+    """Yield what explains runs without a bundle: what was read back, why, and the log's end."""
+    for directory in folder.glob("runs/*"):
+        if any(directory.glob("*.capsule.tar")):
+            continue
+        yield from (path for name in READ_BACK if (path := directory / "work" / name).is_file())
+        if (log := directory / "work" / contract.LOG).is_file():
+            end = directory / "end-of-output.log"
+            end.write_bytes(log.read_bytes()[-LOG_BYTES:])
+            yield end
 
 
 def signed(archive: Path, key: Path) -> str:

@@ -38,7 +38,19 @@ def accepted(tmp_path, monkeypatch, capsys):
     return play
 
 
-def test_the_report_is_signed_as_openssh_does(accepted, tmp_path):
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return a function that sets the number of visible GPUs."""
+    monkeypatch.setattr(gpu_acceptance, "read_devices", lambda _: ())
+
+    def visible(number):
+        monkeypatch.setattr(gpu_acceptance, "visible_devices", lambda *_: (None,) * number)
+
+    visible(1)
+    return visible
+
+
+def test_the_report_is_signed_as_openssh_does(accepted, tmp_path, gpus):
     accepted()
     signature = ("-s", tmp_path / "report.tar.gz.sig")
     with (tmp_path / "report.tar.gz").open("rb") as archive:
@@ -53,7 +65,7 @@ def test_the_report_is_signed_as_openssh_does(accepted, tmp_path):
     assert 'Good "capsule-gpu-acceptance" signature' in done.stdout
 
 
-def test_without_a_key_there_is_a_report_without_a_signature(accepted, tmp_path):
+def test_without_a_key_there_is_a_report_without_a_signature(accepted, tmp_path, gpus):
     class Keyless(Played):
         def do(self, name, *words):
             return super().do(name, *(word for word in words if word != "keygen"))
@@ -65,7 +77,7 @@ def test_without_a_key_there_is_a_report_without_a_signature(accepted, tmp_path)
     assert report["steps"]
 
 
-def test_a_step_that_breaks_the_script_hides_nothing(accepted, tmp_path):
+def test_a_step_that_breaks_the_script_hides_nothing(accepted, tmp_path, gpus):
     class Broken(Played):
         def verify(self, *_):
             raise KeyError("verdict")
@@ -74,3 +86,88 @@ def test_a_step_that_breaks_the_script_hides_nothing(accepted, tmp_path):
     assert status == 1
     assert "KeyError: 'verdict'" in report["summary"][-1]
     assert f"attach     {tmp_path / 'report.tar.gz'}" in notes
+
+
+def printed(documents):
+    return {name: json.dumps(document) for name, document in documents.items()}
+
+
+TRAINED = ("dqn", "r2d2", "impala")
+
+
+def played(networks=()):
+    """Return what the steps print where every run is reproduced; bundles are named by their runs.
+
+    Args:
+        networks: Digest of the final network by the name of a run; "a" otherwise.
+    """
+    names = [f"{name}: {title}" for name in TRAINED for title in
+             ("run", "run 1 without flags", "run 2 without flags")]  # fmt: skip
+    names += ["dqn: run 1 with TF32", "dqn: run 2 with TF32", "impala: run with two learners"]
+    found = {name: {"bundle": name} for name in names}
+    for name in names:
+        facts = {"claims": {"parameters": dict(networks).get(name, "a")}}
+        found[f"show {name}"] = facts | {"observations": {"steps_per_second": 1234.0}}
+    return printed(
+        found | {f"{name}: verify": {"verdict": "reproduced-bitwise"} for name in TRAINED}
+    )
+
+
+def test_everything_that_is_open_is_tried(accepted, gpus, monkeypatch):
+    monkeypatch.setattr(Played, "outputs", played({"r2d2: run 2 without flags": "b"}))
+    status, _, report = accepted()
+    assert status == 0
+    summary = "\n".join(report["summary"])
+    for name in TRAINED:
+        assert f"- **{name}: reproduced-bitwise**" in summary
+    assert "- dqn without flags: the same network twice; 1,234 agent steps/s as usual" in summary
+    assert "- r2d2 without flags: another network each time" in summary
+    assert "- dqn with TF32: the same network twice" in summary
+    assert "- two learners: not tried, as 1 GPU is visible" in summary
+    steps = {step["name"]: step["command"] for step in report["steps"]}
+    assert {*gpu_acceptance.QUESTIONS, "dqn: build", "dqn: benchmark", "r2d2: benchmark"} < {*steps}
+    assert steps["dqn: run as a plain process"][-5:-3] == ["--engine", "process"]
+    assert "limits.memory_mb=16384" in steps["dqn: run"]
+    flags = {word for word in steps["dqn: run 1 without flags"] if word.startswith("determinism.")}
+    assert flags == {"determinism.algorithms=off", "determinism.cudnn_benchmark=true"}
+
+
+def test_two_gpus_share_a_gradient(accepted, gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setattr(Played, "outputs", played())
+    _, _, report = accepted()
+    assert any(line.startswith("- two learners: the network of one") for line in report["summary"])
+    steps = {step["name"]: step["command"] for step in report["steps"]}
+    assert "--learners" in steps["impala: run with two learners"]
+
+
+def test_without_a_gpu_the_same_runs_are_made_and_no_gpu_is_asked_for(accepted, monkeypatch):
+    monkeypatch.setattr(Played, "outputs", played())
+    status, _, report = accepted("cpu")
+    assert status == 0
+    steps = {step["name"] for step in report["steps"]}
+    assert not steps & {*gpu_acceptance.QUESTIONS}
+    assert {"dqn: build", "dqn: verify", "impala: run 2 without flags"} < steps
+
+
+def test_a_run_that_fails_leaves_what_explains_it(accepted, tmp_path, gpus):
+    class Failing(Played):
+        def build(self, name):
+            work = self.folder / "runs" / name / "work"
+            work.mkdir(parents=True)
+            (work / "runtime.json").write_text("{}")
+            (work / "output.log").write_text("x" * gpu_acceptance.LOG_BYTES + "the end")
+            if name == "impala":  # the only one with a bundle
+                (work.parent / "impala.capsule.tar").touch()
+            return super().build(name)
+
+    status, _, _ = accepted(kinds=Failing)
+    assert status == 1
+    with tarfile.open(tmp_path / "report.tar.gz") as archive:
+        names = {name.removeprefix("report/") for name in archive.getnames()}
+        end = archive.extractfile("report/runs/dqn/end-of-output.log").read()
+    assert len(end) == gpu_acceptance.LOG_BYTES
+    assert end.endswith(b"the end")
+    assert "runs/r2d2/work/runtime.json" in names
+    assert "runs/impala/impala.capsule.tar" in names
+    assert not any("impala/work" in name or "impala/end" in name for name in names)
