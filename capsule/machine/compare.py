@@ -321,8 +321,8 @@ def _gpu_rows(then: Gpu, now: Gpu) -> Iterator[FactComparison]:
             row = _unknown(row)
         yield row
     yield _row("gpu.memory_bytes", then.memory_bytes, now.memory_bytes, _memory_rule(then, now))
-    rows = (gpu.remapped_rows and gpu.remapped_rows.model_dump() for gpu in (then, now))
-    yield _row("gpu.remapped_rows", *rows, _GPU_HEALTH)
+    before, after = (gpu.remapped_rows and gpu.remapped_rows.model_dump() for gpu in (then, now))
+    yield _row("gpu.remapped_rows", before, after, _GPU_HEALTH)
     if then.mig_enabled or now.mig_enabled:
         yield from _part_rows(then.part, now.part)
 
@@ -333,8 +333,8 @@ def _unknown(row: FactComparison) -> FactComparison:
 
 def _part_rows(then: MigPart | None, now: MigPart | None) -> Iterator[FactComparison]:
     """Yield what decides about bits of the parts that ran, where a GPU is in MIG mode."""
-    names = (None if part is None else part.name for part in (then, now))
-    row = _row("gpu.part", *names, _GPU_SHAPE)
+    before, after = (None if part is None else part.name for part in (then, now))
+    row = _row("gpu.part", before, after, _GPU_SHAPE)
     yield _unknown(row) if then is now is None else row
     if then is not None and now is not None:
         yield _row("gpu.part.sm_count", then.sm_count, now.sm_count, _GPU_SHAPE)

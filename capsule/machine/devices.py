@@ -110,8 +110,12 @@ def visible_devices(
     if chosen is None:
         return devices
     words = _words(chosen)
-    named = (_named(devices, word, variables) for word in words)
-    visible = list(takewhile(bool, named))
+    visible: list[Device] = []
+    for word in words:
+        device = _named(devices, word, variables)
+        if device is None:
+            break
+        visible.append(device)
     if len(set(words)) < len(words) or len(set(visible)) < len(visible):
         return ()
     return tuple(visible)
