@@ -40,18 +40,19 @@ _TURING_TO_HOPPER = ("sm_75", "sm_80", "sm_86", "sm_90")
 _BLACKWELL = ("sm_100", "sm_120")
 _BEFORE_VOLTA = ("sm_50", "sm_60")
 _CU126 = (*_BEFORE_VOLTA, *_VOLTA, *_TURING_TO_HOPPER)
-_CU128 = (*_TURING_TO_HOPPER, *_BLACKWELL)
-_CU13 = (*_TURING_TO_HOPPER, *_BLACKWELL, "compute_120")
+_FROM_TURING = (*_TURING_TO_HOPPER, *_BLACKWELL)
+_WITH_PTX = (*_FROM_TURING, "compute_120")
 # What PyTorch's wheels for Linux on x86-64 have code for, by the version of torch and of CUDA. From
-# the "PyTorch CUDA Support Matrix" of its RELEASE.md (pytorch#164471, #175253, #182849, #197555).
-# The matrix names PTX for CUDA 13, which wheels on PyPI may lack; a run looks at its torch as well.
+# the "PyTorch CUDA Support Matrix" of its RELEASE.md (pytorch#164471, #175253, #182849, #197555),
+# but for PTX in the wheels for CUDA 13.0 since 2.11, those on PyPI: the matrix has it, and torch
+# 2.13.0 from there names none (tests/end_to_end/test_cuda_image.py).
 _BUILDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "2.9": {"12.6": _CU126, "12.8": (*_VOLTA, *_CU128), "13.0": _CU13},
-    "2.10": {"12.6": _CU126, "12.8": (*_VOLTA, *_CU128), "13.0": _CU13},
-    "2.11": {"12.6": _CU126, "12.8": _CU128, "13.0": _CU13},
-    "2.12": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
-    "2.13": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
-    "2.14": {"12.6": _CU126, "13.0": _CU13, "13.2": _CU13},
+    "2.9": {"12.6": _CU126, "12.8": (*_VOLTA, *_FROM_TURING), "13.0": _WITH_PTX},
+    "2.10": {"12.6": _CU126, "12.8": (*_VOLTA, *_FROM_TURING), "13.0": _WITH_PTX},
+    "2.11": {"12.6": _CU126, "12.8": _FROM_TURING, "13.0": _FROM_TURING},
+    "2.12": {"12.6": _CU126, "13.0": _FROM_TURING, "13.2": _WITH_PTX},
+    "2.13": {"12.6": _CU126, "13.0": _FROM_TURING, "13.2": _WITH_PTX},
+    "2.14": {"12.6": _CU126, "13.0": _FROM_TURING, "13.2": _WITH_PTX},
 }
 
 

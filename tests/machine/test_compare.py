@@ -501,6 +501,8 @@ def test_the_cuda_of_the_lock_against_driver_and_gpu(gpu, driver, cuda, codes, w
         ("10.3", "2.13.0", "13.0.96", True),
         ("12.1", "2.13.0", "13.2.1", True),
         ("11.0", "2.13.0", "13.0.96", False),  # Thor has wheels for ARM only
+        ("13.0", "2.13.0", "13.0.96", False),  # a later GPU, and no PTX to compile for it
+        ("13.0", "2.13.0", "13.2.1", True),
         ("7.0", "2.13.0", "12.6.77", True),
         ("12.0", "2.13.0", "12.6.77", False),  # newer than all of its code
         ("7.0", "2.10.0", "12.8.90", True),
