@@ -29,10 +29,10 @@ class RemappedRows(Model):
 
 
 class MigPart(Model):
-    """One part of a GPU in MIG mode."""
+    """A part of a GPU in MIG mode."""
 
-    slot: int = Field(description="Its number among those of the GPU.")
-    name: str = Field(description="Of the GPU with the profile, e.g. '... MIG 1g.5gb'.")
+    slot: int = Field(description="Number of its slot on the GPU.")
+    name: str = Field(description="Name of the GPU with the profile, e.g. '… MIG 1g.5gb'.")
     sm_count: int | None = Field(default=None, description="Streaming multiprocessors.")
     memory_bytes: int | None = None
 
@@ -58,7 +58,8 @@ class Gpu(Model):
         default=None, description="Names of the MIG devices, with their profiles."
     )
     part: MigPart | None = added(
-        absent=None, description="The part of it that is meant; of its parts, each has an entry."
+        absent=None,
+        description="Part of the GPU that this entry describes; null for the whole GPU.",
     )
     memory_bytes: int | None = None
     memory_bus_bits: int | None = None

@@ -132,7 +132,7 @@ def test_the_command_line_that_is_documented(words, run_directory):
 
 def test_a_gpu_comes_with_its_drivers_libraries(words):
     """As 'apptainer exec --nv' of Apptainer 1.4.5 binds them."""
-    second = Device(1, "1", "GPU-0b0a", "NVIDIA H200", "9.0")
+    second = Device(1, "1", "GPU-0b0a", "NVIDIA H200", "9.0", 2)
     words, at = words(gpus=(second,))
     assert "--nv" in words[:at]
     variables = json.loads(words[at + 6])["variables"]
