@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from typer import BadParameter
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
@@ -18,6 +21,14 @@ class Command(TyperCommand):
     Typer groups options only if rich renders the help, which costs 0.1 s at every start and draws
     boxes into pipes.
     """
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Read the arguments; of a value that is not a choice, name the choice it resembles."""
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            error.message = _plain(error.message)
+            raise
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return what follows the name of the command in its usage line."""
@@ -54,6 +65,14 @@ class Command(TyperCommand):
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _plain(message: str) -> str:
+    """Return a message about a value without pydantic's words, and with a suggestion."""
+    message = message.removeprefix("Value error, ")
+    given, _, choices = message.partition(" is not one of ")
+    close = difflib.get_close_matches(given, re.findall(r"'[^']*'", choices), n=1)
+    return f"{message} Did you mean {close[0]}?" if close else message
 
 
 def _name(argument: Parameter) -> str:

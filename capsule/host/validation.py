@@ -69,7 +69,12 @@ _OTHER_ALGORITHMS = (
     "Use one of these. A program of any other algorithm runs as your own program: put its command "
     "line into trainer.command (docs/own-program.md)."
 )
-_FIELD = re.compile(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+")
+# A name in a message. What is in quotation marks is a value.
+_WORD = re.compile(r"(?<![\w'.])[a-z][a-z_0-9]*(?:\.[a-z_0-9]+)*(?![\w'])")
+
+
+# What selects a variant of a section: a key, and its value unless any value does.
+_Owner = tuple[str, str | None]
 
 
 class _Wrong(NamedTuple):
@@ -102,7 +107,9 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
 def _explain(error: ValidationError, document: YamlDocument, model: type[Model]) -> tuple[str, str]:
     """Turn what pydantic found into one message and one fix."""
     lines, fixes = [], []
-    for finding in error.errors()[:MAX_FINDINGS]:
+    # A default that depends on another field is missing only because that one is wrong.
+    findings = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+    for finding in findings[:MAX_FINDINGS]:
         wrong = _wrong(finding, document, model)
         # The empty path of the whole document always has a mark.
         where = next(
@@ -124,8 +131,7 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
     path = _path_in_document(loc, document.tree, missing=missing)
     field = dotted(path)
     if kind == "extra_forbidden":
-        fix = _suggest(path, finding["input"], model, document.kind)
-        return _Wrong(path, " is not a known key", fix)
+        return _unknown(path, finding["input"], document, model)
     if missing:
         return _Wrong(path, " is missing", f"Add {field}.")
     if kind == "union_tag_invalid":
@@ -168,18 +174,44 @@ def _between_fields(
     path: FieldPath, message: str, document: YamlDocument, model: type[Model]
 ) -> _Wrong:
     """Return what is wrong between several fields: the first one that is named and given leads."""
-    known = _known_fields(model)
-    prefix = f"{dotted(path)}." if path else ""
-    texts = [each for text in _FIELD.findall(message) for each in (f"{prefix}{text}", text)]
-    named = [field for field in dict.fromkeys(texts) if field in known]
-    given = [field for field in named if tuple(field.split(".")) in document.marks]
+    named = _fields_in(message, path, document, _known_fields(model))
+    given = [field for field in named if _given(field, document)]
     if not named:
         return _Wrong(path, f": {message}", f"Change {dotted(path) or f'the {document.kind}'}.")
-    first = tuple((given or named)[0].split("."))
+    if " is missing" in message:
+        return _Wrong(path, f": {message}", f"Add {named[0]}.")
+    first = (given or named)[0]
     fix = f"Change {' or '.join(named)}."
-    if message.startswith(dotted(first)):
-        return _Wrong(first, message.removeprefix(dotted(first)), fix)
-    return _Wrong(first, f": {message}", fix)
+    if "leave it out" in message:
+        others = [field for field in named if field != first]
+        fix = f"Remove {first}" + f", or change {' or '.join(others)}" * bool(others) + "."
+    for start in (first, first.rpartition(".")[2]):
+        if re.match(rf"{re.escape(start)}\b", message):
+            return _Wrong(tuple(first.split(".")), message.removeprefix(start), fix)
+    return _Wrong(tuple(first.split(".")), f": {message}", fix)
+
+
+def _fields_in(
+    message: str, path: FieldPath, document: YamlDocument, known: Sequence[str]
+) -> list[str]:
+    """Return the fields that a message about a section names, each as a dotted path.
+
+    A message about the whole document names a section only as its first word: the names of the
+    others, such as 'code' and 'data', are ordinary words, too.
+    """
+    words = list(_WORD.finditer(message))
+    found = []
+    for word in words:
+        name = word.group()
+        options = [dotted((*path, *name.split(".")))] if path else []
+        if "." in name or (not path and word.start() == 0):
+            options.append(name)
+        found += [each for each in options if each in known or _given(each, document)][:1]
+    return list(dict.fromkeys(found))
+
+
+def _given(field: str, document: YamlDocument) -> bool:
+    return tuple(field.split(".")) in document.marks
 
 
 def _upwards(path: FieldPath) -> Iterator[FieldPath]:
@@ -204,24 +236,77 @@ def _path_in_document(loc: Sequence[str | int], tree: Any, *, missing: bool) -> 
     return tuple(path)
 
 
-def _suggest(path: FieldPath, given: Any, model: type[Model], kind: str) -> str:
+def _unknown(path: FieldPath, given: Any, document: YamlDocument, model: type[Model]) -> _Wrong:
+    """Return what is wrong with a key that is not known where it stands."""
+    field = _names(path)
+    owners = _owners(model).get(field, ())
+    if not owners:
+        return _Wrong(path, " is not a known key", _suggest(path, given, document, model))
+    others = _others(field, document, model)
+    if others:
+        message = f" is not a known key here: it excludes {' and '.join(others)}"
+        return _Wrong(path, message, f"Remove {' or '.join([field, *others])}.")
+    message = f" is not a known key here: it belongs to {_said(owners)}"
+    return _Wrong(path, message, f"Remove {field}, or use {_said(owners)}.")
+
+
+def _others(field: str, document: YamlDocument, model: type[Model]) -> list[str]:
+    """Return the given keys that select another variant of a section than ``field`` selects."""
+    selectors = {key for owners in _owners(model).values() for key, _ in owners}
+    section = field.rpartition(".")[0]
+    siblings = [key for key in sorted(selectors - {field}) if key.rpartition(".")[0] == section]
+    return [key for key in siblings if field in selectors and _given(key, document)]
+
+
+def _said(owners: Sequence[_Owner]) -> str:
+    """Write variants of sections in words: ``environment.suite 'atari' or 'minatar'``."""
+    keys = dict.fromkeys(key for key, _ in owners)
+    words = {
+        key: [repr(value) for other, value in owners if other == key and value] for key in keys
+    }
+    return " or ".join(f"{key} {' or '.join(values)}".strip() for key, values in words.items())
+
+
+def _suggest(path: FieldPath, given: Any, document: YamlDocument, model: type[Model]) -> str:
     """Name the known field that an unknown one stands for, or most resembles."""
-    fields = _known_fields(model)
-    field = dotted(tuple(part for part in path if isinstance(part, str)))
+    owners = _owners(model)
+    fields = [
+        known
+        for known in _known_fields(model)
+        if known not in owners or any(_is_chosen(owner, document) for owner in owners[known])
+    ]
+    field = _names(path)
     section, _, leaf = field.rpartition(".")
     siblings = [name for name in fields if name.rpartition(".")[0] == section]
     other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)
     named = [name for name in (f"{section}.{other}", other) if name in fields]
     close = (
         named
-        or difflib.get_close_matches(field, siblings, n=1, cutoff=0.6)
+        or [f"{section}.{name}".lstrip(".") for name in _close(leaf, siblings, document)]
         or [name for name in fields if name.rpartition(".")[2] == other]
         or difflib.get_close_matches(field, _outside(path, fields), n=1, cutoff=0.75)
     )
     if close:
         return f"Did you mean {close[0]}?"
     names = ", ".join(name.rpartition(".")[2] for name in siblings)
-    return f"Known keys of {section or f'the {kind}'}: {names}."
+    return f"Known keys of {section or f'the {document.kind}'}: {names}."
+
+
+def _close(leaf: str, siblings: Sequence[str], document: YamlDocument) -> list[str]:
+    """Return the key of a section that an unknown one resembles, if it is not given, too."""
+    free = [name.rpartition(".")[2] for name in siblings if not _given(name, document)]
+    return difflib.get_close_matches(leaf, free, n=1, cutoff=0.6)
+
+
+def _is_chosen(owner: _Owner, document: YamlDocument) -> bool:
+    """Tell whether a document selects this variant of a section."""
+    key, value = owner
+    tree = document.tree
+    for name in key.split("."):
+        if not (isinstance(tree, dict) and name in tree):
+            return False
+        tree = tree[name]
+    return value is None or tree == value
 
 
 def _outside(path: FieldPath, fields: Sequence[str]) -> list[str]:
@@ -230,23 +315,52 @@ def _outside(path: FieldPath, fields: Sequence[str]) -> list[str]:
     return [field for field in fields if field not in sections]
 
 
+def _names(path: FieldPath) -> str:
+    """Return a path without the places in lists, as fields of models are named."""
+    return dotted(tuple(part for part in path if isinstance(part, str)))
+
+
 @functools.cache
 def _known_fields(model: type[Model]) -> list[str]:
-    return sorted(set(_field_names(model.model_json_schema(by_alias=True))))
+    return sorted({field for field, _ in _fields(model.model_json_schema(by_alias=True))})
 
 
-def _field_names(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield every dotted field of a model."""
+@functools.cache
+def _owners(model: type[Model]) -> dict[str, list[_Owner]]:
+    """Return the variants of sections that have a field, for fields that some variants lack."""
+    owners: dict[str, list[_Owner]] = {}
+    for field, owner in _fields(model.model_json_schema(by_alias=True)):
+        if owner is not None:
+            owners.setdefault(field, []).append(owner)
+    return owners
 
-    def walk(node: dict[str, Any], prefix: str) -> Iterator[str]:
-        if "$ref" in node:
+
+def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, _Owner | None]]:
+    """Yield every dotted field of a model, and the variant of its section that has it, if any."""
+
+    def resolved(node: dict[str, Any]) -> dict[str, Any]:
+        while "$ref" in node:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        for option in (*node.get("oneOf", ()), *node.get("anyOf", ()), *node.get("allOf", ())):
-            yield from walk(option, prefix)
-        if isinstance(node.get("items"), dict):
-            yield from walk(node["items"], prefix)
-        for name, child in node.get("properties", {}).items():
-            yield prefix + name
-            yield from walk(child, f"{prefix}{name}.")
+        return node
 
-    yield from walk(schema, "")
+    def walk(
+        node: dict[str, Any], prefix: str, owner: _Owner | None
+    ) -> Iterator[tuple[str, _Owner | None]]:
+        for option in map(resolved, (*node.get("oneOf", ()), *node.get("anyOf", ()))):
+            yield from walk(option, prefix, _selector(option, prefix))
+        if isinstance(node.get("items"), dict):
+            yield from walk(resolved(node["items"]), prefix, None)
+        for name, child in node.get("properties", {}).items():
+            yield prefix + name, owner
+            yield from walk(resolved(child), f"{prefix}{name}.", None)
+
+    yield from walk(schema, "", None)
+
+
+def _selector(variant: dict[str, Any], prefix: str) -> _Owner | None:
+    """Return the key, and its value if there is only one, that select a variant of a section."""
+    for name, child in variant.get("properties", {}).items():
+        if "const" in child:
+            return f"{prefix}{name}", child["const"]
+    required = variant.get("required", ())
+    return (f"{prefix}{required[0]}", None) if len(required) == 1 else None

@@ -81,3 +81,12 @@ def test_the_usage_line_reads_like_a_manual_page():
     assert " run [OPTIONS] [SPEC]\n" in shown("run")
     assert " scores [OPTIONS] BUNDLE...\n" in shown("scores")
     assert " receipts [OPTIONS] BUNDLE [RECEIPT]...\n" in shown("receipts")
+
+
+def test_a_value_that_is_not_a_choice_is_answered_with_the_choice_that_it_resembles():
+    with pytest.raises(typer.BadParameter) as caught:
+        parse("capsule run --engine apptainr")
+    assert caught.value.message.startswith("'apptainr' is not one of 'auto', ")
+    assert caught.value.message.endswith(". Did you mean 'apptainer'?")
+    with pytest.raises(typer.BadParameter, match="^'cloud' is not one of "):
+        parse("capsule study run study.yaml --engine cloud")

@@ -90,7 +90,7 @@ def test_pinned_starts_are_part_of_the_spec(pinned):
         (
             {"candidates": 1000},
             [],
-            "evaluation: candidates 32 is not the 1000 of start_set: write candidates: 1000",
+            "evaluation.candidates 32 is not the 1000 of start_set: write candidates: 1000",
         ),
         ({"max_actions": 95}, [], "max_actions 60 is not the 95 of start_set"),
         ({"starts": [[1]]}, [], "starts 8 is not the 1 of start_set: write starts: 1"),

@@ -19,8 +19,8 @@ def refused(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["burn_in=21"], "trainer: burn_in 21 exceeds sequence_length 20"),
-        (["n_step=21"], "trainer: n_step 21 exceeds sequence_length 20"),
+        (["burn_in=21"], "trainer.burn_in 21 exceeds sequence_length 20"),
+        (["n_step=21"], "trainer.n_step 21 exceeds sequence_length 20"),
         (["sequence_stride=7"], "sequence_length 20 is not a multiple of sequence_stride 7"),
         (["sequence_stride=40"], "sequence_length 20 is not a multiple of sequence_stride 40"),
         (["actors=0"], "trainer.actors: must be greater than 0, not 0"),

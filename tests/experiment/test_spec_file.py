@@ -85,9 +85,9 @@ def test_the_full_spec_is_the_protocol_of_the_papers():
         (
             "starts: 8",
             "starts: 64",
-            "22:1",
-            "evaluation: starts 64 <= shortlist 16 <= candidates 32 does not hold",
-            "Change evaluation.",
+            "24:3",
+            "evaluation.starts 64 <= shortlist 16 <= candidates 32 does not hold",
+            "Change evaluation.starts or evaluation.shortlist or evaluation.candidates.",
         ),
     ],
 )

@@ -58,6 +58,66 @@ trainer: {algorithm: dqn, network: small-conv}
             "4:27: trainer.network 'nature' does not fit environment.suite 'minatar'",
             "Change trainer.network or environment.suite.",
         ),
+        (
+            "suite: minatar, game",
+            "suite: gymnasium, id: CartPole-v1, game",
+            "3:50: environment.game is not a known key here: it belongs to environment.suite",
+            "Remove environment.game, or use environment.suite 'atari' or 'minatar'.",
+        ),
+        (
+            "{algorithm",
+            "{command: [a], algorithm",
+            "4:25: trainer.algorithm is not a known key here: it excludes trainer.command",
+            "Remove trainer.algorithm or trainer.command.",
+        ),
+        (
+            "algorithm: dqn, network: small-conv",
+            "command: [a], network: mlp",
+            "4:25: trainer.network is not a known key here: it belongs to trainer.algorithm",
+            "Remove trainer.network, or use trainer.algorithm 'dqn' or 'r2d2' or 'impala'.",
+        ),
+        (
+            "algorithm: dqn",
+            "algorithm: dqn, resumable: true",
+            "4:27: trainer.resumable is not a known key here: it belongs to trainer.command",
+            "Remove trainer.resumable, or use trainer.command.",
+        ),
+        (
+            "algorithm: dqn, network: small-conv",
+            "command: [a]",
+            "3:1: environment does not apply to trainer.command",
+            "Remove environment, or change trainer.command.",
+        ),
+        (
+            "environment: {suite: minatar, game: breakout}\n",
+            "",
+            "1:1: the spec: environment is missing",
+            "Add environment.",
+        ),
+        (
+            "small-conv",
+            "small-conv, replay_start: 2000, replay_capacity: 10",
+            "4:48: trainer.replay_start 2000 exceeds replay_capacity 10",
+            "Change trainer.replay_start or trainer.replay_capacity.",
+        ),
+        (
+            "dqn, network: small-conv",
+            "r2d2, network: small-conv, sequence_length: 3",
+            "4:49: trainer.sequence_length 3 is not a multiple of sequence_stride 40",
+            "Change trainer.sequence_length or trainer.sequence_stride.",
+        ),
+        (
+            "name: tiny",
+            "name: tiny\nevaluation: {starts: 5, shortlist: 3}",
+            "3:14: evaluation.starts 5 <= shortlist 3 <= candidates 1000 does not hold",
+            "Change evaluation.starts or evaluation.shortlist or evaluation.candidates.",
+        ),
+        (
+            "name: tiny",
+            "name: tiny\nevaluation: {tolerance: {}}",
+            "3:14: evaluation.tolerance.relative: give either relative or absolute",
+            "Change evaluation.tolerance.relative or evaluation.tolerance.absolute.",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place_and_what_to_write(before, after, message, fix):
@@ -65,3 +125,12 @@ def test_what_is_wrong_is_said_with_its_place_and_what_to_write(before, after, m
         parse_spec(SPEC.replace(before, after).encode(), "s.yaml")
     assert f"s.yaml:{message}" in caught.value.message
     assert fix in caught.value.fix
+
+
+def test_a_wrong_field_is_the_only_complaint_where_a_default_depends_on_it():
+    with pytest.raises(CapsuleError) as caught:
+        parse_spec(f"{SPEC}image: {{base: ubuntu}}\n".encode(), "s.yaml")
+    assert caught.value.message == (
+        "s.yaml:5:9: image.base: must be 'debian-12' or 'debian-13', not 'ubuntu'"
+    )
+    assert caught.value.fix == "Change image.base."

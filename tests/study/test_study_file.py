@@ -75,7 +75,9 @@ def test_a_wrong_field_of_a_section_is_said_to_be_the_groups(tmp_path):
 
 def test_settings_that_do_not_fit_one_another_are_said_to_be_the_groups(tmp_path):
     error = refused(tmp_path, with_group("{set: {trainer.total_steps: 1_023}}"))
-    assert "cart.yaml:4:1: trainer: " in error.message
+    assert "set by groups.other of tiny.yaml: trainer.total_steps 1023 " in error.message
+    error = refused(tmp_path, with_group("{set: {trainer.update_interval: 7}}"))
+    assert "trainer.total_steps 1024 is not a multiple of update_interval 7" in error.message
     assert error.message.endswith("(with the settings of groups.other of tiny.yaml)")
 
 
