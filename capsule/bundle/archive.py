@@ -49,6 +49,7 @@ _WRAPPINGS = {
     b"PK\x03\x04": "zip",
 }
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SCHEMES = ("http:", "https:", "ftp:", "s3:", "hf:")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Data = bytes | Callable[[], BinaryIO]  # the bytes, or what opens a stream of them
@@ -139,6 +140,13 @@ def open_archive(path: Path) -> BufferedReader:
             fix="Save the bundle as a plain file and give its path.",
         ) from error
     except OSError as error:
+        if path.parts[0] in _SCHEMES:
+            address = path.as_posix().replace(":/", "://", 1)
+            raise CapsuleError(
+                "CAP-B101",
+                f"{address!a} is an address, and only files can be opened",
+                fix=f"Download it first, then name the file: curl -LO {address}",
+            ) from error
         raise CapsuleError(
             "CAP-B101",
             f"cannot open the bundle {str(path)!a}: {error.strerror}",

@@ -9,7 +9,8 @@ the public half of that key and the lines of ``allowed_signers`` in the folder, 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,6 +64,28 @@ def signing_key(
     if not public_half(path).exists():  # as after a kill between the writing of the two files
         write_atomic(public_half(path), key.public.openssh().encode())
     return path, key
+
+
+def checked_key(
+    named: Path | None, passphrase_file: Path | None, *, ask: bool = True
+) -> Callable[[], tuple[Path, PrivateKey]]:
+    """Check the key that signs, and return a function that returns it.
+
+    Only that function makes the user's own key, so that a command that fails before it needs the
+    key leaves none behind.
+
+    Args:
+        named: As for :func:`signing_key`, as are ``passphrase_file`` and ``ask``.
+        passphrase_file: See above.
+        ask: See above.
+
+    Raises:
+        CapsuleError: What ``signing_key`` raises, now if there is a key and else when it is made.
+    """
+    if named is None and not os.environ.get(KEY) and not own_key().exists():
+        return partial(signing_key, None, passphrase_file, ask=ask)
+    found = signing_key(named, passphrase_file, ask=ask)
+    return lambda: found
 
 
 def _make(path: Path) -> None:

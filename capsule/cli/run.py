@@ -13,7 +13,7 @@ import typer
 
 from capsule.cli import options
 from capsule.cli.common import guarded, locked, print_json, use_gpu
-from capsule.cli.defaults import public_half, signing_key
+from capsule.cli.defaults import checked_key, public_half
 from capsule.host.run_directory import LOCK, WORK
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def command(
     shared.check(asked)
     places = parse_places(data or [])
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
-    key_file, private_key = signing_key(key, passphrase_file)
+    signing_key = checked_key(key, passphrase_file)
     if ssh_key is not None:
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     following = _following(metrics)
@@ -105,6 +105,7 @@ def command(
         if warning := gpu_warning(lock.spec, fingerprint):
             reporter.note(warning)
         found = find_data(lock, cache, reporter.note, places)
+        key_file, private_key = signing_key()
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
         with following(directory, reporter) as followed:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from capsule.cli.common import guarded, print_json
-from capsule.cli.defaults import signing_key
+from capsule.cli.defaults import checked_key, own_key
 from capsule.cli.options import OUTPUT, JsonOption, PassphraseOption, option
 
 
@@ -64,8 +64,11 @@ def command(
             fix="Use either --key or --ssh-key.",
         )
     if ssh_key is None:
-        chosen, private_key = signing_key(key, passphrase_file)
-        sign = partial(sshsig.sign, key=private_key)
+        signing_key, chosen = checked_key(key, passphrase_file), key or own_key()
+
+        def sign(manifest: bytes) -> bytes:
+            return sshsig.sign(manifest, key=signing_key()[1])
+
     else:
         chosen, sign = ssh_key, partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
     path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")

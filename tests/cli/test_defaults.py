@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from capsule.bundle.archive import open_archive
 from capsule.bundle.keys import generate, load_public
 from capsule.bundle.trust import load_policy
 from capsule.cli import defaults
@@ -16,6 +17,7 @@ from capsule.host.errors import CapsuleError
 from tests.verification.runs import honest, honest_bundle, key
 
 __all__ = ["honest", "honest_bundle", "key"]  # fixtures
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 @pytest.fixture
@@ -128,3 +130,36 @@ def test_commands_make_and_trust_the_own_key(folder, honest_bundle, key, tmp_pat
     assert f"trusting by default: {key}.pub" in own.stderr
     signed = CliRunner().invoke(app, ["sign", str(honest_bundle), "-o", str(tmp_path / "sig")])
     assert signed.exit_code == 0, signed.output
+
+
+def test_a_command_that_fails_first_makes_no_key(folder, tmp_path, monkeypatch):
+    missing = CliRunner().invoke(app, ["sign", str(tmp_path / "missing.tar")])
+    assert (missing.exit_code, "CAP-B101" in missing.output) == (2, True)
+
+    def refuse(*_, **__):
+        raise CapsuleError("CAP-L110", "no such game", fix="Name one.")
+
+    monkeypatch.setattr("capsule.image.lockfile.obtain_lock", refuse)
+    spec = tmp_path / "catch.yaml"
+    spec.write_bytes((SPECS / "impala-catch.yaml").read_bytes())
+    command = ["run", str(spec), "--engine", "process", "--output", str(tmp_path / "runs")]
+    unlocked = CliRunner().invoke(app, command)
+    assert "CAP-L110" in unlocked.output
+    for subcommand in ("run", "bundle"):
+        study = CliRunner().invoke(app, ["study", subcommand, str(tmp_path / "missing")])
+        assert study.exit_code == 2
+    assert not folder.exists()
+
+
+def test_a_named_key_is_checked_before_anything_else(folder, tmp_path):
+    done = CliRunner().invoke(
+        app, ["run", str(SPECS / "impala-catch.yaml"), "--key", str(tmp_path / "k")]
+    )
+    assert "CAP-B131" in done.output
+
+
+def test_an_address_is_no_file():
+    with pytest.raises(CapsuleError, match="'https:.* is an address") as caught:
+        open_archive(Path("https://example.org/run.tar"))
+    assert caught.value.code == "CAP-B101"
+    assert caught.value.fix.endswith("curl -LO https://example.org/run.tar")

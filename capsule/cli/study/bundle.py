@@ -40,13 +40,14 @@ def command(
         capsule study bundle studies/rates --key alice
     """
     from capsule.bundle.sshsig import sign_by_ssh_keygen
-    from capsule.cli.defaults import public_half, signing_key
+    from capsule.cli.defaults import checked_key, public_half
     from capsule.study.directory import StudyDirectory
     from capsule.study.results import StudyResults
     from capsule.study.study_bundle import pack_study
 
-    key_file, private_key = signing_key(key, passphrase_file)
+    signing_key = checked_key(key, passphrase_file)
     results = StudyResults.of(StudyDirectory.open(folder))
+    key_file, private_key = signing_key()
     sign = partial(sign_by_ssh_keygen, key=ssh_key) if ssh_key else None
     path, bundle = pack_study(results, private_key, output or folder, sign)
     if as_json:

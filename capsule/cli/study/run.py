@@ -56,7 +56,7 @@ def command(
         # One Slurm job for each member; the folder has to be on a shared file system.
         capsule study run study.yaml --key alice --on slurm
     """
-    from capsule.cli.defaults import signing_key
+    from capsule.cli.defaults import checked_key
     from capsule.host.errors import CapsuleError
     from capsule.image.cache import Cache
     from capsule.report.progress import open_reporter
@@ -66,12 +66,13 @@ def command(
     from capsule.study.running import RunOptions
 
     backend = parse_backend(on, lambda text: None if quiet else typer.echo(text, err=True))
-    key_file, _ = signing_key(key, passphrase_file, ask=False)  # before hours of work
+    signing_key = checked_key(key, passphrase_file, ask=False)
     with open_reporter(quiet=quiet) as reporter:
         file, lock = locked_study(study, Cache(), progress=reporter.note)
     folder = output or Path("studies") / file.study.name
     chosen = StudyDirectory(folder, lock).chosen(only or [])
     directory = StudyDirectory.create(folder, lock, resume=resume)
+    key_file, _ = signing_key()  # before hours of work
     names = [name for name in chosen if directory.bundle(name) is None]
     if names:
         with nullcontext(lambda: None) if quiet else _live_table(directory) as poll:

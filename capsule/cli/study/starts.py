@@ -33,7 +33,7 @@ def command(
     from capsule.bundle.bundle import open_bundle
     from capsule.bundle.run_bundle import RecordedRun
     from capsule.bundle.start_sets import start_set_of
-    from capsule.cli.defaults import signing_key
+    from capsule.cli.defaults import checked_key
     from capsule.experiment.canonical import check_output, write_output
     from capsule.experiment.evaluation import digest_of_starts
     from capsule.host.errors import CapsuleError
@@ -45,12 +45,13 @@ def command(
     from capsule.study.running import RunOptions, Runs
     from capsule.study.study_file import StudyFile
 
-    key_file, signer = signing_key(key, passphrase_file, ask=False)
+    signing_key = checked_key(key, passphrase_file, ask=False)
     file = StudyFile.load(study)
     target = file.beside(STARTS)
     check_output(target)
     with open_reporter(quiet=quiet) as reporter:
         lock = lock_starts(file, earlier_lock(file), Cache(), reporter.note)
+        key_file, signer = signing_key()
         folder = output / f"{file.study.name}.starts-{lock.digest()[:8]}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_lock(folder / LOCK, lock)
