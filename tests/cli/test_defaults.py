@@ -159,7 +159,7 @@ def test_a_named_key_is_checked_before_anything_else(folder, tmp_path):
 
 
 def test_an_address_is_no_file():
-    with pytest.raises(CapsuleError, match="'https:.* is an address") as caught:
+    with pytest.raises(CapsuleError, match=r"'https:.* is an address") as caught:
         open_archive(Path("https://example.org/run.tar"))
     assert caught.value.code == "CAP-B101"
     assert caught.value.fix.endswith("curl -LO https://example.org/run.tar")

@@ -79,6 +79,7 @@ def test_the_latex_table_is_that_of_the_paper(report):
 
 def test_the_page_has_all_tables_and_figures(report):
     page = page_report(report, "studies/tiny", "exploration.1")
+    assert '<meta name="generator" content="Capsule">' in page[:1024]  # see resolution/project.py
     parsed = Texts(page)
     assert parsed.open == []
     text = " ".join(parsed.texts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
@@ -38,7 +39,17 @@ _DIFF_OPTIONS = (
     "--irreversible-delete",  # what a deleted file held is no part of the tree
 )
 # What Capsule itself leaves beside a spec must not change the tree's identity.
-_OWN_FILES = ("*.capsule.tar", "*.lock.json", "verify-report.json")
+_OWN_FILES = (
+    *("*.capsule.tar", "*.capsule-study.tar", "*.lock.json", "*.receipt.json", "*.sshsig"),
+    *("verify-report.json", "events.out.tfevents.*.capsule"),
+)
+# What is in the first bytes of its files whose names the user chooses, by their suffix.
+_OWN_HEADS = {
+    ".csv": re.compile(rb"\Arun,metric,step,episode,value,time\n"),
+    ".html": re.compile(rb'<meta name="generator" content="Capsule">'),
+    ".json": re.compile(rb'\A\{\s*"schema":\s*"capsule/(verify-report|vary-report|divergence)/'),
+}
+_HEAD = 1024  # bytes
 _LEFT_OUT = ("__pycache__", ".git")
 
 
@@ -48,8 +59,8 @@ def capture_project(
     """Take a source tree into the cache and describe it.
 
     In a git work tree its files are those that git tracks or would not ignore; elsewhere all are.
-    Compiled Python files, git's own folder, run directories, bundles, locks and verification
-    reports never are.
+    Compiled Python files, git's own folder, run directories and the files that Capsule itself
+    writes (bundles, locks, receipts, reports, exported metrics) never are.
 
     Args:
         code: Where the tree is, and which files of it.
@@ -162,8 +173,9 @@ class _Tree:
     def takes(self, name: str) -> bool:
         """Tell whether a path belongs to the tree, if it is there."""
         parts = PurePosixPath(name).parts
-        own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
         path = self.root / name
+        own = any(part in _LEFT_OUT for part in parts) or chosen(parts[-1], _OWN_FILES)
+        own = own or _is_own(path)
         left_out = any(each in self.leave_out for each in (path, *path.parents))
         return chosen(name, self.patterns) and not own and not left_out
 
@@ -182,6 +194,18 @@ def _is_run(folder: Path) -> bool:
     """Tell whether a folder is a run directory: ``capsule run`` writes a lock into it first."""
     lock = folder / "lock.json"
     return lock.is_file() and b'"schema":"capsule/lock/v1"' in lock.read_bytes()
+
+
+def _is_own(file: Path) -> bool:
+    """Tell from its first bytes whether Capsule wrote a file, as a report or an export."""
+    expected = _OWN_HEADS.get(file.suffix)
+    if expected is None or not file.is_file():
+        return False
+    try:
+        with file.open("rb") as stream:
+            return expected.search(stream.read(_HEAD)) is not None
+    except OSError as error:
+        raise _not_taken(str(file), f"cannot be read: {error.strerror}") from error
 
 
 def _archive(tree: _Tree, names: list[str], cache: Cache) -> tuple[str, int]:

@@ -1,13 +1,17 @@
 """Capturing a source tree: which files, which identity, what is refused."""
 
 import os
+import shutil
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from capsule.cli.main import app
 from capsule.experiment.canonical import sha256_hex
 from capsule.experiment.errors import CapsuleError
 from capsule.experiment.lock import LockedProject
@@ -23,6 +27,8 @@ from capsule.image.resolution.project import (
     read_project,
     unpack_project,
 )
+
+CORPUS = Path(__file__).parents[2] / "corpus"
 
 
 @pytest.fixture
@@ -98,6 +104,30 @@ def test_what_capsule_and_python_leave_is_no_part_of_it(tree, cache):
     write(tree, "runs/x-20261121T125928Z/work/workspace/train.py")
     write(tree, "runs/x-20261121T125928Z/x.capsule.tar")
     assert capture(tree, cache, leave_out=[spec, lock_path(spec)]).sha256 == before
+
+
+@pytest.mark.slow
+def test_what_capsule_writes_under_names_of_the_users_is_no_part_of_it(tree, cache):
+    before = capture(tree, cache).sha256
+    run, study = CORPUS / "dqn.capsule.tar", CORPUS / "study.capsule-study.tar"
+    key = ("--key", CORPUS / "author.pub")
+    for line in (
+        ("report", run, *key, "-o", tree / "page.html"),
+        ("export", run, *key, "--to", "csv", "-o", tree / "metrics.csv"),
+        ("export", run, *key, "--to", "tensorboard", "-o", tree / "logs"),
+        ("verify", run, *key, "--mode", "integrity", "--report", tree / "checked.json"),
+        ("diff", run, CORPUS / "r2d2.capsule.tar", *key, "--report", tree / "differs.json"),
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in line])
+        assert done.exit_code in (0, 1), done.output
+    for path in (study, CORPUS / "dqn.capsule.tar.verifier.receipt.json"):
+        shutil.copy(path, tree)
+    write(tree, "second.sshsig")
+    assert len(list(tree.iterdir())) == 2 + 8
+    assert capture(tree, cache).sha256 == before
+    for name in ("page.html", "table.csv", "facts.json"):  # files of the program itself
+        write(tree, f"own/{name}", "{}")
+    assert len(capture(tree, cache).files) == 5
 
 
 def test_patterns_leave_files_out(tree, cache):
