@@ -33,7 +33,7 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Build the image of a spec and load it into the container engine.
+    """Build the image of a spec for a container engine.
 
     The spec is locked first if it has no current lock.
 

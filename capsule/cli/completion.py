@@ -36,7 +36,7 @@ def command(
         typer.Argument(metavar="SHELL", help="bash, zsh or fish."),
     ],
 ) -> None:
-    """Print the script that makes a shell complete commands, options, settings and files.
+    """Print the script that completes commands in a shell.
 
     Examples:
         # For bash: load the script in every new shell.

@@ -55,12 +55,12 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check whether this machine can build, run and verify, and say how to mend what cannot.
+    """Check whether this machine can build, run and verify.
 
-    The command checks Python, container engines, the processor, GPUs, disk space, the cache,
-    package indexes, Debian mirrors, programs and keys. If this Python has torch, it then executes
-    operators and small trainings under each numerics profile, and compares them with recorded
-    answers.
+    Every problem is shown with its remedy. The command checks Python, container engines, the
+    processor, GPUs, disk space, the cache, package indexes, Debian mirrors, programs and keys. If
+    this Python has torch, it then executes operators and small trainings under each numerics
+    profile, and compares them with recorded answers.
 
     Exit status: 0 nothing prevents a run, 1 numerics differ, 4 something does, or a profile could
     not be tested.

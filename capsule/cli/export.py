@@ -62,7 +62,7 @@ def command(
     ] = None,
     keys: KeysOption = None,
 ) -> None:
-    """Write the metrics of a run, or a deposit of its bundle, for another tool.
+    """Export metrics, or a bundle as a deposit, to other tools.
 
     Nothing is executed and nothing is sent anywhere.
 

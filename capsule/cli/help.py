@@ -9,10 +9,13 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from typer import BadParameter
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
+
+
+SUMMARY = 62  # characters of a command's summary: with its name, less than a line of a terminal
 
 
 class Command(TyperCommand):
@@ -51,18 +54,46 @@ class Command(TyperCommand):
                 formatter.write(textwrap.indent(textwrap.dedent(examples), "  ") + "\n")
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the arguments, then each group of options in the order of their definition."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        """Write the arguments, the options without a group, then each group; --help is the last."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is None:
+            if record is None or parameter.name == "help":
                 continue
             if parameter.param_type_name == "argument":
-                groups.setdefault("Arguments", []).append((_name(parameter), record[1]))
+                groups["Arguments"].append((_name(parameter), record[1]))
             else:
                 heading = getattr(parameter, "rich_help_panel", None) or "Options"
                 groups.setdefault(heading, []).append(record)
-        for heading, records in groups.items():
+        _write_groups(groups, formatter)
+        help_option = self.get_help_option(ctx)
+        record = None if help_option is None else help_option.get_help_record(ctx)
+        if record is not None:
+            with formatter.section("Help"):
+                formatter.write_dl([record])
+
+
+class Group(TyperGroup):
+    """A group that shows its commands by ``rich_help_panel``, each with one whole line."""
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write each group of commands in the order in which their first ones were added."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            heading = getattr(command, "rich_help_panel", None) or "Commands"
+            groups.setdefault(heading, []).append((name, command.get_short_help_str(SUMMARY)))
+        width = max(map(len, self.commands))  # the summaries of all groups start in one column
+        groups = {
+            heading: [(name.ljust(width), text) for name, text in records]
+            for heading, records in groups.items()
+        }
+        _write_groups(groups, formatter)
+
+
+def _write_groups(groups: dict[str, list[tuple[str, str]]], formatter: HelpFormatter) -> None:
+    for heading, records in groups.items():
+        if records:
             with formatter.section(heading):
                 formatter.write_dl(records)
 

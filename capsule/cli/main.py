@@ -36,7 +36,7 @@ from capsule.cli import (
     verify,
 )
 from capsule.cli import list as list_runs
-from capsule.cli.help import Command
+from capsule.cli.help import Command, Group
 from capsule.cli.output import lossy_standard_output
 
 EPILOG = (
@@ -47,6 +47,7 @@ EPILOG = (
 
 app = typer.Typer(
     name="capsule",
+    cls=Group,
     help="Make deep-RL results checkable: pin an experiment, run it, sign its results and "
     "reproduce them bit for bit.",
     epilog=EPILOG,
@@ -56,34 +57,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (
-    init,
-    schema,
-    keygen,
-    lock,
-    plan,
-    build,
-    run,
-    list_runs,
-    show,
-    sign,
-    verify,
-    replay,
-    receipts,
-    diff,
-    report,
-    export,
-    push,
-    pull,
-    scores,
-    starts,
-    diagnose,
-    doctor,
-    prune,
-    completion,
-):
-    app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
-app.add_typer(study.app)
+_GROUPS = {
+    "Author": (init, schema, lock, plan, build, run, list_runs, diagnose, starts),
+    "Reviewer": (show, verify, replay, receipts, sign, diff, report, scores),
+    "Other tools": (export, push, pull),
+    "Housekeeping": (keygen, doctor, prune, completion),
+}
+for heading, modules in _GROUPS.items():
+    for module in modules:
+        name = module.__name__.rpartition(".")[2]
+        app.command(name, cls=Command, rich_help_panel=heading)(module.command)
+app.add_typer(study.app, rich_help_panel="Studies")
 
 
 def _print_version(value: bool) -> None:

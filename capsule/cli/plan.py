@@ -24,7 +24,7 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show what 'capsule run' would resolve, download, build and execute.
+    """Show what a run would download, build and execute.
 
     Package indexes are asked for packages and sizes. Neither a lock nor the cache is written, and
     nothing is downloaded but indexes. A time is shown if ./runs has a finished run of the same

@@ -50,12 +50,13 @@ def command(
     yes: Annotated[bool, option("--yes -y", "Delete without asking.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Free disk space: show what can be deleted and how much that is, ask, and delete it.
+    """Free disk space in the cache and in container engines.
 
-    Without options, that is everything that Capsule makes again when it is needed, without any
-    download: layers, environments and unpacked images in the cache, Capsule's images that no
-    container has, and temporary folders of killed processes. With --older-than or --keep-size,
-    images of engines stay, as engines do not tell when they were last used.
+    What can be deleted is shown with its size before you are asked. Without options, that is
+    everything that Capsule makes again when it is needed, without any download: layers,
+    environments and unpacked images in the cache, Capsule's images that no container has, and
+    temporary folders of killed processes. With --older-than or --keep-size, images of engines stay,
+    as engines do not tell when they were last used.
 
     Examples:
         # Show what can be deleted.

@@ -26,10 +26,10 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Download an image from an OCI registry into a file, and check every digest.
+    """Download an image from an OCI registry into a file.
 
-    The file is the one that 'capsule build --archive' writes, with another name for the image.
-    'capsule verify --pull' takes an image from a registry without it.
+    Every digest is checked. The file is the one that 'capsule build --archive' writes, with another
+    name for the image. 'capsule verify --pull' takes an image from a registry without it.
 
     Examples:
         # Download an image and load it into Docker with 'docker load -i image.tar'.

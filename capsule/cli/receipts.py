@@ -40,7 +40,7 @@ def command(
     revoked: RevokedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who re-executed a run, on which machines, with what result.
+    """List who re-executed a run, where, and with what result.
 
     A receipt is a signed statement of one verification ('capsule verify --sign'). Receipts by
     keys that you do not trust are listed but not counted.

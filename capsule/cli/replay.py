@@ -59,10 +59,10 @@ def command(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Play the last evaluation of a run again, and write an animated picture of an episode.
+    """Play the last evaluation again, and draw an episode.
 
-    The final network plays all episodes in the image of the run. A picture is only written if
-    every return and every length is the one that the bundle claims.
+    The picture is animated. The final network plays all episodes in the image of the run. A picture
+    is only written if every return and every length is the one that the bundle claims.
 
     Examples:
         # Write play.gif, which shows the best episode of the evaluation.

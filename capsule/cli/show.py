@@ -26,7 +26,7 @@ def command(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a bundle contains and claims, and who signed it where.
+    """Show what a bundle contains and claims, and who signed it.
 
     The files of a bundle are checked against its manifest. No key is trusted, nothing is executed,
     and the claims are shown as the bundle states them: 'capsule verify' checks them.

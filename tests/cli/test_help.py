@@ -1,5 +1,8 @@
 """Help: examples that are right, options in groups, plain text that fits a terminal."""
 
+import inspect
+import re
+
 import pytest
 import typer
 
@@ -12,8 +15,7 @@ def shown(command):
 
 
 def examples(text):
-    section = text.partition("\nExamples:\n")[2].partition("\n\nArguments:\n")[0]
-    section = section.partition("\n\nOptions:\n")[0]
+    section = re.split(r"\n\n(?=\S)", text.partition("\nExamples:\n")[2])[0]
     return [line.strip() for line in section.splitlines() if line.strip()]
 
 
@@ -66,14 +68,32 @@ def test_verify_groups_its_options():
     assert headings == [
         "Examples:",
         "Arguments:",
+        "Options:",
         "What to check:",
         "Trusted keys and identities:",
         "Which bundle to accept:",
         "Where and what to execute:",
         "Receipt:",
-        "Options:",
         "Output:",
+        "Help:",
     ]
+
+
+@pytest.mark.parametrize("group", [APP, APP.commands["study"]], ids=["capsule", "study"])
+def test_every_command_has_its_whole_summary_on_one_line_of_80_columns(group):
+    text = typer.Context(group, info_name="capsule", terminal_width=78).get_help()
+    assert "..." not in text.partition("COMMAND [ARGS]...")[2]
+    assert max(map(len, text.splitlines())) <= 80
+    for name, command in group.commands.items():
+        summary = inspect.cleandoc(command.help).partition(".")[0]
+        assert re.search(rf"^  {name} +{re.escape(summary)}\b", text, re.MULTILINE), name
+
+
+def test_the_commands_are_in_groups_and_the_help_of_a_command_ends_with_help():
+    text = typer.Context(APP, info_name="capsule", terminal_width=78).get_help()
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert headings == ["Options", "Author", "Reviewer", "Other tools", "Housekeeping", "Studies"]
+    assert shown("run").endswith("\n\nHelp:\n  --help  Show this message and exit.\n")
 
 
 def test_the_usage_line_reads_like_a_manual_page():

@@ -2,12 +2,13 @@
 
 import typer
 
-from capsule.cli.help import Command
+from capsule.cli.help import Command, Group
 from capsule.cli.study import bundle, lock, member, report, run, starts, status, verify
 
 app = typer.Typer(
     name="study",
-    help="Lock, run, report and verify a study: groups of runs of one experiment.",
+    cls=Group,
+    help="Lock, run, report and verify groups of runs as a study.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

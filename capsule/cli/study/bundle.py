@@ -31,9 +31,10 @@ def command(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Sign the results of a study: its lock, what every member claims, and the tables.
+    """Sign the results of a study.
 
-    The bundles of the members are named by their digests and stay where they are.
+    The bundle has its lock, what every member claims, and the tables. The bundles of the members
+    are named by their digests and stay where they are.
 
     Examples:
         # Write studies/rates/rates-CLAIM.capsule-study.tar.

@@ -21,7 +21,7 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Expand a study into its members and pin everything that they depend on.
+    """Expand a study into its members, and pin all inputs.
 
     The lock, STUDY.study.lock.json, is a pure function of the study and its base spec. Another
     group or run leaves the other members as they are. The lock file of the base spec is not

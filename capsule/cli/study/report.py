@@ -43,7 +43,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Summarise the groups of a study, compare them, and draw their curves.
+    """Summarise and compare groups, and draw their curves.
 
     Every number follows from the claims of the members, which are named by their claim ids.
     Signatures are not checked: 'capsule study verify' does that.

@@ -41,10 +41,11 @@ def command(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Run the members of a study, each as an ordinary run with a signed bundle of its own.
+    """Run the members of a study.
 
-    A member that fails says why and does not stop the others. A study that was stopped at any
-    moment continues with --resume, which also runs failed and lost members again.
+    Each member is an ordinary run with a signed bundle of its own. A member that fails says why and
+    does not stop the others. A study that was stopped at any moment continues with --resume, which
+    also runs failed and lost members again.
 
     Examples:
         # Run every member, two at a time.

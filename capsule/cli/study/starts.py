@@ -21,10 +21,11 @@ def command(
     output: options.RunsOption = Path("runs"),
     quiet: options.QuietOption = False,
 ) -> None:
-    """Run the experiment whose final network ranks the start sequences of a study.
+    """Make the start sequences that the members share.
 
-    It is the base spec with the settings of 'starts' in the study. The sequences are written to
-    STUDY.starts.json, which 'capsule study lock' pins for every member.
+    An experiment is run, and its final network ranks the sequences. The experiment is the base spec
+    with the settings of 'starts' in the study. The sequences are written to STUDY.starts.json,
+    which 'capsule study lock' pins for every member.
 
     Examples:
         # Write study.starts.json.

@@ -9,7 +9,7 @@ from capsule.cli.study.arguments import FolderArgument
 
 @guarded
 def command(folder: FolderArgument, *, as_json: JsonOption = False) -> None:
-    """Show how many members of a study are done, run, failed, stopped or wait.
+    """Show how many members are done, running, failed or waiting.
 
     Examples:
         # Look at a study that runs elsewhere, for instance on a cluster.

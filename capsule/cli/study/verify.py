@@ -52,11 +52,12 @@ def command(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Check the signature of a study, and every table against what the members claim.
+    """Check the signature and the tables of a study.
 
-    With --sample, members that this machine draws at random are run again and have to give the
-    same claims. With --challenge, it draws segments of members that kept their states. The command
-    then states how likely forged members would have been found.
+    Every table is compared with what the members claim. With --sample, members that this machine
+    draws at random are run again and have to give the same claims. With --challenge, it draws
+    segments of members that kept their states. The command then states how likely forged members
+    would have been found.
 
     Exit status: 0 all that was asked for agrees, 1 a member differs, 3 tampered or untrusted,
     4 a member could not be decided.
