@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePosixPath
@@ -22,17 +20,16 @@ from capsule.image.archives.wheel import open_wheel
 from capsule.image.cache import Cache
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch_wheels
+from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
 from capsule.image.resolution.sources import machine_sources
 
-_REGISTRATIONS = "gymnasium/envs/__init__.py"
-_VERSION = re.compile(r"-v\d+$")  # Gymnasium completes an id without one
 _MAX_SHOWN = 3
 
 
 def check_tasks(
     spec: Spec, wheels: Sequence[LockedWheel], cache: Cache, progress: Callable[[str], None]
 ) -> None:
-    """Check that ale-py has the games of a spec, and Gymnasium the id.
+    """Check that ale-py has the games of a spec, and Gymnasium the id, with discrete actions.
 
     Every ale-py has the games of Atari-57; for others, its wheel is fetched. Ids that modules or
     further packages could register are not checked here.
@@ -44,20 +41,26 @@ def check_tasks(
         progress: Told about what is fetched.
 
     Raises:
-        CapsuleError: CAP-L110 there is no such game or id, CAP-I302 the wheel cannot be fetched.
+        CapsuleError: CAP-L110 there is no such game or id, CAP-L111 its actions are continuous,
+            CAP-I302 the wheel cannot be fetched.
     """
     if isinstance(spec.trainer, CommandTrainer):
         return
     for task in tasks_of(spec.training().environment):
         if isinstance(task, AtariEnvironment) and task.game not in ATARI_57:
-            field, name, package, read = "environment.game", task.game, "ale-py", _games
+            package = "ale-py"
         elif isinstance(task, GymnasiumEnvironment) and _is_gymnasiums(task, spec):
-            field, name, package, read = "environment.id", task.id, "gymnasium", _ids
+            package = "gymnasium"
         else:
             continue
         wheel = next((each for each in wheels if each.name == package), None)
-        if wheel is not None:
-            _check(field, name, wheel, set(read(_opened(wheel, spec, cache, progress))))
+        if wheel is None:
+            continue
+        with _opened(wheel, spec, cache, progress) as opened:
+            if isinstance(task, AtariEnvironment):
+                _check("environment.game", task.game, wheel, set(_games(opened)))
+            elif isinstance(task, GymnasiumEnvironment):
+                _check_gymnasium(task, spec, wheel, opened)
 
 
 def _is_gymnasiums(task: GymnasiumEnvironment, spec: Spec) -> bool:
@@ -81,22 +84,25 @@ def _opened(
 
 def _games(wheel: zipfile.ZipFile) -> Iterator[str]:
     """Yield the games whose ROMs ale-py brings."""
-    with wheel:
-        for path in map(PurePosixPath, wheel.namelist()):
-            if path.parent == PurePosixPath("ale_py/roms") and path.suffix == ".bin":
-                yield path.stem
+    for path in map(PurePosixPath, wheel.namelist()):
+        if path.parent == PurePosixPath("ale_py/roms") and path.suffix == ".bin":
+            yield path.stem
 
 
-def _ids(wheel: zipfile.ZipFile) -> Iterator[str]:
-    """Yield the ids that Gymnasium registers, with and without their versions."""
-    with wheel:
-        tree = ast.parse(wheel.read(_REGISTRATIONS))
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "register":
-            for argument in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "id")):
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    yield argument.value
-                    yield _VERSION.sub("", argument.value)
+def _check_gymnasium(
+    task: GymnasiumEnvironment, spec: Spec, wheel: LockedWheel, opened: zipfile.ZipFile
+) -> None:
+    """Check that Gymnasium has an id, and that its actions are not continuous."""
+    known = {each.id: each for each in registered(opened)}
+    _check("environment.id", task.id, wheel, known)
+    if is_continuous(opened, known[task.id]):
+        raise CapsuleError(
+            "CAP-L111",
+            f"environment.id {task.id!r} has continuous actions in {wheel.name} {wheel.version}; "
+            f"trainer.algorithm {spec.training().trainer.algorithm!r} requires discrete ones",
+            fix="Name an environment with discrete actions, or run your own program, which may "
+            "use any actions: trainer.command (docs/own-program.md).",
+        )
 
 
 def _check(field: str, name: str, wheel: LockedWheel, known: Collection[str]) -> None:

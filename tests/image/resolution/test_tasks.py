@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 
+import gymnasium
 import pytest
 
 from capsule.experiment.canonical import sha256_hex
@@ -12,6 +13,7 @@ from capsule.experiment.lock import LockedWheel
 from capsule.experiment.spec import ImageSpec, Spec
 from capsule.host.errors import CapsuleError
 from capsule.image.cache import Cache
+from capsule.image.resolution.gymnasium_wheel import is_continuous, registered
 from capsule.image.resolution.tasks import check_tasks
 
 REGISTRATIONS = """\
@@ -101,6 +103,49 @@ def test_ids_that_others_may_register_are_not_refused(wheels, cache):
     check({"suite": "gymnasium", "id": "Mine-v0"}, wheels, cache, "mine==1.0")
 
 
+def check_actions(name, locked, cache):
+    """Compare the answer with the space of the environment, where this Python can make it."""
+    try:
+        space = gymnasium.make(name).action_space
+    except (gymnasium.error.Error, ImportError):  # needs packages that are not installed
+        space = None
+    try:
+        check({"suite": "gymnasium", "id": name}, locked, cache)
+    except CapsuleError as error:
+        assert error.code == "CAP-L111"
+        assert f"environment.id {name!r} has continuous actions" in error.message
+        assert space is None or isinstance(space, gymnasium.spaces.Box)
+    else:
+        assert not isinstance(space, gymnasium.spaces.Box)
+
+
+@pytest.mark.parametrize(
+    ("name", "continuous"),
+    [
+        *(("Pendulum-v1", True), ("Pendulum", True), ("MountainCarContinuous-v0", True)),
+        *(("LunarLander-v3", False), ("LunarLanderContinuous-v3", True), ("CarRacing-v3", True)),
+        *(("BipedalWalkerHardcore-v3", True), ("Ant-v5", True), ("Blackjack-v1", False)),
+    ],
+)
+def test_continuous_actions_are_found_in_gymnasiums_sources(name, continuous, real_gymnasium):
+    with zipfile.ZipFile(real_gymnasium) as wheel:
+        known = {each.id: each for each in registered(wheel)}
+        assert is_continuous(wheel, known[name]) == continuous
+
+
+@pytest.fixture(scope="module")
+def real_gymnasium(tmp_path_factory):
+    """A wheel with the sources of the Gymnasium that is installed."""
+    distribution = importlib.metadata.distribution("gymnasium")
+    path = tmp_path_factory.mktemp("wheel") / "gymnasium.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in distribution.files:
+            if file.suffix == ".py":
+                archive.write(distribution.locate_file(file), str(file))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")  # Gymnasium warns of environments that are out of date
 def test_the_real_packages_are_read(cache, tmp_path):
     """The wheels are made again of what is installed, with the files that are looked at."""
     locked = []
@@ -109,12 +154,16 @@ def test_the_real_packages_are_read(cache, tmp_path):
         path = tmp_path / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for file in distribution.files:
-                if file.name.endswith(".bin") or str(file) == "gymnasium/envs/__init__.py":
+                if file.suffix in (".bin", ".py"):
                     archive.write(distribution.locate_file(file), str(file))
         sha256 = sha256_hex(path.read_bytes())
         cache.add(path, sha256)
         locked.append(LockedWheel(name=name, version="1.0", filename=path.name, sha256=sha256))
     check({"suite": "gymnasium", "id": "LunarLander-v3"}, locked, cache)
     check({"suite": "atari", "game": "adventure"}, locked, cache)
+    for name in sorted(set(gymnasium.registry)):
+        task = gymnasium.registry[name]
+        if task.namespace is None and str(task.entry_point).startswith("gymnasium.envs"):
+            check_actions(name, locked, cache)
     with pytest.raises(CapsuleError, match="'LunarLander-v4'"):
         check({"suite": "gymnasium", "id": "LunarLander-v4"}, locked, cache)
