@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -23,6 +24,7 @@ def follow(page, folder):
             for command, shown in commands(block[2]):
                 done = run(command, folder)
                 assert matches(shown, done.stdout), f"{command}\n{done.stdout}"
+                assert shown or done.returncode == 0, f"{command}\n{done.stdout}"
         elif names := SAVED.findall(before):
             (folder / names[-1]).write_text(block[2])
 
@@ -30,10 +32,11 @@ def follow(page, folder):
 def run(command, folder):
     """Run a command of a shell in a folder, with a configuration folder of its own."""
     configuration = str(folder / "configuration")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", command.replace("~/.config/capsule", configuration)],
         cwd=folder,
-        env={**os.environ, "CAPSULE_CONFIG": configuration, "COLUMNS": "80"},
+        env={**os.environ, "PATH": path, "CAPSULE_CONFIG": configuration, "COLUMNS": "80"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
