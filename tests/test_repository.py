@@ -135,6 +135,11 @@ def test_shipped_specs_pin_the_same_versions():
     assert pins
 
 
+# Of the jobs that publish something.
+PERMISSIONS = {
+    ("release.yml", "publish"): {"contents": "write"},
+    ("site.yml", "deploy"): {"pages": "write", "id-token": "write"},
+}
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -150,8 +155,8 @@ def test_workflows_pin_actions_and_run_scripts_of_this_repository(path):
     workflow = YAML(typ="safe").load(text)
     assert workflow["permissions"] == {}
     for name, job in workflow["jobs"].items():
-        publishes = (path.name, name) == ("release.yml", "publish")
-        assert job["permissions"] == {"contents": "write" if publishes else "read"}
+        expected = PERMISSIONS.get((path.name, name), {"contents": "read"})
+        assert job["permissions"] == expected
 
 
 RIDDLES = (
