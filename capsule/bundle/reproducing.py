@@ -25,6 +25,8 @@ executed and signed by Capsule {version}.
 
 ## With Capsule
 
+Install Capsule from a package index, or from a wheel or a clone of its repository:
+
     pip install capsule-rl
     capsule verify BUNDLE.capsule.tar --key SIGNER.pub{places}
 
