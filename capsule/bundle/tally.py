@@ -171,14 +171,27 @@ class Receipts(Model):
     receipts: tuple[Receipt, ...]
     refused: tuple[Refusal, ...]
 
-    @property
-    def exit_code(self) -> ExitCode:
-        """0: reproduced bitwise; 1: not, or only weaker; 3: a file was rejected, or none counts."""
+    def exit_code(self, threshold: int = 1) -> ExitCode:
+        """Return the exit status.
+
+        Args:
+            threshold: How many signers must have reproduced the run bit for bit.
+
+        Returns:
+            0 if they did; 1 if fewer did, or one did not reproduce it; 3 if a file was rejected, or
+            no receipt counts.
+        """
         if self.refused or not self.tallies:
             return ExitCode.TAMPERED
-        if "not-reproduced" in self.tallies or "reproduced-bitwise" not in self.tallies:
+        if "not-reproduced" in self.tallies or self.bitwise < threshold:
             return ExitCode.DIFFERS
         return ExitCode.OK
+
+    @property
+    def bitwise(self) -> int:
+        """Distinct trusted keys whose holders reproduced the run bit for bit."""
+        tally = self.tallies.get("reproduced-bitwise")
+        return 0 if tally is None else tally.signers
 
 
 def read_receipts(

@@ -38,6 +38,16 @@ def command(
     ] = None,
     allowed_signers: AllowedSignersOption = None,
     revoked: RevokedOption = None,
+    threshold: Annotated[
+        int,
+        option(
+            "--threshold N",
+            "Number of different trusted keys whose holders must have reproduced the run bit for "
+            "bit.",
+            TRUST,
+            min=1,
+        ),
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """List who re-executed a run, where, and with what result.
@@ -48,6 +58,9 @@ def command(
     Examples:
         # Read the receipts beside the bundle, and count those of bob and carol.
         capsule receipts run.capsule.tar --key alice.pub --key bob.pub --key carol.pub
+
+        # Succeed only if two independent verifiers reproduced the run bit for bit.
+        capsule receipts run.capsule.tar --threshold 2
     """
     from capsule.bundle.receipts import receipts_beside
     from capsule.bundle.tally import read_original, read_receipts
@@ -71,7 +84,11 @@ def command(
         print_json(found.model_dump(mode="json", by_alias=True))
     else:
         _show(found)
-    raise typer.Exit(found.exit_code)
+    if found.bitwise < threshold and threshold > 1:
+        typer.echo(
+            f"{found.bitwise} of the {threshold} signers that --threshold asks for", err=True
+        )
+    raise typer.Exit(found.exit_code(threshold))
 
 
 def _show(found: Receipts) -> None:

@@ -194,7 +194,7 @@ def test_signers_and_kinds_of_machine_are_counted(tmp_path):
     ]
     found = read_receipts(BUNDLE, [*paths, paths[0]], TRUSTED)
     assert found.summary == "reproduced bitwise by 2 signers on 2 kinds of machine"
-    assert found.exit_code == ExitCode.OK
+    assert found.exit_code() == ExitCode.OK
 
 
 def test_strangers_and_the_author_are_listed_and_never_counted(tmp_path):
@@ -208,14 +208,14 @@ def test_strangers_and_the_author_are_listed_and_never_counted(tmp_path):
     ]
     alone = read_receipts(original(ALICE, CAROL), paths[:2], TRUSTED)
     assert alone.summary == "no independent receipt by a trusted verifier"
-    assert alone.exit_code == ExitCode.TAMPERED
+    assert alone.exit_code() == ExitCode.TAMPERED
 
 
 def test_nothing_counts_while_the_author_is_unknown(tmp_path):
     found = read_receipts(original(MALLORY, authentic=False), [receipt(tmp_path, BOB)], TRUSTED)
     assert [item.standing for item in found.receipts] == ["independence not shown"]
     assert "independence is not shown" in found.summary
-    assert found.exit_code == ExitCode.TAMPERED
+    assert found.exit_code() == ExitCode.TAMPERED
 
 
 def test_whoever_verified_a_bundle_of_his_own_is_its_author(tmp_path):
@@ -233,9 +233,9 @@ def test_a_receipt_on_another_bundle_of_the_same_claims_does_not_count(tmp_path)
 
 def test_returns_alone_do_not_make_the_exit_status_that_of_equal_bits(tmp_path):
     path = receipt(tmp_path, BOB, verdict="reproduced-statistical")
-    assert read_receipts(BUNDLE, [path], TRUSTED).exit_code == ExitCode.DIFFERS
+    assert read_receipts(BUNDLE, [path], TRUSTED).exit_code() == ExitCode.DIFFERS
     both = [path, receipt(tmp_path, CAROL)]
-    assert read_receipts(BUNDLE, both, TRUSTED).exit_code == ExitCode.OK
+    assert read_receipts(BUNDLE, both, TRUSTED).exit_code() == ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_returns_alone_do_not_make_the_exit_status_that_of_equal_bits(tmp_path):
 def test_less_than_equal_bits_of_the_whole_run_does_not_either(tmp_path, verdict, mode):
     path = receipt(tmp_path, BOB, verdict=verdict, mode=mode)
     found = read_receipts(BUNDLE, [path], TRUSTED)
-    assert (list(found.tallies), found.exit_code) == ([verdict], ExitCode.DIFFERS)
+    assert (list(found.tallies), found.exit_code()) == ([verdict], ExitCode.DIFFERS)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_who_ran_the_code_of_the_author_does_not_count_for_the_lock(tmp_path, po
     path = receipt(tmp_path, BOB, policy=policy)
     found = read_receipts(BUNDLE, [path], TRUSTED)
     assert [item.standing for item in found.receipts] == ["by the author's code"]
-    assert (found.tallies, found.exit_code) == ({}, ExitCode.TAMPERED)
+    assert (found.tallies, found.exit_code()) == ({}, ExitCode.TAMPERED)
     assert "the author's own image" in found.summary
     failed = receipt(tmp_path, CAROL, verdict="not-reproduced", difference="x", policy=policy)
     assert list(read_receipts(BUNDLE, [failed], TRUSTED).tallies) == ["not-reproduced"]
@@ -326,7 +326,7 @@ def test_a_contradiction_is_not_outvoted(tmp_path):
         "reproduced in a prefix by 1 signer on 1 kind of machine; "
         "not reproduced by 1 signer on 1 kind of machine"
     )
-    assert found.exit_code == ExitCode.DIFFERS
+    assert found.exit_code() == ExitCode.DIFFERS
 
 
 # --- hostile receipts -----------------------------------------------------------------------------
@@ -377,12 +377,12 @@ def test_a_signed_lie_is_refused(genuine, lie):
     found = read_receipts(BUNDLE, [genuine], TRUSTED)
     (refusal,) = found.refused
     assert refusal.code == "CAP-B171"
-    assert (found.receipts, found.exit_code) == ((), ExitCode.TAMPERED)
+    assert (found.receipts, found.exit_code()) == ((), ExitCode.TAMPERED)
 
 
 def test_the_twin_of_the_lies_is_accepted(genuine):
     genuine.write_bytes(signed(payload_of(genuine), BOB))
-    assert read_receipts(BUNDLE, [genuine], TRUSTED).exit_code == ExitCode.OK
+    assert read_receipts(BUNDLE, [genuine], TRUSTED).exit_code() == ExitCode.OK
 
 
 def test_a_receipt_of_another_run_is_refused(tmp_path):
@@ -432,7 +432,7 @@ def test_what_is_no_small_file_is_refused(tmp_path, genuine):
     found = read_receipts(BUNDLE, [large, tmp_path, tmp_path / "none", genuine], TRUSTED)
     assert [refusal.code for refusal in found.refused] == ["CAP-B171", "CAP-B170", "CAP-B170"]
     assert len(found.receipts) == 1
-    assert found.exit_code == ExitCode.TAMPERED
+    assert found.exit_code() == ExitCode.TAMPERED
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -445,7 +445,7 @@ def test_no_changed_byte_is_accepted(genuine, data):
     path.write_bytes(original[:position] + changed + original[position + 1 :])
     found = read_receipts(BUNDLE, [path], TRUSTED)
     assert found.tallies == {}
-    assert found.exit_code == ExitCode.TAMPERED
+    assert found.exit_code() == ExitCode.TAMPERED
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -48,3 +48,10 @@ def test_the_commands_of_a_page_print_what_it_shows(page, folder):
     blocks = [each[2] for each in FENCED.finditer((DOCS / page).read_text())]
     assert sum(len(list(commands(block))) for block in blocks) == PAGES[page]
     follow(page, folder)
+
+
+def test_receipts_below_the_threshold_are_not_enough(folder):
+    command = "capsule receipts run.capsule.tar --key alice.pub --key bob.pub --threshold "
+    assert run(f"{command}1", folder).returncode == 0
+    done = run(f"{command}2", folder)
+    assert (done.returncode, "1 of the 2 signers" in done.stdout) == (1, True)
