@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu import GPU_KINDS, accelerator_of, determinism_of
 from turns import median_ratio, serve, start, take_turns
 
 WARM_UP_STEPS = 1_200
@@ -49,6 +50,7 @@ class Contender:
     threads: int = 2
     numerics: str = "portable-v3"
     device: str = "cpu"
+    gpu: str = ""  # one of GPU_KINDS, of Capsule's
 
 
 OURS = Contender("capsule, portable-v3", "capsule")
@@ -62,7 +64,7 @@ BASELINES = (
     Contender("stable-baselines3, 1 thread", "baseline", threads=1),
     Contender("stable-baselines3, 2 threads", "baseline", threads=2),
 )
-ON_GPU = Contender("capsule, GPU", "capsule", device="cuda")
+ON_GPU = tuple(Contender(f"capsule, {k}", "capsule", device="cuda", gpu=k) for k in GPU_KINDS)
 BASELINE_ON_GPU = Contender("stable-baselines3, GPU", "baseline", device="cuda")
 
 
@@ -89,7 +91,7 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print a table."""
-    ours = (*CONTENDERS, ON_GPU) if options.gpu else CONTENDERS
+    ours = (*CONTENDERS, *ON_GPU) if options.gpu else CONTENDERS
     baselines = (*BASELINES, BASELINE_ON_GPU) if options.gpu else BASELINES
     contenders = [*ours, *(baselines if options.baseline else ())]
     processes = {contender.name: start_contender(contender, options) for contender in contenders}
@@ -171,12 +173,20 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     if options.task == "cartpole":
         accelerator = json.dumps(_accelerator(contender))
         epsilon = json.loads(options.settings or cartpole_settings())["exploration_final"]
-        changes = (f"accelerator={accelerator}", f"trainer.exploration_initial={epsilon}")
-        return load_spec(CARTPOLE, changes)
+        determinism = json.dumps(determinism_of(contender.gpu))
+        return load_spec(
+            CARTPOLE,
+            (
+                f"accelerator={accelerator}",
+                f"determinism={determinism}",
+                f"trainer.exploration_initial={epsilon}",
+            ),
+        )
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
         "accelerator": _accelerator(contender),
+        "determinism": determinism_of(contender.gpu),
         "environment": {"suite": "atari", "game": GAME},
         "trainer": {
             "algorithm": "dqn",
@@ -192,12 +202,10 @@ def spec_of(contender: Contender, options: argparse.Namespace) -> Any:
     return Spec.model_validate_json(json.dumps(document))
 
 
-def _accelerator(contender: Contender) -> dict[str, str]:
+def _accelerator(contender: Contender) -> dict[str, Any]:
     if contender.device == "cpu":
         return {"kind": "cpu", "numerics": contender.numerics}
-    import torch
-
-    return {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9", "driver": ">=1"}
+    return accelerator_of(contender.gpu)
 
 
 def _baseline(contender: Contender, options: argparse.Namespace) -> Iterator[int]:

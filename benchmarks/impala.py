@@ -8,10 +8,11 @@ observations one at a time, unrolls in shared memory, their numbers in two queue
 
 Every contender stands still, with its processes, while it is not its turn (``turns.py``), and
 ratios are medians over the rounds. ``--baseline`` adds stable-baselines3's A2C, from an environment
-of its own as for ``dqn.py``; ``--cost`` prints instead what more actors and more processes do, and
-writes a table and a figure into ``results``. On a machine that is busy otherwise, where a contender
-of many processes gets more of it, ``--processor-time`` is the fair clock, though it does not see
-who waits::
+of its own as for ``dqn.py``, and ``--gpu`` the asynchronous trainer with its learner on an NVIDIA
+GPU (gpu.md); ``--cost`` prints instead what more actors and more processes do, and writes a table
+and a figure into ``results``. On a machine that is busy otherwise, where a contender of many
+processes gets more of it, ``--processor-time`` is the fair clock, though it does not see who
+waits::
 
     python benchmarks/impala.py --baseline /tmp/sb3/bin/python
     python benchmarks/impala.py --cost --processor-time
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu import DETERMINISTIC, OFF, accelerator_of, determinism_of
 from turns import median_ratio, serve, start, take_turns
 
 GAME = "breakout"
@@ -58,6 +60,7 @@ class Contender:
         actors: How many.
         workers: Capsule's processes, and the threads that learn.
         batch: Unrolls of an update.
+        gpu: Where and how Capsule learns: one of ``gpu.GPU_KINDS``, or on the CPU.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Contender:
     actors: int = ACTORS
     workers: int = 2
     batch: int = BATCH
+    gpu: str = ""
 
 
 LOCKSTEP = tuple(Contender(f"capsule, lockstep, lag {lag}", "lockstep", lag) for lag in (0, 1, 2))
@@ -82,6 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("--baseline", help="python of the environment with stable-baselines3")
     parser.add_argument("--cost", action="store_true", help="cost of actors and of processes")
+    parser.add_argument("--gpu", action="store_true", help="also learn on the NVIDIA GPU")
+    parser.add_argument("--actors", type=int, default=ACTORS, help="of the contenders on the GPU")
+    parser.add_argument("--workers", type=int, default=2, help="of the contenders on the GPU")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--segment", type=int, default=12, help="updates of 16 unrolls per segment")
     parser.add_argument(
@@ -109,15 +116,27 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 def compare(options: argparse.Namespace) -> None:
     """Run every contender in turn and print a table."""
     contenders = [*LOCKSTEP, ASYNCHRONOUS, *QUEUES, *([A2C] if options.baseline else [])]
+    if options.gpu:
+        contenders += [
+            Contender(
+                f"capsule, asynchronous, {kind}",
+                "asynchronous",
+                max(8, 2 * options.actors // BATCH),
+                options.actors,
+                options.workers,
+                gpu=kind,
+            )
+            for kind in (DETERMINISTIC, OFF)
+        ]
     processes = {each.name: start_contender(each, options) for each in contenders}
     speeds = take_turns(processes, options.rounds)
     queue = max((speeds[each.name] for each in QUEUES), key=statistics.median)
     free = speeds[ASYNCHRONOUS.name]
     title = f"frames/s, {options.clock} clock"
-    print(f"{title:28} {'median':>8} {'best':>8} {'/ asynchronous':>15} {'/ queue':>8}")
+    print(f"{title:44} {'median':>8} {'best':>8} {'/ asynchronous':>15} {'/ queue':>8}")
     for name, values in speeds.items():
         print(
-            f"{name:28} {statistics.median(values):8.0f} {max(values):8.0f} "
+            f"{name:44} {statistics.median(values):8.0f} {max(values):8.0f} "
             f"{median_ratio(values, free):15.2f} {median_ratio(values, queue):8.2f}"
         )
     shares = take_turns({"": start_contender(RECORDING, options)}, options.rounds)[""]
@@ -236,6 +255,8 @@ def spec_of(contender: Contender) -> Any:
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
+        "accelerator": accelerator_of(contender.gpu) if contender.gpu else {"kind": "cpu"},
+        "determinism": determinism_of(contender.gpu),
         "environment": {"suite": "atari", "game": GAME},
         "trainer": {
             "algorithm": "impala",

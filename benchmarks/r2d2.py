@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gpu import GPU_KINDS, accelerator_of, determinism_of
 from turns import median_ratio, serve, start, take_turns
 
 SEQUENCES = 256  # in the replay memory
@@ -52,13 +53,13 @@ class Contender:
 
     role: str
     workers: int
-    device: str = "cpu"
+    gpu: str = ""  # one of GPU_KINDS, or on the CPU
     clock: Literal["perf_counter", "process_time"] = "perf_counter"
 
     @property
     def name(self) -> str:
         """What it does, where, and how many threads or processes do it."""
-        where = "GPU" if self.device == "cuda" else f"{self.workers} at once"
+        where = self.gpu or f"{self.workers} at once"
         return f"{self.role}, {where}"
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads, or processes of actors")
     parser.add_argument("--only", choices=["learner", "actors"], help="leave the other out")
     parser.add_argument("--processor-time", action="store_true", help="of learners, one thread")
-    parser.add_argument("--gpu", action="store_true", help="also a learner on the NVIDIA GPU")
+    parser.add_argument("--gpu", action="store_true", help="also learners on the NVIDIA GPU")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -96,7 +97,7 @@ def compare(options: argparse.Namespace) -> None:
         contenders += [Contender(role, options.workers) for role in (*CEILINGS, LEARNER)]
         contenders += [Contender(PLAIN_LEARNER, count) for count in counts]
         if options.gpu:
-            contenders.append(Contender(LEARNER, 1, "cuda"))
+            contenders += [Contender(LEARNER, 1, kind) for kind in GPU_KINDS]
     if options.only != "learner":
         contenders += [Contender(r, count) for r in (ACTING, PLAIN_ACTING) for count in counts]
     if options.processor_time:
@@ -122,7 +123,7 @@ def report_learner(speeds: Mapping[Contender, Sequence[float]]) -> None:
     print()
     report(speeds, LEARNER, PLAIN_LEARNER, "updates/s", 1.0)
     for contender, values in speeds.items():
-        if contender.role in (LEARNER, PLAIN_LEARNER) and contender.device == "cpu":
+        if contender.role in (LEARNER, PLAIN_LEARNER) and not contender.gpu:
             share = operations * median_ratio(values, ceiling)
             print(f"{contender.name:34} {share:8.1%} of the ceiling")
     print()
@@ -252,17 +253,12 @@ def spec_of(contender: Contender) -> Any:
     """Return the spec of Capsule's side: Table 2 but for the memory and the number of actors."""
     from capsule.experiment.spec import Spec
 
-    accelerator: dict[str, str] = {"kind": "cpu"}
-    if contender.device == "cuda":
-        import torch
-
-        accelerator = {"kind": "cuda", "cuda": str(torch.version.cuda), "cudnn": ">=9"}
-        accelerator["driver"] = ">=1"
     steps = ACTORS * ACTOR_STEPS
     document = {
         "schema": "capsule/spec/v1",
         "name": "benchmark",
-        "accelerator": accelerator,
+        "accelerator": accelerator_of(contender.gpu) if contender.gpu else {"kind": "cpu"},
+        "determinism": determinism_of(contender.gpu),
         "environment": {
             "suite": "atari",
             "game": "breakout",
