@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -51,7 +52,7 @@ class Elsewhere(torch.Tensor):
 
     def tolist(self):
         """Return the values, as CUDA does, and as subclasses of tensors do not."""
-        return self.inner.tolist()
+        return self.cpu().tolist()
 
     @classmethod
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
@@ -76,6 +77,16 @@ class _Mode(TorchDispatchMode):
         return _execute(operator, args, kwargs)
 
 
+class _Literals(TorchFunctionMode):
+    """Has ``torch.tensor``, which asks no mode below where to make a tensor, make it there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.tensor and _is_there(kwargs.get("device")):
+            return function(*args, **kwargs | {"device": None}).to(kwargs["device"])
+        return function(*args, **kwargs)
+
+
 def _is_there(device):
     return device is not None and torch.device(device).type == DEVICE.type
 
@@ -94,7 +105,7 @@ def _execute(operator, args, kwargs):
     if wanted is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
     inner_args, inner_kwargs = tree_map_only(Elsewhere, lambda each: each.inner, (args, kwargs))
-    found = operator(*inner_args, **inner_kwargs)
+    found = _FUSED.get(operator, operator)(*inner_args, **inner_kwargs)
     if not stays:
         return found
     wrapped = tree_map_only(torch.Tensor, Elsewhere, found)
@@ -102,9 +113,44 @@ def _execute(operator, args, kwargs):
     return return_and_correct_aliasing(operator, args, kwargs, wrapped) if there else wrapped
 
 
+# What CUDA has in one operator, and the CPU has not.
+
+
+def _lstm_cell(inputs, hidden, cell, input_bias=None, hidden_bias=None):
+    gates = inputs + hidden
+    if input_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    after = f * cell + i * g
+    return o * after.tanh(), after, torch.cat((i, f, g, o), 1)
+
+
+def _lstm_cell_backward(hidden, cell, before, after, gates, has_bias):
+    i, f, g, o = gates.chunk(4, 1)
+    squashed = after.tanh()
+    hidden = torch.zeros_like(before) if hidden is None else hidden
+    through = hidden * o * (1 - squashed * squashed)
+    through = through if cell is None else through + cell
+    parts = (
+        through * g * i * (1 - i),
+        through * before * f * (1 - f),
+        through * i * (1 - g * g),
+        hidden * squashed * o * (1 - o),
+    )
+    back = torch.cat(parts, 1)
+    return back, through * f, back.sum(0) if has_bias else None
+
+
+_FUSED = {
+    torch.ops.aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
+}
+
+
 @contextmanager
 def stand_in_device():
     """Have the device within a block; yields the operators that used it, with arguments."""
     # Torch's inference mode is not for subclasses of tensors; to operators it is the same as this.
-    with _Mode() as mode, patch.object(torch, "inference_mode", torch.no_grad):
+    with _Mode() as mode, _Literals(), patch.object(torch, "inference_mode", torch.no_grad):
         yield mode.used

@@ -81,7 +81,9 @@ def apply(spec: Spec) -> Runtime:
     if spec.accelerator.kind == "cuda":
         device = _cuda_device(spec.accelerator)
         strict = spec.determinism.algorithms != "off"
-        flags["numerics.gpu_self_test"] = _test_gpu(device_of(spec), repeats=strict)
+        flags["numerics.gpu_self_test"] = _test_gpu(
+            device_of(spec), repeats=strict, tf32=spec.determinism.tf32
+        )
     else:
         device = _cpu_device()
     return Runtime(flags=dict(sorted(flags.items())), libraries=_libraries(spec), device=device)
@@ -197,10 +199,10 @@ def check_architectures(built: Iterable[str], capability: str, name: str) -> Non
         )
 
 
-def _test_gpu(device: torch.device, *, repeats: bool) -> str:
+def _test_gpu(device: torch.device, *, repeats: bool, tf32: bool) -> str:
     from capsule.training.determinism.gpu_test import gpu_test  # it imports torch
 
-    return gpu_test(device, repeats=repeats)
+    return gpu_test(device, repeats=repeats, tf32=tf32)
 
 
 def _check_library(field: str, constraint: str, loaded: str, distribution: str) -> None:

@@ -1,8 +1,16 @@
 """The self-test of a GPU: it computes what the CPU computes, and the same bits twice.
 
-No golden answers can be shipped, because another GPU model gives other bits. So a sample training
-(:func:`capsule.training.determinism.sample_trainings.convolutional`) is computed twice on the
-device, and its losses are compared with the CPU's. Its operators are those of Capsule's trainers.
+No golden answers of trainings can be shipped, because another GPU model gives other bits. So the
+sample trainings (:mod:`capsule.training.determinism.sample_trainings`) are computed twice on the
+device, and their losses are compared with the CPU's. Their operators are those of Capsule's
+trainers.
+
+Products and convolutions of integers have known answers: where every partial sum is below 2^24,
+float32 holds them exactly, in whatever order a library adds. Their factors have 12 significant
+bits, of which TensorFloat-32 keeps 11: where it is in use without being allowed, the answers
+differ. If the spec allows it, the factors have 11 bits, and the answers are as exact. The
+convolution has strides, because cuDNN's transforms (Winograd, FFT), whose answers are rounded, need
+a stride of 1 (*cuDNN API Reference*, ``cudnnConvolutionForward``).
 
 ``python -m capsule.training.determinism.gpu_test`` does so with torch's first GPU, and prints what
 it found as JSON (``capsule doctor --gpu``).
@@ -13,27 +21,33 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn import functional
 
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import DeterminismSpec
 from capsule.training.determinism import cpu, torch_flags
-from capsule.training.determinism.sample_trainings import UPDATES, convolutional
+from capsule.training.determinism.operator_sweep import integers
+from capsule.training.determinism.sample_trainings import UPDATES, trainings
 from capsule.training.determinism.self_test import digest
 
 # Relative tolerance of a loss. Rounding makes a difference of 1e-6, TensorFloat-32 one of 1e-3.
-MOST = 1e-2
+MOST, MOST_TF32 = 1e-4, 1e-2
+BITS, BITS_TF32 = 12, 11  # significant, of the integers with known products
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def gpu_test(device: torch.device, *, repeats: bool) -> str:
+def gpu_test(device: torch.device, *, repeats: bool, tf32: bool = False) -> str:
     """Compare a device with the CPU, and with itself.
 
     Args:
         device: Where to compute.
         repeats: Whether it must give the same bits twice.
+        tf32: Whether TensorFloat-32 is allowed.
 
     Returns:
         What was found, for the flags of a run.
@@ -42,11 +56,10 @@ def gpu_test(device: torch.device, *, repeats: bool) -> str:
         CapsuleError: CAP-T110, an answer is wrong or not repeated; CAP-T114, this torch multiplies
             no matrices there under the flags.
     """
-    with cpu.one_thread():
-        expected = _losses(convolutional())
     try:
-        with torch.device(device):
-            first, second = ([tensor.cpu() for tensor in convolutional()] for _ in range(2))
+        _test_integers(device, tf32=tf32)
+        for name in trainings():
+            _test_training(name, device, repeats=repeats, most=MOST_TF32 if tf32 else MOST)
     except RuntimeError as error:
         # Before https://github.com/pytorch/pytorch/pull/161749 torch looked for the variable.
         if _WORKSPACE not in str(error):
@@ -57,20 +70,66 @@ def gpu_test(device: torch.device, *, repeats: bool) -> str:
             "determinism.algorithms is 'error'",
             fix="Set determinism.cublas_workspace to ':4096:8', or pin a later version of torch.",
         ) from error
-    found = _losses(first)
-    if not all(map(_close, found, expected)):
-        raise _wrong(device, f"the losses of a training are {found}, and {expected} on the CPU")
-    if repeats and digest(first) != digest(second):
-        raise _wrong(device, "a training that is repeated has other bits")
     return "as the CPU" + (", with the same bits twice" if repeats else "")
+
+
+def _test_integers(device: torch.device, *, tf32: bool) -> None:
+    """Compare products of integers with what they are."""
+    bits = BITS_TF32 if tf32 else BITS
+    with cpu.one_thread():
+        expected = _integer_products(torch.device("cpu"), torch.float64, bits)
+    found = _integer_products(device, torch.float32, bits)
+    for name, exact in expected.items():
+        if not torch.equal(found[name].cpu().double(), exact):
+            cause = "" if tf32 else ", which they are not in TensorFloat-32"
+            raise _wrong(
+                device,
+                f"{name} of integers of {bits} bits is not exact, as it is in float32{cause}",
+            )
+
+
+def _integer_products(
+    device: torch.device, dtype: torch.dtype, bits: int
+) -> dict[str, torch.Tensor]:
+    """Return name to a product of integers, in all of which partial sums are below 2^24."""
+
+    def wide(*shape: int) -> torch.Tensor:
+        """Return odd numbers of exactly so many bits."""
+        top = 1 << (bits - 1)
+        return placed(top + 1 + 2 * integers(*shape, bits=bits - 2))
+
+    def small(*shape: int) -> torch.Tensor:
+        return placed(integers(*shape, key=1, bits=2) - 2)
+
+    def placed(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(dtype).to(device)
+
+    images, filters = wide(4, 4, 36, 36), small(8, 4, 8, 8).requires_grad_()
+    maps = functional.conv2d(images, filters, stride=4)
+    (gradient,) = torch.autograd.grad(maps, filters, small(*maps.shape))
+    return {
+        "a product": wide(64, 256) @ small(256, 48),
+        "a product, the other way round,": small(64, 256) @ wide(256, 48),
+        "a convolution": maps.detach(),
+        "the gradient of a convolution": gradient,
+    }
+
+
+def _test_training(name: str, device: torch.device, *, repeats: bool, most: float) -> None:
+    train = trainings()[name]
+    with cpu.one_thread():
+        expected = _losses(train())
+    with torch.device(device):
+        first, second = ([tensor.cpu() for tensor in train()] for _ in range(2))
+    found = _losses(first)
+    if not all(map(partial(math.isclose, rel_tol=most), found, expected)):
+        raise _wrong(device, f"the losses of {name} are {found}, and {expected} on the CPU")
+    if repeats and digest(first) != digest(second):
+        raise _wrong(device, f"{name}, repeated, has other bits")
 
 
 def _losses(answer: list[torch.Tensor]) -> list[float]:
     return [float(loss) for loss in answer[:UPDATES]]
-
-
-def _close(found: float, expected: float) -> bool:
-    return math.isclose(found, expected, rel_tol=MOST)
 
 
 def _wrong(device: torch.device, what: str) -> CapsuleError:

@@ -16,18 +16,34 @@ from tests.training.conftest import CARTPOLE, make_spec
 
 ROOT = Path(__file__).parents[3]
 GPU = {"kind": "cuda", "cuda": ">=12", "cudnn": ">=9", "driver": ">=500"}
-# The results of all matrix products are multiplied by a factor, which may change from call to call.
+# Results of ``addmm`` are multiplied by factors, which may change from call to call, or every
+# product rounds what it multiplies to the 11 bits of TensorFloat-32.
 SCRIPT = """
 import itertools, sys, torch
+from torch.utils._pytree import tree_map_only
 from capsule.experiment.errors import CapsuleError
 from capsule.training.determinism.gpu_test import gpu_test
 from tests.training import stand_in_device as place
 
+aten = torch.ops.aten
+
 execute = place._execute
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.convolution_backward)
+
+def tf32(value):
+    # To the nearest number of 10 bits behind the leading one; ties away from zero, as cvt.rna.
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        return value
+    bits = value.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 def faulty(operator, args, kwargs):
+    there = any(isinstance(each, place.Elsewhere) for each in args)
+    if there and rounds and operator.overloadpacket in PRODUCTS:
+        inner = [tf32(each.inner) if isinstance(each, place.Elsewhere) else each for each in args]
+        return tree_map_only(torch.Tensor, place.Elsewhere, operator(*inner, **kwargs))
     found = execute(operator, args, kwargs)
-    if operator.overloadpacket is torch.ops.aten.addmm and isinstance(found, place.Elsewhere):
+    if operator.overloadpacket is aten.addmm and isinstance(found, place.Elsewhere):
         found.inner.mul_(next(factors))
     return found
 
@@ -35,20 +51,26 @@ torch.set_num_threads(1)  # one thread more would be another order of sums
 with place.stand_in_device():
     place._execute = faulty
     for case in sys.argv[1:]:
-        values, repeats = case.rsplit(" ", 1)
-        factors = eval(values)
+        values, *options = case.split("; ")
+        rounds, factors = values == "tf32", itertools.repeat(1.0)
+        if not rounds:
+            factors = eval(values)
         try:
-            print(gpu_test(place.DEVICE, repeats=repeats == "repeats"))
+            print(gpu_test(place.DEVICE, repeats="repeats" in options, tf32="tf32" in options))
         except CapsuleError as error:
             print(str(error).replace("\\n", " "))
 """
+VARIES = "itertools.cycle([1.0] * 4 + [1.000001])"
 CASES = {
-    "itertools.repeat(1.0) repeats": "as the CPU, with the same bits twice",
-    "itertools.repeat(1.0) varies": "as the CPU",
-    "itertools.repeat(1.1) repeats": "the losses of a training are",
-    "itertools.repeat(float('nan')) repeats": "[nan, nan, nan]",
-    "itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001]) repeats": "has other bits",
-    "itertools.cycle([1.0, 1.0, 1.0, 1.0, 1.000001]) varies": "as the CPU",
+    "itertools.repeat(1.0); repeats": "as the CPU, with the same bits twice",
+    "itertools.repeat(1.0); repeats; tf32": "as the CPU, with the same bits twice",
+    "itertools.repeat(1.0)": "as the CPU",
+    "itertools.repeat(1.0005); repeats": "the losses of training.convolutional are",
+    "itertools.repeat(float('nan')); repeats": "[nan, nan, nan]",
+    f"{VARIES}; repeats": "has other bits",
+    VARIES: "as the CPU",
+    "tf32; repeats": "of integers of 12 bits is not exact",
+    "tf32; repeats; tf32": "as the CPU, with the same bits twice",
 }
 
 
@@ -72,7 +94,8 @@ def test_an_older_torch_that_needs_a_workspace_says_so(monkeypatch):
             raise RuntimeError("you must set CUBLAS_WORKSPACE_CONFIG=:4096:8 or :16:8")
         return [torch.ones(1)] * 8
 
-    monkeypatch.setattr(gpu_test, "convolutional", refuse)
+    monkeypatch.setattr(gpu_test, "trainings", lambda: {"training": refuse})
+    monkeypatch.setattr(gpu_test, "_test_integers", lambda *_, **__: None)
     with pytest.raises(CapsuleError) as failure:
         gpu_test.gpu_test(torch.device("meta"), repeats=True)
     assert failure.value.code == "CAP-T114"
