@@ -51,6 +51,15 @@ def pytest_collection_modifyitems(items):
     return (yield)
 
 
+def pytest_runtest_setup(item):
+    """Skip what needs a GPU where torch finds none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip(f"torch {torch.__version__} finds no NVIDIA GPU")
+
+
 @pytest.fixture
 def one_thread():
     """Have one maths thread, as a run has."""

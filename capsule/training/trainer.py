@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from capsule.experiment.spec import SeedsSpec, StreamName, TrainingSpec
+from capsule.experiment.spec import CudaAccelerator, SeedsSpec, StreamName, TrainingSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,12 @@ class TrainerContext:
     def actor_processes(self) -> int:
         """Processes that play actors, beside this one; 0: this one plays them."""
         return max(1, self.workers // self.members) if self.workers > 1 else 0
+
+    @property
+    def graphed(self) -> bool:
+        """Whether updates are launched as CUDA graphs."""
+        accelerator = self.spec.accelerator
+        return isinstance(accelerator, CudaAccelerator) and accelerator.cuda_graphs
 
 
 class Trainer(Protocol):

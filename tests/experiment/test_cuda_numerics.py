@@ -1,4 +1,4 @@
-"""The profile of the CPU beside a GPU: new specs have one, and locks of before had none."""
+"""Fields of accelerator.kind cuda that locks of before had not: numerics and cuda_graphs."""
 
 import json
 
@@ -12,6 +12,7 @@ from capsule.experiment.variables import environment_variables
 from capsule.host.spec_file import parse_spec
 
 GPU = "kind: cuda, cuda: '13.0', cudnn: '>=9.10', driver: '>=580.65'"
+IMPALA = "{algorithm: impala, network: mlp, unroll_length: 4, batch_size: 1, micro_batches: [1]}"
 
 
 def parse(accelerator, trainer="{algorithm: dqn, network: mlp}"):
@@ -55,3 +56,31 @@ def test_no_profile_is_promised_of_a_module_of_the_users_own():
     module = "{algorithm: dqn, network: {module: mine:Net}}"
     with pytest.raises(CapsuleError, match=r"requires accelerator\.numerics 'native'"):
         parse(GPU, module)
+
+
+def test_graphs_are_left_out_of_a_document_unless_asked_for():
+    assert "cuda_graphs" not in json.loads(parse(GPU).document())["accelerator"]
+    asked = parse(f"{GPU}, cuda_graphs: true").document()
+    assert json.loads(asked)["accelerator"]["cuda_graphs"] is True
+    assert Spec.parse(asked).document() == asked
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "trainer", "message"),
+    [
+        ("kind: cpu", "{algorithm: dqn, network: mlp}", r"accelerator\..*cuda_graphs"),
+        (GPU, IMPALA, "not supported by trainer.algorithm 'impala'"),
+        (f"{GPU}, numerics: native", "{algorithm: dqn, network: {module: 'mine:Net'}}", "module"),
+    ],
+)
+def test_graphs_are_refused_where_they_are_not_supported(accelerator, trainer, message):
+    with pytest.raises(CapsuleError, match=message) as failure:
+        parse(f"{accelerator}, cuda_graphs: true", trainer)
+    assert failure.value.code.startswith("CAP-S")
+
+
+def test_a_program_captures_graphs_itself():
+    text = f"schema: capsule/spec/v1\nname: a\naccelerator: {{{GPU}, cuda_graphs: true}}\n"
+    text += "code: {path: .}\ntrainer: {command: [python, train.py]}\n"
+    with pytest.raises(CapsuleError, match=r"cuda_graphs does not apply to trainer\.command"):
+        parse_spec(text.encode(), "a")

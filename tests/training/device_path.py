@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from capsule.experiment import contract
+from capsule.training.checkpointer import Checkpointer
 from capsule.training.evaluation.protocol import evaluate, evaluation_environments
 from capsule.training.instruments.operator_rules import status_of
 from capsule.training.registry import make_trainer
@@ -19,6 +20,7 @@ from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
 from capsule.training.trainer import TrainerContext
 from tests.training.conftest import BREAKOUT, CARTPOLE, make_spec, merge
+from tests.training.impala.test_language import BABYAI
 from tests.training.impala.trainers import IMPALA
 from tests.training.r2d2.test_learner import BREAKOUT as R2D2_BREAKOUT
 from tests.training.r2d2.test_learner import TASK as R2D2
@@ -36,6 +38,10 @@ SHALLOW = {
     },
     "evaluation": {**BREAKOUT["evaluation"], "interval": 80},
     "recording": {"trace_interval": 20, "tensor_interval": 40, "checkpoint_interval": 80},
+}
+LAYERS = {
+    **{name: value for name, value in CARTPOLE["trainer"].items() if name != "hidden_units"},
+    "network": {"dense": [16], "activation": "tanh"},
 }
 CASES = {
     "dqn": (merge(CARTPOLE, {"trainer": {"total_steps": 240}}), 240),
@@ -55,56 +61,106 @@ CASES = {
         ),
         40,
     ),
+    "impala, nature and replay": (
+        merge(
+            {**CARTPOLE, **ATARI, **SHALLOW, "name": "nature"},
+            {"trainer": {"network": "nature", "replay": {"unrolls": 2, "capacity": 8}}},
+        ),
+        40,
+    ),
+    "impala, language": (BABYAI, 60),
+    "dqn, layers": (
+        {**CARTPOLE, "trainer": LAYERS},
+        216,
+    ),
+    "r2d2, module": (
+        merge(R2D2, {"trainer": {"network": {"module": f"{__spec__.name}:make_module"}}}),
+        360,
+    ),
 }
+GRAPHED = tuple(name for name in CASES if name.startswith(("dqn", "r2d2")) and "mod" not in name)
+# Of these, a second run is halted at a step, and resumed.
+HALTS = {"dqn": 220, "r2d2": 390, "impala": 90}
 STARTS = ((), (0, 1))
 GPU = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580.65"}
+GPU["numerics"] = "native"  # nothing was pinned here
+GRAPHS = GPU | {"cuda_graphs": True}
 CPU = {"kind": "cpu", "numerics": "native"}
 
 
-def train(document, steps, device, folder):
-    """Return the losses of some steps, the lengths of two episodes, and norms of tensors."""
-    spec = make_spec({**document, "accelerator": CPU if device.type == "cpu" else GPU})
-    streams, trace = make_streams(spec.seeds), Trace(folder / contract.TRACE)
-    trace.restore(None)
-    spec = spec.training()
-    context = TrainerContext(folder, spec, spec.seeds, streams, trace, device, workers=1)
-    trainer, losses = make_trainer(context), []
-    try:
-        while trainer.step < steps:
-            trainer.train_step()
-            if trainer.loss is not None:
-                losses.append(trainer.loss)
-        trainer.record(complete=True)
-        makers = evaluation_environments(spec.environment, spec.seeds, len(STARTS))
-        policy = trainer.policy(trainer.online.copy())
-        played = evaluate(makers, STARTS, spec.evaluation, policy, steps)
-        return {
-            "losses": losses,
-            "lengths": played.lengths,
-            "device": str(trainer.online.flat.device),
-            "norms": {name: float(abs(array).sum()) for name, array in trainer.tensors().items()},
-        }
-    finally:
-        trainer.close()
-        trace.close()
+def make_module(shape):
+    """Return a module of torch, as a user's own."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(*shape[1:], 12), torch.nn.ELU())
+
+
+def train(document, steps, device, folder, accelerator, halt=None):
+    """Return the losses of some steps, the lengths of two episodes, and norms of tensors.
+
+    At the step ``halt`` the run is saved, ended, and resumed.
+    """
+    state = folder / contract.STATE
+    state.mkdir(parents=True)
+    spec = make_spec({**document, "accelerator": accelerator}).training()
+    losses = []
+    for end in (halt, steps) if halt else (steps,):
+        streams, trace = make_streams(spec.seeds), Trace(folder / contract.TRACE)
+        context = TrainerContext(state, spec, spec.seeds, streams, trace, device, workers=1)
+        trainer = make_trainer(context)
+        saved = Checkpointer(folder, spec, trainer, streams, trace, keeps_states=False)
+        try:
+            saved.restore()
+            while trainer.step < end:
+                trainer.train_step()
+                if trainer.loss is not None:
+                    losses.append(trainer.loss)
+            if end == halt:
+                saved.save_state()
+                continue
+            trainer.record(complete=True)
+            makers = evaluation_environments(spec.environment, spec.seeds, len(STARTS))
+            policy = trainer.policy(trainer.online.copy())
+            played = evaluate(makers, STARTS, spec.evaluation, policy, steps)
+            return {
+                "losses": losses,
+                "lengths": played.lengths,
+                "device": str(trainer.online.flat.device),
+                "trace": trace.head,
+                "norms": {
+                    name: float(abs(array).sum()) for name, array in trainer.tensors().items()
+                },
+            }
+        finally:
+            trainer.close()
+            trace.close()
+    raise AssertionError("the last attempt returns")
 
 
 def trained(case, folder):
     """Train a case at both places; return what is found at each, and the operators of the device.
 
+    Where graphs are offered, a run has them; it is the one that is halted and resumed, if one is.
     An operator's status is torch's, on a GPU.
     """
+    from tests.training.capture_rules import graphs_without_a_gpu
     from tests.training.stand_in_device import DEVICE, stand_in_device
 
     document, steps = CASES[case]
-    here = train(document, steps, torch.device("cpu"), folder / "cpu")
+    found = {"cpu": train(document, steps, torch.device("cpu"), folder / "cpu", CPU)}
     with stand_in_device() as used:
-        there = train(document, steps, DEVICE, folder / "elsewhere")
-    operators = {
+        found["elsewhere"] = train(document, steps, DEVICE, folder / "elsewhere", GPU)
+    found["operators"] = {
         name: status_of(name, "cuda", arguments, seeded=False)[0]
         for name, arguments in used.items()
     }
-    return {"cpu": here, "elsewhere": there, "operators": operators}
+    halt = HALTS.get(case)
+    if case in GRAPHED:
+        with stand_in_device(), graphs_without_a_gpu() as graphs:
+            again = train(document, steps, DEVICE, folder / "graphs", GRAPHS, halt)
+        found |= {"again": again, "captured": len(graphs)}
+    elif halt:
+        with stand_in_device():
+            found["again"] = train(document, steps, DEVICE, folder / "again", GPU, halt)
+    return found
 
 
 def main(folder):
@@ -113,10 +169,7 @@ def main(folder):
     torch.use_deterministic_algorithms(True)
     found = {}
     for number, case in enumerate(CASES):
-        places = Path(folder, str(number))
-        for place in ("cpu", "elsewhere"):
-            (places / place).mkdir(parents=True)
-        found[case] = trained(case, places)
+        found[case] = trained(case, Path(folder, str(number)))
     json.dump(found, sys.stdout)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.device_path import CASES
+from tests.training.device_path import CASES, GRAPHED, HALTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
@@ -39,6 +39,14 @@ def test_a_trainer_on_the_device_learns_what_one_on_the_cpu_learns(trained, case
     assert there["losses"] == pytest.approx(here["losses"], rel=ROUNDING)
     assert there["norms"] == pytest.approx(here["norms"], rel=ROUNDING)
     assert there["lengths"] == here["lengths"]
+
+
+@pytest.mark.parametrize("case", sorted({*GRAPHED, *HALTS}))
+def test_updates_as_graphs_and_resumed_runs_have_the_same_bits(trained, case):
+    found = trained[case]
+    assert found["again"] == found["elsewhere"]
+    # Of each attempt the gradient and the descent, where there are graphs.
+    assert found.get("captured", 0) == (case in GRAPHED) * (2 + 2 * (case in HALTS))
 
 
 @pytest.mark.parametrize("case", CASES)

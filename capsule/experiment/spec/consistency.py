@@ -28,6 +28,7 @@ _FITTING_NETWORKS = {  # by suite, and for Gymnasium by frames
 
 
 def check_program(
+    accelerator: CpuAccelerator | CudaAccelerator,
     environment: EnvironmentSpec | None,
     evaluation: EvaluationSpec,
     recording: RecordingSpec,
@@ -45,6 +46,11 @@ def check_program(
     ):
         if value != default:
             raise ValueError(f"{section} does not apply to trainer.command: remove it")
+    if _graphs(accelerator):
+        raise ValueError(
+            "accelerator.cuda_graphs does not apply to trainer.command, which captures graphs "
+            "itself: remove it"
+        )
     if seeds.streams:
         raise ValueError(
             "seeds.streams does not apply to trainer.command: give it seeds as arguments"
@@ -87,6 +93,7 @@ def check_training(
         )
     _check_network(environment, trainer)
     _check_module(accelerator, trainer)
+    _check_graphs(accelerator, trainer)
     if isinstance(trainer, ImpalaTrainer):
         _check_record(recording, trainer)
     _check_language(environment, trainer)
@@ -160,6 +167,25 @@ def _check_module(accelerator: CpuAccelerator | CudaAccelerator, trainer: Algori
             f"'native': {accelerator.numerics!r} promises the same bits on other processors, and "
             "no profile knows what a module computes"
         )
+
+
+def _graphs(accelerator: CpuAccelerator | CudaAccelerator) -> bool:
+    return isinstance(accelerator, CudaAccelerator) and accelerator.cuda_graphs
+
+
+def _check_graphs(accelerator: CpuAccelerator | CudaAccelerator, trainer: AlgorithmTrainer) -> None:
+    """Reject CUDA graphs of updates that are not known to keep to the rules of a capture."""
+    if not _graphs(accelerator):
+        return
+    unsupported = None
+    if trainer.algorithm == "impala":
+        unsupported = "by trainer.algorithm 'impala'"
+    elif isinstance(trainer.network, ModuleSpec):
+        unsupported = (
+            f"with trainer.network.module {trainer.network.module!r}, which may wait for the device"
+        )
+    if unsupported is not None:
+        raise ValueError(f"accelerator.cuda_graphs is not supported {unsupported}: remove it")
 
 
 def _check_tasks(

@@ -72,7 +72,8 @@ class Spec(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Spec:
         if isinstance(self.trainer, CommandTrainer):
-            check_program(self.environment, self.evaluation, self.recording, self.seeds)
+            sections = (self.environment, self.evaluation, self.recording, self.seeds)
+            check_program(self.accelerator, *sections)
         elif self.environment is None:
             raise ValueError("environment is missing: trainer.algorithm needs one")
         elif self.code is not None and not _has_own_modules(self.environment, self.trainer):
@@ -82,8 +83,9 @@ class Spec(Model):
                 "of these"
             )
         else:
-            sections = (self.environment, self.evaluation, self.recording, self.trainer)
-            check_training(self.accelerator, *sections)
+            check_training(
+                self.accelerator, self.environment, self.evaluation, self.recording, self.trainer
+            )
         return self
 
     @property

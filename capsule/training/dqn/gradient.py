@@ -41,6 +41,9 @@ class FactoredGradient:
     """The gradient of one minibatch.
 
     The order of every sum is fixed by the shards and the shapes, whichever thread computes it.
+
+    Attributes:
+        losses: Of each shard, a scalar.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class FactoredGradient:
         products: LayerBackend,
     ) -> None:
         """Keep what the shards gave, in their order."""
+        self.losses = [shard.loss for shard in shards]
         self._products = products
         self._names = list(parameters.views)
         self._shards = shards

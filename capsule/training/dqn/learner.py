@@ -13,7 +13,9 @@ interval's steps. Then the two halves of the work depend only on theta_k, and ca
     thread 1:  act, act, act, act with theta_k  |  gradient of shard 2
     thread 2:  gradient of shard 1 at theta_k       ...                 |  theta_{k+1}
 
-Without it, the textbook's order: act, then draw, then update.
+On a GPU, which computes the gradient on a stream of its own, one thread launches it and then acts.
+
+Without ``concurrent``, the textbook's order: act, then draw, then update.
 
 Deviations from Mnih et al. 2015, Extended Data Table 1 (M), the authors' own code (C) and the code
 of Nagarajan et al. 2019 (N, github.com/prabhatnagarajan/repro_dqn); docs/papers/nagarajan2019.md
@@ -43,7 +45,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +54,7 @@ from numpy.typing import NDArray
 from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import DqnTrainer
 from capsule.training.base_trainer import BaseTrainer
+from capsule.training.determinism.cuda_graph import FixedTensors, Region
 from capsule.training.dqn.gradient import FactoredGradient, FactoredShard
 from capsule.training.dqn.replay import Batch, ReplayMemory
 from capsule.training.environments import Environment, make_environment
@@ -125,6 +128,11 @@ class DeepQLearning(BaseTrainer):
         self._leaves = self.online.leaves()
         del self._leaves[WIDE]  # its gradient is never written out
         self._windows = self._make_windows()
+        self._fixed = [FixedTensors(self._device) for _ in self._windows]
+        self._inputs: dict[int, _Inputs] = {}  # by shard
+        graph = context.graphed
+        self._differentiation = Region(self._differentiate, self._device, graph=graph)
+        self._descent = Region(self._descend, self._device, graph=graph)
         self._factored: FactoredGradient | None = None
         self._return = 0.0
         self._frame = environment.reset()
@@ -232,19 +240,32 @@ class DeepQLearning(BaseTrainer):
             beside: What to do beside the computation of the gradient.
         """
         shards = list(enumerate(split(indices, self._trainer.micro_batches)))
-        parts = self._threads.map(self._differentiate, shards, beside=beside)
-        self._minibatch, gradients = zip(*parts, strict=True)
-        gradient = FactoredGradient(gradients, self.online, self.network.products)
+        if self._device.type == "cpu":
+            parts = self._threads.map(self._gather_and_differentiate, shards, beside=beside)
+            self._minibatch, found = zip(*parts, strict=True)
+            gradient = FactoredGradient(found, self.online, self.network.products)
+        else:
+            self._minibatch = [self._gather(*shard) for shard in shards]
+            gradient = self._differentiation.launch()
+            if beside is not None:
+                beside()
+            self._differentiation.join()
         self._factored = gradient
         self._take_loss(
-            [part.loss for part in gradients],
-            share=self._trainer.batch_size,
-            fix="Lower trainer.learning_rate.",
+            gradient.losses, share=self._trainer.batch_size, fix="Lower trainer.learning_rate."
         )
-        optimizer = self.optimizer
+        if isinstance(self.optimizer, Adam):
+            self.optimizer.advance()
+        self._descent()
+
+    def _descend(self) -> None:
+        """Take the last gradient from theta_k to theta_{k+1}."""
+        gradient, optimizer = self._factored, self.optimizer
+        if gradient is None:
+            raise AssertionError("a gradient comes before its descent")
         if isinstance(optimizer, Adam):  # its norm is that of the whole gradient
             mean = torch.cat(gradient.whole()) / self._trainer.batch_size
-            optimizer.update(mean, self._trainer.max_gradient_norm or math.inf)
+            optimizer.descend(mean, self._trainer.max_gradient_norm or math.inf)
             return
 
         def descend(part: int) -> None:
@@ -253,19 +274,33 @@ class DeepQLearning(BaseTrainer):
 
         self._threads.map(descend, range(self._threads.count))
 
-    def _differentiate(self, shard: tuple[int, NDArray[np.int64]]) -> tuple[Batch, FactoredShard]:
-        """Compute loss and gradient of one shard of the minibatch at theta_k.
+    def _gather(self, number: int, indices: NDArray[np.int64]) -> Batch:
+        """Bring one shard of the minibatch to where the network is.
 
         Args:
-            shard: Its number, and the indices of its transitions, int64 ``[rows]``.
+            number: Of the shard.
+            indices: Of its transitions, int64 ``[rows]``.
         """
-        number, indices = shard
         batch = self._replay.gather(indices, out=self._windows[number].numpy())
-        windows = self._windows[number].to(self._device, non_blocking=True)
-        actions, rewards, terminals = (
-            torch.from_numpy(array).to(self._device)
-            for array in (batch.actions, batch.rewards, batch.terminals)
-        )
+        arrays = (batch.actions, batch.rewards, batch.terminals)
+        sources = self._windows[number], *map(torch.from_numpy, arrays)
+        self._inputs[number] = _Inputs(*self._fixed[number].fill(*sources))
+        return batch
+
+    def _gather_and_differentiate(
+        self, shard: tuple[int, NDArray[np.int64]]
+    ) -> tuple[Batch, FactoredShard]:
+        batch = self._gather(*shard)
+        return batch, self._differentiate_shard(self._inputs[shard[0]])
+
+    def _differentiate(self) -> FactoredGradient:
+        """Compute the gradient of all shards at theta_k."""
+        shards = [self._differentiate_shard(self._inputs[n]) for n in range(len(self._windows))]
+        return FactoredGradient(shards, self.online, self.network.products)
+
+    def _differentiate_shard(self, inputs: _Inputs) -> FactoredShard:
+        """Compute loss and gradient of one shard of the minibatch at theta_k."""
+        windows, actions, rewards, terminals = inputs
         with torch.no_grad():
             next_values = self.network.values(
                 self.target.views, self.network.inputs(windows[:, 1:])
@@ -278,7 +313,7 @@ class DeepQLearning(BaseTrainer):
         loss = clipped_error_loss(values, actions, targets)
         *small, returned = torch.autograd.grad(loss, [*self._leaves.values(), outputs])
         gradients = dict(zip(self._leaves, small, strict=True))
-        return batch, FactoredShard(loss.detach(), gradients, features.detach(), returned)
+        return FactoredShard(loss.detach(), gradients, features.detach(), returned)
 
     def _make_windows(self) -> list[torch.Tensor]:
         """Return a buffer for the frames of each shard's transitions, pinned for a GPU.
@@ -330,6 +365,22 @@ class DeepQLearning(BaseTrainer):
     def close(self) -> None:
         """End every thread."""
         self._threads.close()
+
+
+class _Inputs(NamedTuple):
+    """The transitions of a shard, where the network is.
+
+    Attributes:
+        windows: ``[rows, frame_stack + 1, *frame_shape]``: the frames of ``s``, and the next one.
+        actions: int64 ``[rows]``.
+        rewards: float32 ``[rows]``.
+        terminals: bool ``[rows]``.
+    """
+
+    windows: torch.Tensor
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    terminals: torch.Tensor
 
 
 def _make_optimizer(trainer: DqnTrainer, parameters: Parameters) -> Adam | CentredRmsProp:

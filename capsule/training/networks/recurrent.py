@@ -464,7 +464,8 @@ class _Lstm(torch.autograd.Function):
 def _reset_masks(resets: torch.Tensor) -> list[torch.Tensor | None]:
     """Return for each row the mask ``[batch, 1]`` of what is reset before it, None for nothing."""
     first, *others = resets.unsqueeze(2)
-    # One transfer from the device for all rows; a test of each mask would wait for each.
+    if resets.device.type != "cpu":  # a mask of nothing changes no bit; a look at it would wait
+        return [torch.ones_like(first), *others]
     some = resets.any(1).tolist()[1:]
     masks = [mask if found else None for mask, found in zip(others, some, strict=True)]
     return [torch.ones_like(first), *masks]

@@ -12,6 +12,10 @@ complements, the two corrections and the factor of ``g`` are computed in float64
 float32; all else is one IEEE 754 basic operation on float32 after another. On the CPU one fused
 loop does them all, and running means that are subnormal are stored as zero
 (:mod:`capsule.training.optimizers.centred_rmsprop` says why).
+
+On a GPU the corrections and the factor stay there, as tensors without dimensions: numbers of the
+host would be fixed in a CUDA graph, reading the norm would wait for the device, and torch divides
+by a number of the host by multiplying with its reciprocal.
 """
 
 from __future__ import annotations
@@ -60,6 +64,9 @@ class Adam:
         self._epsilon = epsilon
         self._decay = mean_decay
         self._square_decay = square_decay
+        device = parameters.flat.device
+        exact = torch.float64 if device.type == "cpu" else torch.float32
+        self._corrections = torch.ones(2, dtype=exact, device=device)
 
     def update(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
         """Make one update.
@@ -68,18 +75,27 @@ class Adam:
             gradient: float32 ``[size]``, in the memory order of the parameters; left as it is.
             maximum_norm: A longer gradient is brought to this length.
         """
+        self.advance()
+        self.descend(gradient, maximum_norm)
+
+    def advance(self) -> None:
+        """Count an update, and bring what depends on its number to the device."""
         self.updates += 1
+        decays = (self._decay, self._square_decay)
+        corrections = [1.0 - _power(decay, self.updates) for decay in decays]
+        self._corrections.copy_(torch.tensor(corrections, dtype=self._corrections.dtype))
+
+    def descend(self, gradient: torch.Tensor, maximum_norm: float = math.inf) -> None:
+        """Make the update that :meth:`advance` counted; a CUDA graph can hold this part of it."""
         w, m, v = (each.flat for each in (self._parameters, self.mean, self.square))
-        factor = clipping_factor(gradient, maximum_norm)
-        correction = 1.0 - _power(self._decay, self.updates)
-        square_correction = 1.0 - _power(self._square_decay, self.updates)
         if gradient.device.type == "cpu":
+            correction, square_correction = self._corrections.tolist()
             kernels.adam(
                 w,
                 m,
                 v,
                 gradient,
-                factor=factor,
+                factor=float(clipping_factor(gradient, maximum_norm)),
                 decay=self._decay,
                 square_decay=self._square_decay,
                 correction=correction,
@@ -88,7 +104,8 @@ class Adam:
                 rate=self._rate,
             )
             return
-        g = gradient * factor
+        g = gradient * clipping_factor(gradient, maximum_norm)
+        correction, square_correction = self._corrections.unbind()
         without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
         without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
         root = v.div(square_correction).sqrt_().add_(self._epsilon)
@@ -103,22 +120,33 @@ def global_norm(gradient: torch.Tensor) -> float:
     """
     if gradient.device.type == "cpu":
         return math.sqrt(kernels.sum_of_squares(gradient))
-    return math.sqrt(gradient.double().square().sum().item())
+    return float(_norm_there(gradient))
 
 
-def clipping_factor(gradient: torch.Tensor, maximum: float) -> float:
+def clipping_factor(gradient: torch.Tensor, maximum: float) -> float | torch.Tensor:
     """Return the factor that clips a gradient to the norm ``maximum``; 1 if it is no longer.
 
     Args:
         gradient: float32 ``[size]``.
         maximum: Infinite for no clipping.
+
+    Returns:
+        A number, or for a gradient on a device a tensor there, float32 without dimensions.
     """
     if maximum == math.inf:
         return 1.0
     # A norm of NaN clips nothing: the NaN of the gradient reaches the weights, and the next loss
     # reports it (CAP-T151).
-    norm = global_norm(gradient)
-    return maximum / norm if norm > maximum else 1.0
+    if gradient.device.type == "cpu":
+        norm = global_norm(gradient)
+        return maximum / norm if norm > maximum else 1.0
+    there = _norm_there(gradient)
+    factor = torch.full_like(there, maximum) / there  # "maximum / there" has a reciprocal in it
+    return factor.where(there > maximum, 1.0).to(torch.float32)
+
+
+def _norm_there(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.double().square().sum().sqrt()
 
 
 def _power(base: float, exponent: int) -> float:

@@ -86,21 +86,20 @@ class RmsProp:
             maximum_norm: A longer gradient is brought to this length; the paper has 40 on Atari.
         """
         w, v, u = (each.flat for each in (self._parameters, self.square, self.step))
-        factor = clipping_factor(gradient, maximum_norm)
         if gradient.device.type == "cpu":
             kernels.rmsprop(
                 w,
                 v,
                 u,
                 gradient,
-                factor=factor,
+                factor=float(clipping_factor(gradient, maximum_norm)),
                 decay=self._decay,
                 momentum=self._momentum,
                 epsilon=self.epsilon,
                 rate=rate,
             )
             return
-        g = gradient * factor
+        g = gradient * clipping_factor(gradient, maximum_norm)
         without_subnormals(v.mul_(self._decay).add_(g * g * (1.0 - self._decay)))
         step = g.div(v.add(self.epsilon).sqrt_()).mul_(rate)
         without_subnormals(u.mul_(self._momentum).add_(step))

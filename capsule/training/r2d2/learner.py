@@ -43,6 +43,7 @@ from capsule.experiment.mechanisms import TrainerUse
 from capsule.experiment.trainers import R2d2Trainer
 from capsule.training.acting.batched_actors import Inputs
 from capsule.training.base_trainer import BaseTrainer
+from capsule.training.determinism.cuda_graph import FixedTensors, Region
 from capsule.training.evaluation.protocol import EvaluatedPolicy
 from capsule.training.evaluation.recurrent_policy import RecurrentPolicy
 from capsule.training.losses.r2d2 import (
@@ -112,6 +113,11 @@ class R2D2(BaseTrainer):
         )
         self._leaves = self.online.leaves()
         self._threads = Threads(context.workers if self._device.type == "cpu" else 1)
+        self._fixed = [FixedTensors(self._device) for _ in trainer.micro_batches]
+        self._inputs: dict[int, _Inputs] = {}  # by shard
+        graph = context.graphed
+        self._differentiation = Region(self._differentiate, self._device, graph=graph)
+        self._descent = Region(self._descend, self._device, graph=graph)
         self._sent = False  # whether the actors' processes have theta_a
         self.updates = 0
 
@@ -122,17 +128,17 @@ class R2D2(BaseTrainer):
         self._begin_acting()
         learns = self.step >= self._trainer.replay_start
         if learns:
-            indices, parts = self._learn()
+            indices, shards = self._learn()
         # Collected only now: nothing enters the memory before the minibatch is drawn and read,
         # however fast the actors are.
         experiences = self._actors.finish()
         if learns:
-            priorities = np.concatenate([part.priorities for part in parts])
-            self._replay.update_priorities(indices, priorities)
+            found = [self._priorities(shard.errors, shard.valid) for shard in shards]
+            self._replay.update_priorities(indices, np.concatenate(found))
         for actor, experience in enumerate(experiences):
             self._insert(actor, experience)
         if learns:
-            self._update(parts)
+            self._update(shards)
         self.step += self._trainer.interval_steps
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
@@ -194,13 +200,15 @@ class R2D2(BaseTrainer):
         values = torch.from_numpy(batch.values[self._trainer.burn_in :]).to(self._device)
         taken, largest = values.unbind(2)
         best = largest.unsqueeze(2)  # the only action to select from
-        window = self._window(batch)
-        errors = self._targets(window, best, best) - taken[: self._trainer.sequence_length]
-        self._replay.update_priorities(indices, self._priorities(errors, window))
+        window = _Window(*(each.to(self._device) for each in self._window(batch)))
+        learned = self._trainer.sequence_length
+        errors = self._targets(window, best, best) - taken[:learned]
+        priorities = self._priorities(errors, window.valid[:learned])
+        self._replay.update_priorities(indices, priorities)
 
     # Learning
 
-    def _learn(self) -> tuple[NDArray[np.int64], list[_Part]]:
+    def _learn(self) -> tuple[NDArray[np.int64], Sequence[_Shard]]:
         """Draw a minibatch and compute its gradient at theta_k.
 
         Returns:
@@ -213,34 +221,60 @@ class R2D2(BaseTrainer):
             importance_weights(draw.probabilities, trainer.importance_exponent)
         )
         sizes = trainer.micro_batches
-        shards = list(zip(split(draw.indices, sizes), split(weights, sizes), strict=True))
-        parts = self._threads.map(self._differentiate, shards)
-        self._minibatch = [part.batch for part in parts]
-        self._gradient = added(part.gradient for part in parts)
-        return draw.indices, parts
+        parts = list(
+            zip(range(len(sizes)), split(draw.indices, sizes), split(weights, sizes), strict=True)
+        )
+        shards: Sequence[_Shard]
+        if self._device.type == "cpu":
+            pairs = self._threads.map(self._gather_and_differentiate, parts)
+            self._minibatch, shards = zip(*pairs, strict=True)
+            self._gradient = added(shard.gradient for shard in shards)
+        else:
+            self._minibatch = [self._gather(*part) for part in parts]
+            shards, self._gradient = self._differentiation()
+        return draw.indices, shards
 
-    def _differentiate(self, shard: tuple[NDArray[np.int64], torch.Tensor]) -> _Part:
-        """Compute the loss of some sequences, its gradient, and their new priorities.
+    def _gather(
+        self, number: int, indices: NDArray[np.int64], weights: torch.Tensor
+    ) -> SequenceBatch:
+        """Bring one shard of the minibatch to where the network is.
 
         Args:
-            shard: Indices, int64 ``[sequences]``, and weights, float32 ``[sequences]``.
+            number: Of the shard.
+            indices: Of its sequences, int64 ``[sequences]``.
+            weights: Their importance, float32 ``[sequences]``.
         """
-        indices, weights = shard
         batch = self._replay.gather(indices)
-        trainer = self._trainer
-        window = self._window(batch)
-        rows = _Rows(
-            *(
-                torch.from_numpy(array).to(self._device)
-                for array in (
-                    batch.observations,
-                    batch.previous_actions,
-                    batch.previous_rewards,
-                    batch.resets,
-                )
-            )
+        rows = (
+            batch.observations,
+            batch.previous_actions,
+            batch.previous_rewards,
+            batch.resets,
         )
-        states = self._initial_states(batch)
+        window = self._window(batch)
+        sources = (*map(torch.from_numpy, rows), *window, self._initial_states(batch), weights)
+        filled = self._fixed[number].fill(*sources)
+        first, second = len(rows), len(rows) + len(window)
+        self._inputs[number] = _Inputs(
+            _Rows(*filled[:first]), _Window(*filled[first:second]), *filled[second:]
+        )
+        return batch
+
+    def _gather_and_differentiate(
+        self, part: tuple[int, NDArray[np.int64], torch.Tensor]
+    ) -> tuple[SequenceBatch, _Shard]:
+        batch = self._gather(*part)
+        return batch, self._differentiate_shard(self._inputs[part[0]])
+
+    def _differentiate(self) -> tuple[list[_Shard], torch.Tensor]:
+        """Return what each shard gives at theta_k, and the summed gradient, float32 ``[size]``."""
+        shards = [self._differentiate_shard(self._inputs[n]) for n in range(len(self._fixed))]
+        return shards, added(shard.gradient for shard in shards)
+
+    def _differentiate_shard(self, inputs: _Inputs) -> _Shard:
+        """Compute the loss of some sequences, its gradient, and their errors."""
+        trainer = self._trainer
+        rows, window, states, weights = inputs
         first, end = trainer.burn_in, trainer.burn_in + trainer.sequence_length
         with torch.no_grad():
             start = self._burn_in(self.target.views, rows, states)
@@ -252,12 +286,13 @@ class R2D2(BaseTrainer):
         with torch.no_grad():  # steps that are only bootstrapped from
             others, _ = self._unroll(self._leaves, rows, slice(end, None), after)
             online_values = torch.cat((values, others))
+        learned = trainer.sequence_length
+        actions, valid = window.actions[:learned], window.valid[:learned]
         targets = self._targets(window, online_values, target_values)
-        errors = td_errors(values, window.actions, targets)
-        weights = weights.to(self._device)
-        loss = sequence_loss(errors, window.valid, weights, trainer.batch_size)
+        errors = td_errors(values, actions, targets)
+        loss = sequence_loss(errors, valid, weights, trainer.batch_size)
         gradient = flat_gradient(loss, self._leaves)
-        return _Part(batch, loss.detach(), gradient, self._priorities(errors, window))
+        return _Shard(loss.detach(), gradient, errors.detach(), valid)
 
     def _burn_in(
         self,
@@ -289,27 +324,18 @@ class R2D2(BaseTrainer):
         return self.network.unroll(parameters, observations, actions, rewards, states, resets)
 
     def _window(self, batch: SequenceBatch) -> _Window:
-        """Return what of a batch comes after the prefix."""
-        first, length = self._trainer.burn_in, self._trainer.sequence_length
+        """Return what of a batch comes after the prefix, on the CPU."""
+        first = self._trainer.burn_in
         received = batch.rewards[first:]
         if self._trainer.asymmetric_clipping:
             received = clip_rewards(received.astype(np.float64))
-        rewards, terminals, valid, actions = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-            for array in (
-                received,
-                batch.terminals[first:],
-                batch.valid[first:],
-                batch.actions[first:],
-            )
+        arrays = (
+            received,
+            batch.terminals[first:],
+            batch.valid[first:],
+            batch.actions[first:],
         )
-        return _Window(
-            rewards=rewards,
-            discounts=self._trainer.discount * (~terminals).to(torch.float32),
-            lengths=valid.sum(0),
-            actions=actions[:length],
-            valid=valid[:length],
-        )
+        return _Window(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
 
     def _targets(
         self, window: _Window, online_values: torch.Tensor, target_values: torch.Tensor
@@ -317,33 +343,35 @@ class R2D2(BaseTrainer):
         """Return the n-step double-Q targets of the trained steps."""
         targets = double_q_targets(
             window.rewards,
-            window.discounts,
+            self._trainer.discount * (~window.terminals).to(torch.float32),
             online_values,
             target_values,
-            window.lengths,
+            window.valid.sum(0),
             steps=self._trainer.n_step,
             epsilon=self._trainer.rescaling_epsilon,
         )
         return targets[: self._trainer.sequence_length]
 
-    def _priorities(self, errors: torch.Tensor, window: _Window) -> NDArray[np.float64]:
-        share = self._trainer.priority_maximum_share
-        return sequence_priorities(errors, window.valid, share)
+    def _priorities(self, errors: torch.Tensor, valid: torch.Tensor) -> NDArray[np.float64]:
+        return sequence_priorities(errors, valid, self._trainer.priority_maximum_share)
 
     def _initial_states(self, batch: SequenceBatch) -> torch.Tensor:
         if self._stores:
-            return torch.from_numpy(batch.states).to(self._device)
-        shape = (batch.resets.shape[1], *self.network.state_shape)
-        return torch.zeros(shape, device=self._device)
+            return torch.from_numpy(batch.states)
+        return torch.zeros(batch.resets.shape[1], *self.network.state_shape)
 
-    def _update(self, parts: Sequence[_Part]) -> None:
+    def _update(self, shards: Sequence[_Shard]) -> None:
         """Descend the summed gradient, theta_k to theta_{k+1}."""
         fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
-        self._take_loss([part.loss for part in parts], fix=fix)
-        self.optimizer.update(self._gradient, self._trainer.max_gradient_norm or math.inf)
+        self._take_loss([shard.loss for shard in shards], fix=fix)
+        self.optimizer.advance()
+        self._descent()
         self.updates += 1
         if self.updates % self._trainer.target_interval == 0:
             self.target.copy_from(self.online)
+
+    def _descend(self) -> None:
+        self.optimizer.descend(self._gradient, self._trainer.max_gradient_norm or math.inf)
 
     # Recording
 
@@ -384,20 +412,20 @@ class R2D2(BaseTrainer):
         self._actors.close()
 
 
-class _Part(NamedTuple):
+class _Shard(NamedTuple):
     """The result of a shard of a minibatch.
 
     Attributes:
-        batch: Its sequences.
         loss: Scalar.
         gradient: float32 ``[size]``, in the memory order of the parameters.
-        priorities: float64 ``[sequences]``.
+        errors: float32 ``[learned, sequences]``.
+        valid: bool ``[learned, sequences]``: the errors that there are.
     """
 
-    batch: SequenceBatch
     loss: torch.Tensor
     gradient: torch.Tensor
-    priorities: NDArray[np.float64]
+    errors: torch.Tensor
+    valid: torch.Tensor
 
 
 class _Rows(NamedTuple):
@@ -414,18 +442,32 @@ class _Rows(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The steps of a batch after its prefix; ``time`` includes those that only give rewards.
+    """The steps of a batch after its prefix, the learned ones and those that only give rewards.
 
     Attributes:
         rewards: float32 ``[time, batch]``.
-        discounts: float32 ``[time, batch]``: 0 where the return ends.
-        lengths: int64 ``[batch]``: steps that there are.
-        actions: int64 ``[trained, batch]``.
-        valid: bool ``[trained, batch]``.
+        terminals: bool ``[time, batch]``: whether the return ends after the step.
+        valid: bool ``[time, batch]``: whether there is such a step.
+        actions: int64 ``[time, batch]``.
     """
 
     rewards: torch.Tensor
-    discounts: torch.Tensor
-    lengths: torch.Tensor
-    actions: torch.Tensor
+    terminals: torch.Tensor
     valid: torch.Tensor
+    actions: torch.Tensor
+
+
+class _Inputs(NamedTuple):
+    """The sequences of a shard, where the network is.
+
+    Attributes:
+        rows: What the network sees of them.
+        window: What follows the prefix.
+        states: float32 ``[sequences, *state_shape]``, before the first row.
+        weights: float32 ``[sequences]``.
+    """
+
+    rows: _Rows
+    window: _Window
+    states: torch.Tensor
+    weights: torch.Tensor
