@@ -3,18 +3,19 @@
 A process of its own, because torch takes one backend of that kind for good.
 
 usage: python -m tests.training.device_path FOLDER
+       python -m tests.training.device_path --page      # writes the operators into docs/gpu.md
 """
 
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from capsule.experiment import contract
 from capsule.training.checkpointer import Checkpointer
 from capsule.training.evaluation.protocol import evaluate, evaluation_environments
-from capsule.training.instruments.operator_rules import status_of
 from capsule.training.registry import make_trainer
 from capsule.training.state.streams import make_streams
 from capsule.training.state.trace import Trace
@@ -39,6 +40,9 @@ SHALLOW = {
     "evaluation": {**BREAKOUT["evaluation"], "interval": 80},
     "recording": {"trace_interval": 20, "tensor_interval": 40, "checkpoint_interval": 80},
 }
+SHORT = merge(
+    R2D2, {"trainer": {"burn_in": 2, "sequence_length": 4, "sequence_stride": 2, "n_step": 2}}
+)
 LAYERS = {
     **{name: value for name, value in CARTPOLE["trainer"].items() if name != "hidden_units"},
     "network": {"dense": [16], "activation": "tanh"},
@@ -50,7 +54,7 @@ CASES = {
         240,
     ),
     "dqn, Atari": (BREAKOUT, 140),
-    "r2d2": (merge(R2D2, {"trainer": {"total_steps": 450}}), 450),
+    "r2d2": (merge(SHORT, {"trainer": {"total_steps": 450}}), 450),
     "r2d2, Atari": (R2D2_BREAKOUT, 220),
     "impala": (IMPALA, 180),
     "impala, Atari": ({**CARTPOLE, **ATARI, **SHALLOW, "name": "shallow"}, 80),
@@ -68,20 +72,27 @@ CASES = {
         ),
         40,
     ),
-    "impala, language": (BABYAI, 60),
+    "impala, language": (BABYAI, 40),
     "dqn, layers": (
         {**CARTPOLE, "trainer": LAYERS},
         216,
     ),
     "r2d2, module": (
-        merge(R2D2, {"trainer": {"network": {"module": f"{__spec__.name}:make_module"}}}),
+        merge(SHORT, {"trainer": {"network": {"module": f"{__spec__.name}:make_module"}}}),
         360,
     ),
 }
-GRAPHED = tuple(name for name in CASES if name.startswith(("dqn", "r2d2")) and "mod" not in name)
-# Of these, a second run is halted at a step, and resumed.
-HALTS = {"dqn": 220, "r2d2": 390, "impala": 90}
+GRAPHED = ("dqn", "dqn, Adam", "dqn, Atari", "dqn, layers", "r2d2")
+# The run with graphs of these is halted at a step, and resumed.
+HALTS = {"dqn": 220, "r2d2": 390}
 STARTS = ((), (0, 1))
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+TABLE = "| deterministic on a GPU | operators |\n|---|---|\n"
+TITLES = {
+    "deterministic": "always",
+    "with-flag": "with the flag alone",
+    "uninitialized": "what they make is not set; with the flag it is filled",
+}
 GPU = {"kind": "cuda", "cuda": "13.0", "cudnn": ">=9.10", "driver": ">=580.65"}
 GPU["numerics"] = "native"  # nothing was pinned here
 GRAPHS = GPU | {"cuda_graphs": True}
@@ -138,8 +149,8 @@ def train(document, steps, device, folder, accelerator, halt=None):
 def trained(case, folder):
     """Train a case at both places; return what is found at each, and the operators of the device.
 
-    Where graphs are offered, a run has them; it is the one that is halted and resumed, if one is.
-    An operator's status is torch's, on a GPU.
+    Of :data:`GRAPHED` a second run there has graphs.
+    An operator's statuses are those that torch documents of its calls, on a GPU.
     """
     from tests.training.capture_rules import graphs_without_a_gpu
     from tests.training.stand_in_device import DEVICE, stand_in_device
@@ -148,29 +159,43 @@ def trained(case, folder):
     found = {"cpu": train(document, steps, torch.device("cpu"), folder / "cpu", CPU)}
     with stand_in_device() as used:
         found["elsewhere"] = train(document, steps, DEVICE, folder / "elsewhere", GPU)
-    found["operators"] = {
-        name: status_of(name, "cuda", arguments, seeded=False)[0]
-        for name, arguments in used.items()
-    }
-    halt = HALTS.get(case)
+    found["operators"] = {name: sorted(statuses) for name, statuses in used.items()}
     if case in GRAPHED:
         with stand_in_device(), graphs_without_a_gpu() as graphs:
-            again = train(document, steps, DEVICE, folder / "graphs", GRAPHS, halt)
-        found |= {"again": again, "captured": len(graphs)}
-    elif halt:
-        with stand_in_device():
-            found["again"] = train(document, steps, DEVICE, folder / "again", GPU, halt)
+            again = train(document, steps, DEVICE, folder / "graphs", GRAPHS, HALTS.get(case))
+        found |= {"graphs": again, "captured": len(graphs)}
     return found
 
 
-def main(folder):
-    """Print what was found in each case."""
+def all_trained(folder):
+    """Return what was found in each case."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    found = {}
-    for number, case in enumerate(CASES):
-        found[case] = trained(case, Path(folder, str(number)))
-    json.dump(found, sys.stdout)
+    return {case: trained(case, Path(folder, str(n))) for n, case in enumerate(CASES)}
+
+
+def page(text, found):
+    """Return the page with a table of the operators that were used."""
+    rows = [TABLE]
+    for status, title in TITLES.items():
+        names = {
+            name.removeprefix("aten::")
+            for case in found.values()
+            for name, statuses in case["operators"].items()
+            if status in statuses
+        }
+        rows.append(f"| {title} | {', '.join(f'`{name}`' for name in sorted(names))} |\n")
+    before, _, after = text.partition(TABLE)
+    return before + "".join(rows) + after[after.index("\n\n") + 1 :]
+
+
+def main(argument):
+    """Print what was found in each case, or write the page."""
+    if argument != "--page":
+        json.dump(all_trained(argument), sys.stdout)
+        return
+    with TemporaryDirectory() as folder:
+        PAGE.write_text(page(PAGE.read_text(), all_trained(folder)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from capsule.training.instruments.operator_rules import status_of
+
 # PyTorch's place for backends of others (torch.utils.backend_registration), of which this is one.
 _setup_privateuseone_for_python_backend("elsewhere")
 DEVICE = torch.device("elsewhere", 0)
@@ -61,7 +63,11 @@ class Elsewhere(torch.Tensor):
 
 
 class _Mode(TorchDispatchMode):
-    """Makes what is asked for on the device there, and lists the operators that used it."""
+    """Makes what is asked for on the device there, and lists the operators that used it.
+
+    Attributes:
+        used: Name of an operator to what torch documents of its calls on a GPU.
+    """
 
     def __init__(self):
         super().__init__()
@@ -72,8 +78,9 @@ class _Mode(TorchDispatchMode):
         there = any(isinstance(each, Elsewhere) for each in tree_iter((args, kwargs)))
         if there or _is_there(kwargs.get("device")):
             names = (argument.name for argument in operator._schema.arguments)
-            named = dict(zip(names, args, strict=False))
-            self.used.setdefault(operator._schema.name, named | kwargs)
+            named = dict(zip(names, args, strict=False)) | kwargs
+            status, _ = status_of(operator._schema.name, "cuda", named, seeded=False)
+            self.used.setdefault(operator._schema.name, set()).add(status)
         return _execute(operator, args, kwargs)
 
 
@@ -150,7 +157,7 @@ _FUSED = {
 
 @contextmanager
 def stand_in_device():
-    """Have the device within a block; yields the operators that used it, with arguments."""
+    """Have the device within a block; yields the operators that used it, by status."""
     # Torch's inference mode is not for subclasses of tensors; to operators it is the same as this.
     with _Mode() as mode, _Literals(), patch.object(torch, "inference_mode", torch.no_grad):
         yield mode.used
