@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from capsule.bundle.keys import load_public
-from capsule.engine.apptainer import ApptainerEngine
-from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import (
     CONTAINER_ENGINES,
     answering_engines,
@@ -29,6 +27,7 @@ from capsule.engine.connection import (
 )
 from capsule.engine.gpu import gpu_request
 from capsule.engine.interface import Engine
+from capsule.experiment.files import HAVE_OWNERS
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
 from capsule.host.folders import existing_folder, free_bytes
@@ -133,6 +132,9 @@ def check_engines() -> Iterator[Check]:
 
 def check_rootless(*, containers: bool) -> Iterator[Check]:
     """Check the engines that need neither a daemon nor root. One is enough."""
+    from capsule.engine.apptainer import ApptainerEngine  # which are for Linux only
+    from capsule.engine.bubblewrap import BubblewrapEngine
+
     engines: dict[str, Callable[[], Engine]] = {
         "bwrap": BubblewrapEngine,
         "apptainer": ApptainerEngine,
@@ -315,7 +317,7 @@ def check_key(path: Path) -> Check:
         return Check(name, "problem", error.strerror or str(error), fix)
     except CapsuleError as error:
         return Check(name, "warning", error.message, f"Restore {public} from the private key.")
-    if mode & _HIDDEN:
+    if HAVE_OWNERS and mode & _HIDDEN:
         found = f"others may read it (mode {mode:04o})"
         return Check(name, "problem", found, f"capsule doctor --fix, or: chmod 600 {path}")
     return Check(name, "ok", fingerprint)
@@ -368,7 +370,7 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
         Path(wanted).mkdir(mode=0o700, parents=True)
         tempfile.tempdir = None
         yield f"made the folder {wanted}"
-    for path in private_keys(keys):
+    for path in private_keys(keys) if HAVE_OWNERS else ():
         if not _is_private_key(path):
             continue
         facts = path.stat()

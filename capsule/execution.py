@@ -581,14 +581,14 @@ class _EventTail:
         self._reporter = reporter
         # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
         self._offset = 0
-        with suppress(FileNotFoundError), open_regular(path, os.O_NOFOLLOW) as stream:
+        with suppress(FileNotFoundError), open_regular(path, follow=False) as stream:
             tail = max(0, stream.seek(0, os.SEEK_END) - MAX_READ_BYTES)
             stream.seek(tail)
             self._offset = tail + stream.read(MAX_READ_BYTES).rfind(b"\n") + 1
 
     def poll(self) -> None:
         try:
-            with open_regular(self._path, os.O_NOFOLLOW) as stream:
+            with open_regular(self._path, follow=False) as stream:
                 stream.seek(self._offset)
                 events = self._parsed(stream.read(MAX_READ_BYTES))
         except FileNotFoundError:
@@ -665,7 +665,7 @@ def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.Progr
 def _checked(model: type[Document], path: Path) -> Document:
     """Read what the training side wrote, which is not trusted to keep the contract."""
     try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
+        with open_regular(path, follow=False) as stream:
             return model.model_validate_json(stream.read(MAX_READ_BYTES))
     except (OSError, ValidationError) as error:
         raise _malformed(path, error) from error

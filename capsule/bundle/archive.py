@@ -9,7 +9,6 @@ archiver unpacks the result, and nothing can hide in it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from capsule.experiment.canonical import NotRegularError, open_regular
+from capsule.experiment.files import CREATE, UnusableNameError, open_file, open_folder
 from capsule.host.errors import CapsuleError
 
 BLOCK = 512
@@ -48,9 +48,7 @@ _WRAPPINGS = {
     b"BZh": "bzip2",
     b"PK\x03\x04": "zip",
 }
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SCHEMES = ("http:", "https:", "ftp:", "s3:", "hf:")
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Data = bytes | Callable[[], BinaryIO]  # the bytes, or what opens a stream of them
 
@@ -158,22 +156,19 @@ def create_file(root: Path, name: str) -> BinaryIO:
     """Create ``root/name`` for writing, following no link and replacing nothing.
 
     Raises:
+        CapsuleError: CAP-B110, Windows has no file of this name.
         OSError: A component is a link or a file, or the file exists.
     """
     *parents, leaf = name.split("/")
-    directory = os.open(root, _DIRECTORY)
     try:
-        for parent in parents:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(parent, 0o700, dir_fd=directory)
-            # From descriptor to descriptor: a folder that is exchanged for a link meanwhile leads
-            # nowhere.
-            child = os.open(parent, _DIRECTORY, dir_fd=directory)
-            os.close(directory)
-            directory = child
-        return os.fdopen(os.open(leaf, _CREATE, 0o600, dir_fd=directory), "wb")
-    finally:
-        os.close(directory)
+        with open_folder(root, below=parents, make=True) as folder:
+            return os.fdopen(open_file(leaf, CREATE, folder), "wb")
+    except UnusableNameError as error:
+        raise CapsuleError(
+            "CAP-B110",
+            f"Windows cannot store the file {name}, because it reserves such names",
+            fix="Use the bundle on Linux or macOS.",
+        ) from error
 
 
 class ArchiveReader:

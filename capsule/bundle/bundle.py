@@ -364,7 +364,7 @@ def _data(source: Path | bytes) -> Data:
 def _open_source(path: Path) -> BufferedReader:
     """Open a regular file, not a link: run directories are written by programs we do not trust."""
     try:
-        return open_regular(path, os.O_NOFOLLOW)
+        return open_regular(path, follow=False)
     except OSError as error:
         raise _unreadable(f"cannot read {str(path)!a}: {error.strerror}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -180,7 +179,7 @@ def read_document(path: Path, model: type[Document]) -> Document:
     Raises:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
     """
-    with _reading(path.name, model.__name__), open_regular(path, os.O_NOFOLLOW) as stream:
+    with _reading(path.name, model.__name__), open_regular(path, follow=False) as stream:
         return model.parse(stream.read(MAX_DOCUMENT_BYTES))
 
 
@@ -235,7 +234,7 @@ def read_schedule(path: Path) -> ScheduleLog:
     Raises:
         CapsuleError: CAP-B090 missing; CAP-T341 not what it must be.
     """
-    with _reading(path.name, "schedule log"), open_regular(path, os.O_NOFOLLOW) as stream:
+    with _reading(path.name, "schedule log"), open_regular(path, follow=False) as stream:
         return parse_schedule(stream.read(MAX_DOCUMENT_BYTES))
 
 
@@ -245,7 +244,7 @@ def read_arrivals(path: Path) -> ArrivalLog:
     Raises:
         CapsuleError: CAP-B090 missing; CAP-T385 not what it must be.
     """
-    with _reading(path.name, "arrival log"), open_regular(path, os.O_NOFOLLOW) as stream:
+    with _reading(path.name, "arrival log"), open_regular(path, follow=False) as stream:
         # One byte more than allowed, by which parse_arrivals tells that a log is too long.
         return parse_arrivals(stream.read(MAX_LOG_BYTES + 1))
 

@@ -24,6 +24,7 @@ from capsule.bundle.algorithms import (
     Algorithm,
 )
 from capsule.experiment.canonical import open_regular, write_atomic
+from capsule.experiment.files import CREATE, HAVE_OWNERS, open_file
 from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
@@ -347,7 +348,10 @@ def _public_half(key: object) -> PublicKey:
 
 
 def _read(path: Path, *, private: bool) -> bytes:
-    """Read a small regular file; a private one must be closed to everybody else."""
+    """Read a small regular file; a private one must be closed to everybody else.
+
+    Modes do not say that on Windows, where the file has the access control list of its folder.
+    """
     try:
         with open_regular(path) as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -363,7 +367,7 @@ def _read(path: Path, *, private: bool) -> bytes:
         likely = f"; its file is probably {path.with_suffix('')}" if path.suffix == ".pub" else ""
         fix = f"Give the private key{likely}."
         raise CapsuleError("CAP-B132", f"{path} is a public key, which cannot sign", fix=fix)
-    if private and mode & 0o077:
+    if private and HAVE_OWNERS and mode & 0o077:
         message = f"others may read the private key {path} (mode {mode:04o})"
         raise CapsuleError("CAP-B137", message, fix=f"chmod 600 {path}")
     if len(data) > _MAX_FILE:
@@ -384,8 +388,7 @@ def _write_secret(path: Path, secret: bytes) -> None:
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
     # The file has its mode from the start. With a chmod afterwards, others could open it before.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+    with os.fdopen(open_file(path, CREATE), "wb") as stream:
         try:
             stream.write(secret)
             stream.flush()

@@ -8,7 +8,6 @@ also be written to in place, so whatever is handed out is hashed again on its wa
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import BinaryIO
 from capsule.bundle.archive import copy, create_file, other_content, tampered
 from capsule.bundle.manifest import BundleFile
 from capsule.experiment.canonical import sha256_hex
+from capsule.experiment.files import read_at
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ class _Slice(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         wanted = min(len(buffer), self._size - self._position)
-        count = os.preadv(
-            self._descriptor, [memoryview(buffer)[:wanted]], self._offset + self._position
-        )
+        place = self._offset + self._position
+        count = read_at(self._descriptor, memoryview(buffer)[:wanted], place)
         self._position += count
         return count

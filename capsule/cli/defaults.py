@@ -90,14 +90,17 @@ def checked_key(
 
 def _make(path: Path) -> None:
     """Make the user's key, unless another process did so since."""
-    import fcntl
-
     from capsule.bundle.keys import generate
     from capsule.host.errors import CapsuleError
+    from capsule.host.locks import locked_folder
 
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        # Two first commands must not make two keys.
+        with locked_folder(path.parent):
+            if path.exists():
+                return
+            made = generate(path)
     except OSError as error:
         raise CapsuleError(
             "CAP-B135",
@@ -105,13 +108,6 @@ def _make(path: Path) -> None:
             fix=f"Name a key with --key or {KEY}, or set CAPSULE_CONFIG to a folder that you may "
             "write to.",
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # two first commands must not make two keys
-        if path.exists():
-            return
-        made = generate(path)
-    finally:
-        os.close(descriptor)
     typer.echo(f"made a signing key: {path} ({made.fingerprint})", err=True)
     typer.echo(f"  Give its public half, {public_half(path)}, to verifiers.", err=True)
 

@@ -46,7 +46,7 @@ def command(
 
     text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
     try:
-        with path.open("x", encoding="utf-8") as stream:
+        with path.open("x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError:
         raise CapsuleError(

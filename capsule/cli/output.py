@@ -44,7 +44,9 @@ def lossy_standard_output() -> Iterator[None]:
         SystemExit: Output was lost although the command succeeded.
     """
     before = sys.stdout
-    if before is None:  # standard output was closed before this program started
+    # It was closed before this program started; or it is a console of Windows, which has no reader
+    # that could close it, and takes text through functions of its own.
+    if before is None or (sys.platform == "win32" and before.isatty()):
         yield
         return
     before.flush()
@@ -52,7 +54,8 @@ def lossy_standard_output() -> Iterator[None]:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(descriptor),
         encoding=before.encoding,
-        errors=before.errors,
+        # The code page of Windows has few letters. It is no reason to stop if one is missing.
+        errors="replace" if before.errors == "strict" else before.errors,
         line_buffering=before.isatty(),
     )
     status: object = 0

@@ -39,11 +39,13 @@ def command(
     """
     from rich.console import Console
 
+    from capsule.host.platform import require_execution
     from capsule.image.cache import Cache
     from capsule.planning import make_plan
     from capsule.report.inspection import show_rows
     from capsule.report.progress import open_reporter
 
+    require_execution()
     with open_reporter(quiet=quiet) as reporter:
         plan = make_plan(spec, overrides or [], Cache(), RUNS, reporter.note)
     if as_json:

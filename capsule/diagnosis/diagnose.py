@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -285,7 +284,7 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
     reports = []
     for path in sorted((run_directory / FOLDER).glob("*.json")):
         try:
-            with open_regular(path, os.O_NOFOLLOW) as stream:
+            with open_regular(path, follow=False) as stream:
                 data = stream.read(MAX_REPORT_BYTES)
             if data:
                 reports.append(InstrumentReport.model_validate_json(data))

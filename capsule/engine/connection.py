@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from capsule.host.errors import CapsuleError
+from capsule.host.platform import require_execution
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -61,7 +62,14 @@ def connect(name: ContainerEngineName) -> DockerClient:
 
 
 def answering_engines() -> Iterator[tuple[ContainerEngineName, DockerClient]]:
-    """Yield the container engines that answer, each with a client, which the caller closes."""
+    """Yield the container engines that answer, each with a client, which the caller closes.
+
+    None does where runs cannot be executed.
+    """
+    try:
+        require_execution()
+    except CapsuleError:
+        return
     for name in CONTAINER_ENGINES:
         try:
             client = connect(name)

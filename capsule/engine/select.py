@@ -1,15 +1,15 @@
-"""Choosing an engine."""
+"""Choosing an engine.
+
+The engines themselves are imported when one is opened: they use what only Linux has, and commands
+that execute nothing work on other systems, too.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from capsule.engine.apptainer import ApptainerEngine
-from capsule.engine.bubblewrap import BubblewrapEngine
 from capsule.engine.connection import CONTAINER_ENGINES, connect
-from capsule.engine.containers import ContainerEngine
 from capsule.engine.interface import Engine, Progress
-from capsule.engine.process import ProcessEngine
 from capsule.host.errors import CapsuleError
 from capsule.host.owner import remove_abandoned
 from capsule.host.platform import require_execution
@@ -32,6 +32,8 @@ def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progre
             platform executes nothing.
     """
     require_execution()
+    from capsule.engine.containers import ContainerEngine
+
     engine = _opened(choice, strange=strange, progress=progress)
     if isinstance(engine, ContainerEngine):
         engine.remove_abandoned(progress=progress)
@@ -40,6 +42,11 @@ def open_engine(choice: EngineChoice, *, strange: bool = False, progress: Progre
 
 
 def _opened(choice: EngineChoice, *, strange: bool, progress: Progress) -> Engine:
+    from capsule.engine.apptainer import ApptainerEngine
+    from capsule.engine.bubblewrap import BubblewrapEngine
+    from capsule.engine.containers import ContainerEngine
+    from capsule.engine.process import ProcessEngine
+
     if choice == "process":
         return ProcessEngine()
     if choice == "bwrap":

@@ -7,7 +7,6 @@ under way. The program may have written anything to it, so nothing in it is beli
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -222,7 +221,7 @@ def read_journal(directory: Path) -> Journal:
     """
     path = directory / FILE_NAME
     try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:  # the program can write here
+        with open_regular(path, follow=False) as stream:  # the program can write here
             # Filled up, so that a file that is too short fails the comparison below.
             header = stream.read(_HEADER.size).ljust(_HEADER.size, b"\0")
             magic, version, machine, capacity, used, failed, _ = _HEADER.unpack(header)

@@ -7,7 +7,6 @@ coverage statement: measured on the run, and saying also what neither of them ca
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -374,7 +373,7 @@ _Document = TypeVar("_Document", bound=Model)
 
 def _read(path: Path, form: type[_Document]) -> _Document:
     try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:  # the program can write here
+        with open_regular(path, follow=False) as stream:  # the program can write here
             # File names need not be UTF-8.
             text = stream.read(_MAX_BYTES).decode("utf-8", "replace")
         return form.model_validate_json(text)

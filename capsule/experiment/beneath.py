@@ -2,6 +2,7 @@
 
 ``O_NOFOLLOW`` guards the last component of a path only, and a path can be longer than the kernel
 takes. So every component is opened by itself, relative to the folder above it (``openat(2)``).
+:mod:`capsule.experiment.files` says what Windows does instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import itertools
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +20,17 @@ from io import BufferedReader
 from pathlib import Path
 
 from capsule.experiment.canonical import NotRegularError
+from capsule.experiment.files import (
+    FOLDERS_OPEN,
+    READ,
+    Place,
+    descriptor_of,
+    open_file,
+    open_folder,
+)
 
 MAX_DEPTH = 64
 MAX_ENTRIES = 100_000
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class UnboundedError(Exception):
@@ -53,8 +60,8 @@ def entries_beneath(folder: Path) -> Iterator[FolderEntry]:
         PermissionError: A sub-folder cannot be read.
     """
     left = MAX_ENTRIES
-    with suppress(FileNotFoundError), _opened(folder) as descriptor:
-        for entry in _entries(descriptor, "", 1):
+    with suppress(FileNotFoundError), open_folder(folder) as place:
+        for entry in _entries(place, "", 1):
             left -= 1
             if left < 0:
                 raise UnboundedError(f"more than {MAX_ENTRIES:,} entries")
@@ -71,15 +78,8 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
     *parents, leaf = path.split("/")
     if not all(part not in {"", ".", ".."} for part in (*parents, leaf)):
         raise OSError(errno.EINVAL, "not a plain relative path", path)
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        for parent in parents:
-            below = os.open(parent, _FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-        opened = os.open(leaf, _FILE, dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
+    with open_folder(folder, below=parents) as place:
+        opened = open_file(leaf, READ, place)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         raise NotRegularError(errno.EINVAL, "not a regular file", path)
@@ -87,7 +87,7 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
 
 
 def give_folder(folder: Path, owner: int) -> None:
-    """Make ``owner`` the owner and the group of a folder and of all in it, links included.
+    """Make ``owner`` the owner and the group of a folder and of all in it, links included (POSIX).
 
     Every entry is reached by a descriptor of the folder above it, so that exchanging a folder for a
     link meanwhile leads nowhere else.
@@ -121,6 +121,9 @@ def remove_folder(folder: Path) -> None:
     Raises:
         OSError: The kernel refuses; something is left then.
     """
+    if not FOLDERS_OPEN:
+        shutil.rmtree(folder)
+        return
     folder.chmod(0o700)
     prefix = secrets.token_hex(8)  # for names that the program cannot have taken
     numbers = itertools.count()
@@ -152,7 +155,7 @@ def _unlinked(name: str, folder: int) -> bool:
     return False
 
 
-def _entries(folder: int, prefix: str, depth: int) -> Iterator[FolderEntry]:
+def _entries(folder: Place, prefix: str, depth: int) -> Iterator[FolderEntry]:
     if depth > MAX_DEPTH:
         raise UnboundedError(f"folders more than {MAX_DEPTH} deep")
     with os.scandir(folder) as found:
@@ -166,15 +169,12 @@ def _entries(folder: int, prefix: str, depth: int) -> Iterator[FolderEntry]:
                 # It may have vanished by now, or become a link, which is not opened.
                 with (
                     suppress(FileNotFoundError, NotADirectoryError),
-                    _opened(entry.name, folder) as below,
+                    open_folder(entry.name, folder) as below,
                 ):
                     yield from _entries(below, f"{prefix}{entry.name}/", depth + 1)
 
 
 @contextmanager
 def _opened(folder: Path | str, above: int | None = None) -> Iterator[int]:
-    descriptor = os.open(folder, _FOLDER, dir_fd=above)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with open_folder(folder, above) as place:
+        yield descriptor_of(place)

@@ -20,6 +20,8 @@ from typing import Any
 
 import rfc8785
 
+from capsule.experiment.files import READ, open_file
+
 MAX_SAFE_INTEGER = 2**53 - 1
 MAX_VALUES = 2_000_000  # of a document; each takes up to a hundred bytes of memory
 
@@ -75,18 +77,18 @@ class NotRegularError(OSError):
     """A directory, pipe, socket or device stands where a regular file must be."""
 
 
-def open_regular(path: Path, flags: int = 0) -> BufferedReader:
+def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
     """Open a regular file for reading, without ever waiting on a pipe or waking a device.
 
     Args:
         path: The file.
-        flags: Further flags of ``open(2)``, such as ``os.O_NOFOLLOW``.
+        follow: Whether it may be a link to one.
 
     Raises:
         NotRegularError: Something else stands at ``path``.
         OSError: The file cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    descriptor = os.open(path, READ) if follow else open_file(path, READ)
     # Asked of the descriptor: what a path leads to can change between a check and an open.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -9,7 +9,6 @@ are bisected (``capsule diff --bisect``), is not signed, and claims nothing.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +123,7 @@ def read_updates(path: Path) -> Iterator[Update]:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
-    with open_regular(path, os.O_NOFOLLOW) as stream:
+    with open_regular(path, follow=False) as stream:
         while line := stream.readline(MAX_LINE_BYTES):
             number += 1
             if not line.endswith(b"\n"):

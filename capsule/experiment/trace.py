@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
@@ -134,7 +133,7 @@ def read_trace(path: Path, since: Mark = BEGINNING) -> Iterator[Record]:
         CapsuleError: CAP-T141, a line is not what a trace holds.
     """
     head, number, step = bytes.fromhex(since.head), since.records, since.step
-    with open_regular(path, os.O_NOFOLLOW) as stream:
+    with open_regular(path, follow=False) as stream:
         stream.seek(since.offset)
         # Counts lines, from 1, for messages: there is a segment line after every 1024 records.
         for position in range(number + number // SEGMENT_RECORDS + 1, 1 << 62):

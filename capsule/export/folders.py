@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsule.host.errors import CapsuleError
@@ -31,6 +31,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         unfinished.chmod(0o755)  # an export is made to be passed on
         yield unfinished
+        with suppress(FileNotFoundError):  # Windows does not replace a folder, even an empty one
+            path.rmdir()
         unfinished.replace(path)
     except BaseException:
         shutil.rmtree(unfinished)

@@ -56,10 +56,9 @@ def export_huggingface(path: Path, trust: TrustPolicy, details: Details, folder:
     with open_bundle(path, trust) as bundle, new_folder(folder) as place:
         subject = read_subject(bundle, path.name, [], trust.keys)
         card = model_card(subject, "\n".join(_metadata(subject, details)))
-        (place / "README.md").write_text(
-            card + _VERIFICATION.format(bundle=path.name), encoding="utf-8"
-        )
-        (place / ".gitattributes").write_text(ATTRIBUTES)
+        readme = card + _VERIFICATION.format(bundle=path.name)
+        (place / "README.md").write_bytes(readme.encode())
+        (place / ".gitattributes").write_bytes(ATTRIBUTES.encode())
         shutil.copyfile(path, place / path.name)
         shown = [file.path for file in bundle.manifest.files if file.role in COPIED]
         for name in (run_bundle.CLAIMS, run_bundle.LOCK, *shown):

@@ -116,7 +116,7 @@ def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text.encode())
 
 
 def _milliseconds(seconds: float | None) -> int:

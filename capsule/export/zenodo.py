@@ -67,12 +67,13 @@ def export_zenodo(path: Path, trust: TrustPolicy, details: Details, folder: Path
         for file in files:
             _copy(file, place / FILES / file.name)
         sums = "".join(f"{sha256_file(file)}  {file.name}\n" for file in files)
-        (place / FILES / "SHA256SUMS").write_text(sums)
+        (place / FILES / "SHA256SUMS").write_bytes(sums.encode())
         uploaded = sorted((place / FILES).iterdir())
-        (place / "MD5SUMS").write_text("".join(f"{_md5(each)}  {each.name}\n" for each in uploaded))
+        sums = "".join(f"{_md5(each)}  {each.name}\n" for each in uploaded)
+        (place / "MD5SUMS").write_bytes(sums.encode())
         for file_name, document in ((METADATA, metadata), (DEPOSIT, {"metadata": metadata})):
             text = json.dumps(document, indent=2, ensure_ascii=False)
-            (place / file_name).write_text(text + "\n", encoding="utf-8")
+            (place / file_name).write_bytes(f"{text}\n".encode())
 
 
 def _identify(path: Path, trust: TrustPolicy) -> tuple[BundleKind, str, str]:

@@ -25,8 +25,11 @@ def user_folder(variable: str, base_variable: str, base: str) -> Path:
 
 
 def occupied_bytes(facts: os.stat_result) -> int:
-    """Return the disk space that a file occupies, of which holes in it are no part."""
-    return facts.st_blocks * _BLOCK_BYTES
+    """Return the disk space that a file occupies, of which holes in it are no part.
+
+    Windows does not say that, so it is the file's size there.
+    """
+    return facts.st_blocks * _BLOCK_BYTES if hasattr(facts, "st_blocks") else facts.st_size
 
 
 def existing_folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The kernel's locks on files and folders, by which processes exclude one another (flock(2)).
+"""The kernel's locks on files and folders, by which processes exclude one another.
 
 A lock ends with the last descriptor of the file that holds it, so a killed process leaves none.
 """
@@ -6,15 +6,18 @@ A lock ends with the last descriptor of the file that holds it, so a killed proc
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from capsule.experiment.files import FOLDERS_OPEN, LOCK, flags_of, lock_file
 from capsule.host.errors import CapsuleError
 
 PATIENCE_SECONDS = 0.5
 _POLL_SECONDS = 0.02
+_HOLD = flags_of("RDONLY DIRECTORY CLOEXEC") if FOLDERS_OPEN else LOCK
 
 
 def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> bool:
@@ -31,7 +34,7 @@ def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> boo
         CapsuleError: CAP-Y020, the file system has no locks.
     """
     deadline = time.monotonic() + patience
-    while not _locked(descriptor, fcntl.LOCK_EX, path):
+    while not _locked(descriptor, path, shared=False):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS)
@@ -41,24 +44,40 @@ def lock(descriptor: int, path: Path, patience: float = PATIENCE_SECONDS) -> boo
 def is_locked(path: Path) -> bool:
     """Tell whether a process has a file or folder locked; False if there is none.
 
+    Folders cannot be locked on Windows, where nothing is executed in them.
+
     Raises:
         CapsuleError: CAP-Y020, the file system has no locks.
     """
+    if not FOLDERS_OPEN and path.is_dir():
+        return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, flags_of("RDONLY CLOEXEC BINARY"))
     except FileNotFoundError:
         return False
     try:
-        return not _locked(descriptor, fcntl.LOCK_SH, path)
+        return not _locked(descriptor, path, shared=True)
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int, kind: int, path: Path) -> bool:
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold an existing folder among processes; waits for it.
+
+    On Windows, where a folder cannot be locked, an empty file ``.lock`` in it is.
+    """
+    descriptor = os.open(folder if FOLDERS_OPEN else folder / ".lock", _HOLD, 0o600)
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        lock_file(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, path: Path, *, shared: bool) -> bool:
+    try:
+        return lock_file(descriptor, shared=shared, wait=False)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
@@ -67,4 +86,3 @@ def _locked(descriptor: int, kind: int, path: Path) -> bool:
             f"{path} cannot be locked: {error.strerror}",
             fix="Choose a folder on a file system with locks (Lustre: mount option flock).",
         ) from error
-    return True

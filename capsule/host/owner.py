@@ -2,12 +2,12 @@
 
 A process is named so that no later one is taken for it: by its number and start time, its process
 id namespace, the boot of its machine, and its user. Temporary folders are held by a lock, which the
-kernel releases when the process ends.
+kernel releases when the process ends. On Windows, which has no locks on folders, those of a killed
+process stay.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsule.experiment.beneath import remove_folder
+from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SUFFIX = ".capsule-held"  # only of folders that a process holds by a lock
+_FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
 
 def this_process() -> str:
@@ -69,16 +71,19 @@ def temporary_folder(
                 raise
             note(f"{folder} cannot be removed: {error}")
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
 
-def _held(folder: Path) -> tuple[Path, int] | None:
+def _held(folder: Path) -> tuple[Path, int | None] | None:
     """Lock a new folder; None if :func:`remove_abandoned` was faster."""
+    if not FOLDERS_OPEN:
+        return folder, None
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, _FOLDER)
     except FileNotFoundError:
         return None
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    lock_file(descriptor)
     if folder.exists():
         return folder, descriptor
     os.close(descriptor)
@@ -97,11 +102,12 @@ def remove_abandoned(parent: Path | None = None) -> None:
 
 def abandoned(parent: Path | None = None) -> Iterator[Path]:
     """Yield the folders that :func:`remove_abandoned` removes; each is held while it is yielded."""
+    if not FOLDERS_OPEN:
+        return
     where = Path(tempfile.gettempdir()) if parent is None else parent
     for folder in where.glob(f"*{_SUFFIX}"):
         try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(folder, flags)
+            descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
         except OSError:  # it has gone, or is no folder of this user
             continue
         try:
@@ -117,7 +123,8 @@ def _is_abandoned(descriptor: int) -> bool:
     Unlike a file with a process number, a lock ends even with SIGKILL.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock_file(descriptor, wait=False):
+            return False
     except OSError:
         return False
     # /tmp is everybody's, and the suffix is no secret.

@@ -13,7 +13,6 @@ there.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -25,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capsule.experiment.canonical import sha256_file, sha256_hex, write_atomic
+from capsule.experiment.files import HAVE_OWNERS, LOCK, lock_file
 from capsule.experiment.lock import LockedDebianPackage, LockedWheel
 from capsule.host.code import package_digest
 from capsule.host.errors import CapsuleError
@@ -206,10 +206,10 @@ class Cache:
                 raise
             return  # a cache that others prepared, from which this user can only read
         weakref.finalize(self, os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        lock_file(descriptor, shared=True)
 
     def _open_use(self) -> int:
-        return os.open(self.root / USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(self.root / USE, LOCK, 0o644)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -220,14 +220,12 @@ class Cache:
         """
         descriptor = self._open_use()
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not lock_file(descriptor, wait=False):
                 raise CapsuleError(
                     "CAP-I309",
                     f"another Capsule process is using the cache {self.root}",
                     fix="Wait until runs, builds and verifications have ended.",
-                ) from error
+                )
             yield
         finally:
             os.close(descriptor)
@@ -238,7 +236,7 @@ class Cache:
         # The file stays: if it were removed, a waiting process would get the lock of a file that no
         # later one sees.
         with (self.folder("locks") / name).open("w") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            lock_file(stream.fileno())
             yield
 
     @contextmanager
@@ -280,9 +278,13 @@ def default_root() -> Path:
 def reject_shared(path: Path) -> None:
     """Reject a folder whose layers or environments another user could have written.
 
+    Nothing is known of that on Windows, where nothing of the cache is executed.
+
     Raises:
         CapsuleError: CAP-I308, it belongs to another user, or others may write to it.
     """
+    if not HAVE_OWNERS:
+        return
     facts = path.stat()
     whose = f"belongs to uid {facts.st_uid}" if facts.st_uid not in (os.geteuid(), 0) else None
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -157,7 +157,7 @@ def last_event(path: Path) -> contract.Event | None:
 def _events(path: Path) -> Iterator[contract.Event]:
     """Yield the last events of a run, the last one first."""
     try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
+        with open_regular(path, follow=False) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
             lines = stream.read().splitlines(keepends=True)
     except FileNotFoundError:

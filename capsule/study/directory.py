@@ -23,7 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
-from capsule.experiment import contract
+from capsule.experiment import contract, files
 from capsule.experiment.canonical import write_atomic
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Sha256
@@ -240,7 +240,7 @@ class StudyDirectory:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # as every run directory (CAP-E042)
         # A file, and open for writing: NFS then tells other machines, too (flock(2)).
-        descriptor = os.open(folder / HOLD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(folder / HOLD, files.LOCK, 0o600)
         try:
             yield descriptor if lock(descriptor, folder, patience) else None
         finally:

@@ -130,7 +130,7 @@ def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:
 def interpreters(directory: Path) -> Interpreters | None:
     """Count what the run's Python processes told; None if that is not what they wrote."""
     try:
-        with open_regular(directory / contract.INTERPRETERS, os.O_NOFOLLOW) as stream:
+        with open_regular(directory / contract.INTERPRETERS, follow=False) as stream:
             data = stream.read(MAX_ACCOUNT_BYTES + 1)
         if len(data) > MAX_ACCOUNT_BYTES:
             return None

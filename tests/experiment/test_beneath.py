@@ -112,7 +112,7 @@ def test_everything_is_listed_and_links_are_not_entered(folder):
 
 
 def test_a_folder_that_becomes_a_link_while_it_is_listed_is_not_entered(folder, monkeypatch):
-    opened = beneath._opened
+    opened = beneath.open_folder
 
     def swap(name, above=None):
         if name == "below":
@@ -120,7 +120,7 @@ def test_a_folder_that_becomes_a_link_while_it_is_listed_is_not_entered(folder, 
             (folder / "below").symlink_to(folder.parent / "elsewhere")
         return opened(name, above)
 
-    monkeypatch.setattr(beneath, "_opened", swap)
+    monkeypatch.setattr(beneath, "open_folder", swap)
     assert not any("secret" in entry.path for entry in entries_beneath(folder))
 
 

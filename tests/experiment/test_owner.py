@@ -93,14 +93,14 @@ def test_a_folder_that_is_removed_before_it_is_held_is_made_again(tmp_path, monk
 
     taken = []
 
-    def swept(descriptor, operation):
+    def swept(descriptor, **options):
         if not taken:
             taken.append(Path(f"/proc/self/fd/{descriptor}").readlink())
             taken[0].rmdir()
-        return flock(descriptor, operation)
+        return lock_file(descriptor, **options)
 
-    flock = module.fcntl.flock
-    monkeypatch.setattr("capsule.host.owner.fcntl.flock", swept)
+    lock_file = module.lock_file
+    monkeypatch.setattr(module, "lock_file", swept)
     with temporary_folder("raced-", tmp_path) as folder:
         assert folder.is_dir()
         assert folder != taken[0]

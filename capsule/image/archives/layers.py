@@ -8,7 +8,6 @@ Equal entries always give equal bytes: POSIX ustar headers (IEEE Std 1003.1-2017
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -268,7 +267,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
     Raises:
         OSError: It cannot be read.
     """
-    with open_regular(path, os.O_NOFOLLOW) as stream:
+    with open_regular(path, follow=False) as stream:
         while chunk := stream.read(CHUNK):
             yield chunk
 

@@ -62,7 +62,7 @@ class Meter:
     def sha256(self, path: Path) -> str:
         """Hash a regular file, and count its bytes."""
         digest = hashlib.sha256()
-        with open_regular(path, os.O_NOFOLLOW) as stream:
+        with open_regular(path, follow=False) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
                 self.add(len(chunk))

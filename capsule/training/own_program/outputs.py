@@ -75,7 +75,7 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
                 files[entry.path] = output
     printed = None
     if trainer.standard_output:
-        with open_regular(directory / contract.STANDARD_OUTPUT, os.O_NOFOLLOW) as stream:
+        with open_regular(directory / contract.STANDARD_OUTPUT, follow=False) as stream:
             printed = _hashed(stream)
     return Outputs(
         files=files,

@@ -46,7 +46,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
         CapsuleError: CAP-V011, it breaks the format; CAP-V072, it cannot be mapped.
     """
     try:
-        with open_regular(path, os.O_NOFOLLOW) as stream:
+        with open_regular(path, follow=False) as stream:
             size = os.fstat(stream.fileno()).st_size
             entries = tensors_of(stream, size, path.name)
             data = memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))

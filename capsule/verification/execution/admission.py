@@ -8,7 +8,6 @@ from typing import Literal
 from capsule import __version__, execution
 from capsule.bundle.bundle import OpenedBundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
-from capsule.engine.containers import ContainerEngine
 from capsule.engine.gpu import outdated
 from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice
@@ -133,6 +132,8 @@ def check_gpu_host(
     Raises:
         CapsuleError: CAP-V055, the signer's own image would run with something outdated.
     """
+    from capsule.engine.containers import ContainerEngine  # for Linux only
+
     if lock.spec.accelerator.kind != "cuda" or not isinstance(engine, ContainerEngine):
         return
     findings = outdated(engine.components())

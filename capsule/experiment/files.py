@@ -1,0 +1,242 @@
+"""What operating systems do differently about files: opening them, links, positions and locks.
+
+Linux and macOS reject a link in the moment of opening (``O_NOFOLLOW``), and open a name relative to
+an open folder (``openat(2)``), so that it does not matter what becomes of the path meanwhile.
+Python offers neither on Windows. There, names are looked at before they are opened. That finds
+every link and junction that is in a folder already, but not one that another program puts there in
+between; only programs of the user's own could, because no program of a bundle is executed there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import or_
+from pathlib import Path
+
+FOLDERS_OPEN = os.open in os.supports_dir_fd  # folders have descriptors, and names relative to them
+HAVE_OWNERS = hasattr(os, "geteuid")  # files have owners, and modes say what others may do
+
+Place = int | Path  # an open folder: its descriptor, or its path where FOLDERS_OPEN is false
+
+_NAME_SURROGATE = 0x2000_0000  # bit of the reparse tags of Windows' symbolic links and junctions
+# What Windows takes for a device, for a stream within a file, or for another name.
+_NOT_ON_WINDOWS = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\..*)?"
+    r'|.*[<>:"/\\|?*\x00-\x1f].*|.*[. ]',
+    re.IGNORECASE | re.DOTALL,
+)
+_POSITION = threading.Lock()  # of every descriptor, while read_at moves one
+
+
+class UnusableNameError(OSError):
+    """Windows has no file of this name."""
+
+
+def flags_of(names: str) -> int:
+    """Combine flags of ``open(2)``, without those that this system does not have.
+
+    Args:
+        names: Their names without ``O_``. BINARY is one of Windows, whose C library translates line
+            ends without it.
+    """
+    return reduce(or_, (getattr(os, f"O_{name}", 0) for name in names.split()))
+
+
+READ = flags_of("RDONLY CLOEXEC NONBLOCK NOCTTY BINARY")  # waits on no pipe
+CREATE = flags_of("WRONLY CREAT EXCL CLOEXEC BINARY")
+LOCK = flags_of("RDWR CREAT CLOEXEC BINARY")
+_FOLDER = flags_of("RDONLY DIRECTORY NOFOLLOW CLOEXEC")
+_NOFOLLOW = flags_of("NOFOLLOW")
+
+
+def open_file(name: str | Path, flags: int, above: Place | None = None) -> int:
+    """Open a file, or make one for its owner alone, unless its name is that of a link.
+
+    Args:
+        name: Its name in ``above``, or its path without that.
+        flags: Such as :data:`READ` or :data:`CREATE`.
+        above: The folder that it is in.
+
+    Raises:
+        UnusableNameError: Windows has no such name.
+        OSError: It is a link, or cannot be opened.
+    """
+    if FOLDERS_OPEN:
+        return os.open(
+            name, flags | _NOFOLLOW, 0o600, dir_fd=None if above is None else descriptor_of(above)
+        )
+    path = _path(name, above)
+    with suppress(FileNotFoundError):
+        if is_link(path.lstat()):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def open_folder(
+    folder: str | Path, above: Place | None = None, *, below: Iterable[str] = (), make: bool = False
+) -> Iterator[Place]:
+    """Open a folder, or one that lies below it, if none on the way is a link.
+
+    Args:
+        folder: Its name in ``above``, or its path without that.
+        above: The folder that it is in.
+        below: Names that lead from it to the folder to open, each in the one before.
+        make: Whether to make those of them that are missing, for their owner alone.
+
+    Raises:
+        UnusableNameError: Windows has no such name.
+        OSError: One of them is a link or not a folder, or cannot be opened or made.
+    """
+    place = _open_folder(folder, above)
+    try:
+        for name in below:
+            if make:
+                with suppress(FileExistsError):
+                    _make_folder(name, place)
+            # From descriptor to descriptor: a folder that is exchanged for a link meanwhile leads
+            # nowhere. One is open at a time, however deep it is.
+            inner = _open_folder(name, place)
+            _close(place)
+            place = inner
+        yield place
+    finally:
+        _close(place)
+
+
+def is_link(facts: os.stat_result) -> bool:
+    """Tell a symbolic link, or a junction of Windows, from what ``lstat`` returned."""
+    tag: int = getattr(facts, "st_reparse_tag", 0)
+    return stat.S_ISLNK(facts.st_mode) or bool(tag & _NAME_SURROGATE)
+
+
+def descriptor_of(place: Place) -> int:
+    """Return the descriptor of an open folder.
+
+    Raises:
+        TypeError: Folders have none on this system.
+    """
+    if isinstance(place, Path):
+        raise TypeError(f"not a descriptor: {place}")
+    return place
+
+
+def read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Read from an offset in bytes, and leave the position of the descriptor as it is.
+
+    Where the system cannot do that (Windows), the position is moved and moved back, so no other
+    thread may read or write through the descriptor in another way meanwhile.
+
+    Returns:
+        How many bytes were read; 0 at the end.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    with _POSITION:
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            data = os.read(descriptor, len(buffer))
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _open_folder(name: str | Path, above: Place | None) -> Place:
+    if FOLDERS_OPEN:
+        return os.open(name, _FOLDER, dir_fd=None if above is None else descriptor_of(above))
+    path = _path(name, above)
+    facts = path.lstat()
+    if is_link(facts) or not stat.S_ISDIR(facts.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    return path
+
+
+def _make_folder(name: str, above: Place) -> None:
+    if FOLDERS_OPEN:
+        os.mkdir(name, 0o700, dir_fd=descriptor_of(above))
+    else:
+        _path(name, above).mkdir(0o700)
+
+
+def _close(place: Place) -> None:
+    if isinstance(place, int):
+        os.close(place)
+
+
+def _path(name: str | Path, above: Place | None) -> Path:
+    """Return the path of a name where folders have no descriptors."""
+    if above is None:
+        return Path(name)
+    if not isinstance(above, Path):
+        raise TypeError(f"not a path: {above}")
+    if _NOT_ON_WINDOWS.fullmatch(str(name)):
+        raise UnusableNameError(errno.EINVAL, "not a name of a file on Windows", str(name))
+    return above / name
+
+
+if sys.platform == "win32":
+    import ctypes
+    import msvcrt
+    from ctypes import wintypes
+
+    _LOCK_NOW, _LOCK_EXCLUSIVE = 1, 2  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
+    _IS_LOCKED = 33  # ERROR_LOCK_VIOLATION
+    _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+
+    class _Overlapped(ctypes.Structure):
+        _fields_ = (
+            ("internal", ctypes.c_void_p),
+            ("internal_high", ctypes.c_void_p),
+            ("offset", wintypes.DWORD),
+            ("offset_high", wintypes.DWORD),
+            ("event", wintypes.HANDLE),
+        )
+
+    def _locked(descriptor: int, *, shared: bool, wait: bool) -> bool:
+        # A locked byte cannot be read or written, so it is one that no file has.
+        place = _Overlapped(offset_high=0x7FFF_FFFF)
+        flags = (0 if shared else _LOCK_EXCLUSIVE) | (0 if wait else _LOCK_NOW)
+        handle = wintypes.HANDLE(msvcrt.get_osfhandle(descriptor))
+        if _kernel.LockFileEx(handle, flags, 0, 1, 0, ctypes.byref(place)):
+            return True
+        if (code := ctypes.get_last_error()) != _IS_LOCKED:
+            raise ctypes.WinError(code)
+        return False
+
+else:
+    import fcntl
+
+    def _locked(descriptor: int, *, shared: bool, wait: bool) -> bool:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file among processes, until its descriptors are closed (flock, LockFileEx).
+
+    Args:
+        descriptor: Of the file; of a folder where these have descriptors.
+        shared: Whether others may have a shared lock, too.
+        wait: Whether to wait for those who have it locked.
+
+    Returns:
+        Whether it is locked now; True after waiting.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    return _locked(descriptor, shared=shared, wait=wait)
