@@ -1,7 +1,8 @@
-"""The wheel without native parts, on an interpreter that looks like that of a Mac."""
+"""The wheel without native parts, on interpreters that look like those of a Mac and of Windows."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ import pytest
 
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.platform import require_execution
+from tests.host import reviewer
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "corpus"
@@ -107,6 +109,37 @@ def test_doctor_checks_the_platform_first(mac):
     assert status != ExitCode.OK
     assert "Capsule builds images and executes runs on Linux on x86_64 only" in said
     assert "CAP-X001" not in said
+
+
+@pytest.fixture(scope="module")
+def windows(wheel, tmp_path_factory):
+    """Execute a reviewer's commands: the folder, and the exit status and the output of each."""
+    folder = tmp_path_factory.mktemp("windows")
+    zipfile.ZipFile(wheel).extractall(folder / "installed")
+    shutil.copytree(CORPUS, folder / "corpus")
+    path = os.pathsep.join(map(str, [Path(__file__).parent / "windows", folder / "installed"]))
+    subprocess.run(
+        [sys.executable, reviewer.__file__, "results.json"],
+        cwd=folder,
+        env={"PYTHONPATH": path, "HOME": str(folder), "COLUMNS": "200"},
+        check=True,
+    )
+    return folder, json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(reviewer.COMMANDS)))
+def test_what_a_reviewer_does_works_on_windows(windows, number):
+    arguments, status, said = reviewer.COMMANDS[number]
+    found, output = windows[1][number]
+    assert found == status, (arguments, output)
+    assert said in output
+
+
+@pytest.mark.parametrize("name", reviewer.WRITTEN)
+def test_what_is_written_on_windows_has_the_line_ends_of_others(windows, name):
+    written = (windows[0] / name).read_bytes()
+    assert written
+    assert b"\r" not in written
 
 
 @pytest.mark.parametrize(

@@ -5,38 +5,28 @@ library and other packages stay those of Linux, so all of these that choose by t
 loaded before. ``tests/end_to_end/test_windows.py`` has a true Python for Windows.
 """
 
-import asyncio  # noqa: F401
 import ctypes
-import ctypes.wintypes  # noqa: F401
 import fcntl
+import importlib
 import os
 import platform
 import shutil
 import stat
-import subprocess  # noqa: F401
 import sys
 import sysconfig
 import tempfile
 import types
-import urllib.request
-import zoneinfo  # noqa: F401
 
-import cryptography.hazmat.primitives.serialization
-import cyclonedx.validation.json
-import jinja2
-import jsonschema
-import PIL.Image
-import pydantic
-import requests
-import rich.console
-import rich.progress
-import rich.table
-import ruamel.yaml
-import typer  # noqa: F401
-
+for loaded in (
+    *("asyncio", "ctypes.wintypes", "subprocess", "urllib.request", "zoneinfo"),
+    *("cryptography.hazmat.primitives.serialization", "cyclonedx.validation.json", "jinja2"),
+    *("jsonschema", "PIL.Image", "pydantic", "requests", "rich.console", "rich.progress"),
+    *("rich.table", "ruamel.yaml", "typer.testing", "xxhash", "zstandard"),
+):
+    importlib.import_module(loaded)
 sysconfig.get_config_vars()
 tempfile._O_TMPFILE_WORKS = False
-shutil._use_fd_functions = False
+shutil._use_fd_functions = shutil._USE_CP_SENDFILE = False
 
 ONLY_POSIX = (
     "chown fchmod fchown fork forkpty geteuid getegid getgid getgroups getpgid getpriority getsid "
