@@ -71,7 +71,7 @@ def checked_key(
 ) -> Callable[[], tuple[Path, PrivateKey]]:
     """Check the key that signs, and return a function that returns it.
 
-    Only that function makes the user's own key, so that a command that fails before it needs the
+    Only that function makes the default key, so that a command that fails before it needs the
     key leaves none behind.
 
     Args:

@@ -182,7 +182,7 @@ def _between_fields(
         return _Wrong(path, f": {message}", f"Add {named[0]}.")
     first = (given or named)[0]
     fix = f"Change {' or '.join(named)}."
-    if "leave it out" in message:
+    if "remove it" in message:
         others = [field for field in named if field != first]
         fix = f"Remove {first}" + f", or change {' or '.join(others)}" * bool(others) + "."
     for start in (first, first.rpartition(".")[2]):
