@@ -201,9 +201,9 @@ class R2D2(BaseTrainer):
         taken, largest = values.unbind(2)
         best = largest.unsqueeze(2)  # the only action to select from
         window = _Window(*(each.to(self._device) for each in self._window(batch)))
-        learned = self._trainer.sequence_length
-        errors = self._targets(window, best, best) - taken[:learned]
-        priorities = self._priorities(errors, window.valid[:learned])
+        trained = self._trainer.sequence_length
+        errors = self._targets(window, best, best) - taken[:trained]
+        priorities = self._priorities(errors, window.valid[:trained])
         self._replay.update_priorities(indices, priorities)
 
     # Learning
@@ -286,8 +286,8 @@ class R2D2(BaseTrainer):
         with torch.no_grad():  # steps that are only bootstrapped from
             others, _ = self._unroll(self._leaves, rows, slice(end, None), after)
             online_values = torch.cat((values, others))
-        learned = trainer.sequence_length
-        actions, valid = window.actions[:learned], window.valid[:learned]
+        trained = trainer.sequence_length
+        actions, valid = window.actions[:trained], window.valid[:trained]
         targets = self._targets(window, online_values, target_values)
         errors = td_errors(values, actions, targets)
         loss = sequence_loss(errors, valid, weights, trainer.batch_size)
@@ -418,8 +418,8 @@ class _Shard(NamedTuple):
     Attributes:
         loss: Scalar.
         gradient: float32 ``[size]``, in the memory order of the parameters.
-        errors: float32 ``[learned, sequences]``.
-        valid: bool ``[learned, sequences]``: the errors that there are.
+        errors: float32 ``[trained, sequences]``.
+        valid: bool ``[trained, sequences]``: the errors that there are.
     """
 
     loss: torch.Tensor
@@ -442,7 +442,7 @@ class _Rows(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The steps of a batch after its prefix, the learned ones and those that only give rewards.
+    """The steps of a batch after its prefix, the trained ones and those that only give rewards.
 
     Attributes:
         rewards: float32 ``[time, batch]``.
