@@ -1,10 +1,10 @@
-"""What operating systems do differently about files: opening them, links, positions and locks.
+"""Operations on files that differ between operating systems: opening, links, positions and locks.
 
 Linux and macOS reject a link in the moment of opening (``O_NOFOLLOW``), and open a name relative to
-an open folder (``openat(2)``), so that it does not matter what becomes of the path meanwhile.
-Python offers neither on Windows. There, names are looked at before they are opened. That finds
-every link and junction that is in a folder already, but not one that another program puts there in
-between; only programs of the user's own could, because no program of a bundle is executed there.
+an open folder (``openat(2)``), so that a later change of the path does not matter. Python offers
+neither on Windows. There, names are checked before they are opened. The check finds every existing
+link and junction, but not one that another program makes between the check and the opening. No
+program of a bundle is executed on Windows, so only the user's programs could do that.
 """
 
 from __future__ import annotations
