@@ -82,6 +82,7 @@ def test_the_shell_accepts_the_steps(step):
     subprocess.run(["bash", "-n", "-c", step["run"]], check=True)
 
 
+@pytest.mark.slow
 def test_a_sound_bundle_gives_its_verdict(runner):
     done = verify(runner, CORPUS / "dqn.capsule.tar", CORPUS / "author.pub")
     assert done.returncode == 0, done.stderr
@@ -91,6 +92,7 @@ def test_a_sound_bundle_gives_its_verdict(runner):
     assert "**intact**" in runner.summary.read_text()
 
 
+@pytest.mark.slow
 def test_each_of_several_keys_is_trusted(runner):
     keys = f"{CORPUS / 'verifier.pub'}\n\n{CORPUS / 'author.pub'}\n"
     assert verify(runner, CORPUS / "dqn.capsule.tar", keys).returncode == 0

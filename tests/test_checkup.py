@@ -83,6 +83,7 @@ class FakeClient:
         pass
 
 
+@pytest.mark.slow
 def test_with_neither_an_engine_nor_a_new_c_library_nothing_can_run(machine, monkeypatch):
     assert by_name()["C library"].status == "ok"
     monkeypatch.setattr(checkup, "DEBIAN_12", replace(DEBIAN_12, glibc=(3, 0)))

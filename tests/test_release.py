@@ -46,6 +46,7 @@ def test_a_tree_with_changes_is_not_released(checkout):
     assert (status, "the tree has changes" in errors) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_version_without_a_section_is_not_released(checkout):
     (checkout / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
     commit(checkout)
@@ -58,6 +59,7 @@ def test_a_commit_without_its_tag_is_not_signed(checkout):
     assert (status, "does not exist, or is of another commit" in errors) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_tag_is_released_once(checkout):
     version = (checkout / "capsule/__init__.py").read_text().split('"')[-2]
     subprocess.run(["git", "tag", f"v{version}"], cwd=checkout, check=True)
@@ -65,6 +67,7 @@ def test_a_tag_is_released_once(checkout):
     assert (status, f"the tag v{version} exists" in errors) == (1, True)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(checkout):
     assert "usage" in release(checkout)[1]
     assert "usage" in release(checkout, "release", "out")[1]

@@ -55,6 +55,7 @@ def documents():
     return "\n".join(path.read_text() for path in paths if path.name != "commands.md")
 
 
+@pytest.mark.slow
 def test_documented_options_are_those_of_help_and_conversely():
     known = {command: options_of(command.split()) for command in COMMANDS}
     general = options_of([])
@@ -158,6 +159,7 @@ def test_a_traceback_is_shown_on_request(tmp_path):
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 def test_usage_errors_have_status_2():
     assert capsule("verify").returncode == 2
     assert capsule("run", SMALL).returncode == 2
@@ -189,6 +191,7 @@ def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_command_line_is_found_before_anything_is_made(tmp_path):
     for words, code in (
         (("run",), "CAP-S001"),
@@ -214,6 +217,7 @@ def test_debug_may_stand_behind_the_command(tmp_path):
     assert "CAP-S001" in done.stderr
 
 
+@pytest.mark.slow
 def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path):
     assert capsule("keygen", "alice", cwd=tmp_path).returncode == 0
     options = ("--key", "alice", "--ssh-key", "missing", "--output", "runs")

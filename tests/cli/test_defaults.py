@@ -116,6 +116,7 @@ def test_the_own_key_and_the_trust_file_are_trusted(folder, tmp_path, monkeypatc
         load_policy(allowed_signers=trusted_files(None, None).allowed_signers)
 
 
+@pytest.mark.slow
 def test_commands_make_and_trust_the_own_key(folder, honest_bundle, key, tmp_path, monkeypatch):
     made = CliRunner().invoke(app, ["keygen"])
     assert made.exit_code == 0, made.output

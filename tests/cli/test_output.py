@@ -55,6 +55,7 @@ def test_what_is_printed_arrives():
     assert done.stdout.startswith("capsule ")
 
 
+@pytest.mark.slow
 def test_a_tampered_bundle_costs_its_status_whatever_the_reader_does(tmp_path, closed_pipe):
     bundle = tmp_path / "x.capsule.tar"
     bundle.write_bytes(b"signatures/run.sigstore.json")  # cut off

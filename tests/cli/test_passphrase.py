@@ -30,6 +30,7 @@ def capsule(folder, *arguments, **options):
     return subprocess.run(command, cwd=folder, text=True, **options)
 
 
+@pytest.mark.slow
 def test_a_key_is_made_and_used_without_ever_being_in_clear_text(files):
     assert b"ENCRYPTED" in (files / "bob").read_bytes()
     assert load_private(files / "bob", SECRET).public

@@ -336,6 +336,7 @@ def test_a_later_version_gives_the_same_identities(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_a_later_version_finds_it_intact(name, tmp_path):
     arguments = ("verify", bundle(name), "--key", KEY, "--quiet", "--mode", "integrity")
     report = tmp_path / "report.json"

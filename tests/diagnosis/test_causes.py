@@ -112,6 +112,7 @@ def test_a_process_number_is_named_and_the_clock_that_is_fixed_is_not(diagnosed)
     assert patch(found) == {}
 
 
+@pytest.mark.slow
 def test_a_time_that_is_only_printed_is_named(diagnosed):
     found = diagnosed(PRINTED, torch=False, **SYSTEM_CLOCK)
     assert not found.equal
@@ -119,12 +120,14 @@ def test_a_time_that_is_only_printed_is_named(diagnosed):
     assert patch(found) == {"entropy.clock": "virtual"}
 
 
+@pytest.mark.slow
 def test_a_monotonic_clock_is_named_without_a_setting(diagnosed):
     found = diagnosed("import time\nprint(time.monotonic())\n", torch=False)
     assert codes(found) == {"CAP-D108"}
     assert patch(found) == {}
 
 
+@pytest.mark.slow
 def test_a_program_past_the_preloaded_library_is_named_where_nothing_else_is(
     diagnosed, compiled, tmp_path
 ):
@@ -185,6 +188,7 @@ def test_a_setting_that_does_not_help_is_not_written(local, tmp_path):
     assert '"virtual"' not in place.spec.read_text()
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_where_no_setting_is_proposed(local, tmp_path):
     assert local("import time\nprint(time.monotonic())\n").cure(tmp_path) is None
 

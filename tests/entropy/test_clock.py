@@ -98,6 +98,7 @@ def test_waits_end_when_they_should_and_advance_the_clock(interposed, compiled):
     assert all(20_000_000 <= by <= 20_000_000 + 2 * STEP for by in advanced.values()), advanced
 
 
+@pytest.mark.slow
 def test_waits_under_a_fixed_clock_end_when_they_should(interposed, compiled):
     lines = interposed(compiled(HERE / "waits.c"), clock="fixed").lines
     assert {line.rsplit(" ", 1)[1] for line in lines} == {"0"}

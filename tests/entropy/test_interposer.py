@@ -159,6 +159,7 @@ START_UP = (
 )
 
 
+@pytest.mark.slow
 def test_a_typical_start_is_recorded_in_a_kilobyte(interposed):
     _, profile = interposed.record(sys.executable, "-c", START_UP)
     given_bytes = sum(use.bytes for use in describe(parse(profile)))

@@ -207,6 +207,7 @@ def test_threads_may_be_made_by_threads_without_end(launch, asks):
     assert name in {thread.thread for thread in read_journal(first.directory).threads}
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_stopped_and_continued_goes_on(launch, asks):
     script = (
         "for i in 1 2 3 4; do (for j in $(seq 60); do "
@@ -249,6 +250,7 @@ def test_a_damaged_profile_is_refused(launch, asks):
     assert ended.output == ""
 
 
+@pytest.mark.slow
 def test_random_bytes_are_never_made_without_a_system_call(launch, asks):
     finished = launch(asks, "vdso")
     assert finished.output.startswith("mapping refused\n")

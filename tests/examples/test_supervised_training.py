@@ -46,6 +46,7 @@ def tiny_sequences() -> Data:
     return Data(split, split, split)
 
 
+@pytest.mark.slow
 def test_a_loss_that_stands_still_ends_training_after_the_case_studys_five_epochs() -> None:
     recipe, network = train.RECIPES["lstm"], LstmRegressor()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
@@ -172,6 +173,7 @@ def test_the_specs_run_the_script_as_its_command_line_allows(
         assert options.directory == Path("/data", *spec.data)
 
 
+@pytest.mark.slow
 def test_a_fixed_image_size_cannot_be_changed(tmp_path: Path) -> None:
     arguments = ["--model", "lenet5", "--data", "digits", "--output", str(tmp_path)]
     done = subprocess.run(

@@ -233,6 +233,7 @@ def test_numbers_brackets_and_tags_that_no_spec_has(text):
     assert caught.value.code == "CAP-S003"
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_wrong_fields_the_first_are_explained():
     text = "".join(f"field{number}: 1\n" for number in range(10_000))
     with pytest.raises(CapsuleError) as caught:

@@ -35,6 +35,7 @@ def written_out(constraint):
 
 @settings(max_examples=500)
 @given(releases, st.lists(clauses, min_size=1, max_size=3).map(",".join))
+@pytest.mark.slow
 def test_constraints_mean_what_they_mean_to_pip(version, constraint):
     assert FIELD.validate_python(constraint) == constraint
     expected = SpecifierSet(written_out(constraint)).contains(version)

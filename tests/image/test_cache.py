@@ -157,6 +157,7 @@ def _add(root: Path, source: Path) -> None:
         Cache(root).add(source, SHA256)
 
 
+@pytest.mark.slow
 def test_many_processes_may_add_at_once(cache, source):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_add, args=(cache.root, source)) for _ in range(3)]

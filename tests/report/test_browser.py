@@ -177,6 +177,7 @@ def test_a_strangers_text_does_nothing(browser, hostile):
     browser.save("hostile")
 
 
+@pytest.mark.slow
 def test_even_a_script_in_the_page_would_not_run(browser, hostile, tmp_path):
     attack = "<script>document.title = 'ran'</script><p style='color: red'>x</p></body>"
     path = tmp_path / "attacked.html"

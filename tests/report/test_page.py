@@ -255,6 +255,7 @@ def test_countless_intervals_are_merged_until_they_can_be_drawn():
         b" " * (16 << 20) + b"{}",
     ],
 )
+@pytest.mark.slow
 def test_what_is_no_report_is_refused(bundles, tmp_path, data):
     (tmp_path / "bad.json").write_bytes(data)
     with pytest.raises(CapsuleError) as caught:

@@ -114,6 +114,7 @@ def test_states_of_segments_are_kept_at_claimed_checkpoints_but_the_last(begin, 
         ("job.json", lambda data: data.replace(b'"root":0', b'"root":7'), "CAP-T133"),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_directory_is_refused(saved_run, tmp_path, name, damage, code):
     directory = shutil.copytree(saved_run, tmp_path / "damaged")
     path = directory / name

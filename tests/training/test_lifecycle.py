@@ -50,6 +50,7 @@ def test_the_processors_of_a_run(how, device, processors):
     assert processors_of(job, device, 16) == processors
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_the_contract(cartpole_run):
     result = Result.model_validate_json((cartpole_run / contract.RESULT).read_bytes())
     assert (result.complete, result.steps, result.trace_records) == (True, 1_600, 200)

@@ -121,6 +121,7 @@ def test_gradients_are_added_in_the_order_of_the_shards(ranks):
     learners[0].close()
 
 
+@pytest.mark.slow
 def test_ranks_follow_the_parameters(ranks):
     shapes = {"weight": (2,)}
     parameters = Parameters(shapes, torch.device("cpu"))
@@ -229,6 +230,7 @@ class Failing(Telling):
         return super().__call__(shard)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_says_why_and_there_are_none_without_a_shard(ranks):
     shapes = {"weight": (2,)}
     learners = ranks(Parameters(shapes, torch.device("cpu")), shapes, 20, Failing, shards=2)

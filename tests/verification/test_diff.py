@@ -44,6 +44,7 @@ def evidence(found):
     return "\n".join(found.causes[0].evidence)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_bundle_are_equal(honest, honest_bundle):
     found = compared(honest.folder, honest_bundle)
     assert found.equal
@@ -82,6 +83,7 @@ def test_other_physics(honest, tmp_path):
     assert found.explanations[0].what == "wheel gymnasium"
 
 
+@pytest.mark.slow
 def test_another_numerics_profile(honest, other_numerics):
     found = compared(honest.folder, other_numerics.folder)
     assert named(found) == ("arithmetic", "likely")
@@ -125,6 +127,7 @@ def test_another_order_of_actors(tmp_path):
     assert found.equal_until["schedule"] == 40
 
 
+@pytest.mark.slow
 def test_a_patched_optimizer(honest, patched):
     found = compared(honest.folder, patched.folder)
     assert named(found) == ("changed-code-or-library", "likely")

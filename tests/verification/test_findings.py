@@ -61,6 +61,7 @@ def found(report):
     return {name for name, value in report.model_dump().items() if value != empty[name]}
 
 
+@pytest.mark.slow
 def test_a_finished_verification_has_the_findings_of_all_stages(verified):
     report = verified()
     assert report.verdict == "reproduced-bitwise"

@@ -130,12 +130,14 @@ def test_another_processor_reproduces_within_the_tolerance(verified, here):
     assert verified(here).exit_code == ExitCode.DIFFERS
 
 
+@pytest.mark.slow
 def test_the_same_processor_reproduces_bit_for_bit(verified, old):
     report = verified(old)
     assert (report.verdict, report.expected_grade) == ("reproduced-bitwise", "bitwise")
     assert report.statistics is None
 
 
+@pytest.mark.slow
 def test_other_bits_from_an_equal_machine_are_not_excused(verified, here, old, folder):
     pretender = StandIn(here.folder, old.fingerprint)
     report = verified(pretender)
@@ -201,6 +203,7 @@ def receipts(*arguments):
     return done
 
 
+@pytest.mark.slow
 def test_receipts_of_real_verifications_are_counted(verified, bundle, here, old, folder):
     for name in ("bob", "carol"):
         generate(folder / name)

@@ -92,6 +92,7 @@ def seeing(verdict, **facts):
     return report(verdict, "it differs in x", seen=USUAL.model_copy(update=facts))
 
 
+@pytest.mark.slow
 def test_what_a_run_depends_on_is_said_in_a_sentence(trial):
     found, asked = trial(
         "threads",

@@ -25,6 +25,7 @@ def pack(place, listing):
 
 
 @given(FILES.filter(bool))
+@pytest.mark.slow
 def test_a_data_set_is_the_same_after_unpacking(tmp_path_factory, files):
     root = tmp_path_factory.mktemp("set")
     for parts, content in files.items():

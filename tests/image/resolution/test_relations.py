@@ -69,6 +69,7 @@ def test_relations_have_alternatives_versions_and_qualifiers():
 
 @settings(deadline=None, max_examples=200)
 @given(st.text())
+@pytest.mark.slow
 def test_relations_and_versions_survive_any_text(text):
     parse_relations(text)
     assert compare_versions(text, text) == 0

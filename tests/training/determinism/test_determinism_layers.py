@@ -408,6 +408,7 @@ def test_a_nondeterministic_operator_fails_warns_or_runs(flags, name, mode, put,
         ),
     ],
 )
+@pytest.mark.slow
 def test_flags_of_the_gpu_read_back_as_set(flags, name, changed):
     strict, weaker = flags["strict"][0], flags[name][0]
     assert strict.keys() == weaker.keys()

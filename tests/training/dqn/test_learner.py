@@ -95,6 +95,7 @@ def errors(leaves, batch):
     return functional.smooth_l1_loss(chosen, returns, reduction="none")
 
 
+@pytest.mark.slow
 def test_one_update_equals_a_float64_reference(make, tmp_path):
     learner = make(tmp_path / "trace", trainer={"micro_batches": [20, 12]})
     train(learner, 240)

@@ -173,6 +173,7 @@ def test_an_ended_episode_stays_ended(ends_after):
     assert other.reset().tobytes() == one.reset().tobytes()
 
 
+@pytest.mark.slow
 def test_few_steps_are_played_however_long_the_episode(pairs, monkeypatch):
     one, other = begun(pairs["pong"])
     played = counted(monkeypatch, "_advance")

@@ -201,6 +201,7 @@ def missions_of(actor, actions):
 # --- from the mission to the learner --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_row_of_an_unroll_has_the_mission_of_its_episode():
     settings, parameters = settings_of()
     worker = UnrollWorker(settings, range(2))

@@ -89,6 +89,7 @@ CPU_CALLS = {
 
 
 @pytest.mark.parametrize("call", CPU_CALLS.values(), ids=CPU_CALLS)
+@pytest.mark.slow
 def test_torch_warns_of_exactly_the_calls_whose_status_is_raises(call, deterministic_warnings):
     with warnings.catch_warnings(record=True) as caught, ReexecutionMode() as mode:
         warnings.simplefilter("always")

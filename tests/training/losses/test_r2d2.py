@@ -89,6 +89,7 @@ def test_the_inverse_is_the_published_one(number):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_rescaling_against_rlax():
     """Tolerances by range: the differences are rlax's cancellation."""
     import rlax
@@ -221,6 +222,7 @@ def test_the_lowest_of_equal_actions_is_selected():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("steps", [1, 5, 20])
+@pytest.mark.slow
 def test_errors_against_rlax(steps):
     import jax
     import rlax

@@ -66,6 +66,7 @@ def test_other_training_code_is_executed_only_if_the_user_accepts_it(
     assert "the training code was the signer's own" in report.summary
 
 
+@pytest.mark.slow
 def test_the_code_of_a_release_is_executed_and_named(verified, honest_bundle, monkeypatch):
     monkeypatch.setattr(admission, "release_of", lambda _: "0.0.9")
     report = verified(honest_bundle, code="own")

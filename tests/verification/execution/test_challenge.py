@@ -748,6 +748,7 @@ def test_a_mode_is_written_as_it_is_read(text):
 
 
 @pytest.mark.parametrize("text", ["segments:", "segments:0", "segments:-1", "segments:1.5"])
+@pytest.mark.slow
 def test_segments_of_no_number_are_refused(text):
     with pytest.raises(CapsuleError) as refusal:
         Mode.parse(text)
