@@ -18,7 +18,8 @@ from capsule.experiment.beneath import remove_folder
 from capsule.experiment.files import FOLDERS_OPEN, flags_of, lock_file
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SUFFIX = ".capsule-held"  # only of folders that a process holds by a lock
+_HELD = ".capsule-held"  # only of folders that a process holds by a lock
+_SUFFIX = _HELD if FOLDERS_OPEN else ""
 _FOLDER = flags_of("RDONLY DIRECTORY CLOEXEC")
 
 
@@ -105,7 +106,7 @@ def abandoned(parent: Path | None = None) -> Iterator[Path]:
     if not FOLDERS_OPEN:
         return
     where = Path(tempfile.gettempdir()) if parent is None else parent
-    for folder in where.glob(f"*{_SUFFIX}"):
+    for folder in where.glob(f"*{_HELD}"):
         try:
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
         except OSError:  # it has gone, or is no folder of this user

@@ -138,8 +138,8 @@ def test_what_a_reviewer_does_works(windows):
         assert said in output, arguments
     for name in reviewer.WRITTEN:
         assert b"\r" not in (folder / name).read_bytes(), name
-    temporary = folder / "prefix" / "drive_c" / "users"
-    assert not list(temporary.rglob("*.capsule-held")), "a temporary folder was not removed"
+    users = folder / "prefix" / "drive_c" / "users"
+    assert not list(users.rglob("Temp/capsule-*")), "a temporary folder was not removed"
 
 
 def test_commands_print_and_end_as_elsewhere(windows):
