@@ -392,7 +392,7 @@ def whole_run(directory, **options):
     return claimed(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the next test shows it from outside
 def test_a_run_on_a_cluster_claims_what_it_claims_without(cluster, alone, tmp_path, token):
     directory = tmp_path / "run"
     assert whole_run(directory, environment=variables_of(cluster)) == alone

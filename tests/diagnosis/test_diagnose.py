@@ -92,7 +92,7 @@ def failing(monkeypatch, tmp_path):
     """Let the first run end with an error after its instruments have seen some operators."""
 
     def work(*operators):
-        def execute(_lock, _engine, directory, **_options):
+        def execute(_lock, _engine, directory, _options, **_reporter):
             report = InstrumentReport(
                 algorithms="error",
                 threads=1,

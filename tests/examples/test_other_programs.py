@@ -1,4 +1,4 @@
-"""Other people's programs, two of them run and verified in Docker.
+"""Other people's programs, one of them run and verified in Docker.
 
 ``pytest -m soak`` verifies bundles of both engines of each program five times while another process
 keeps each core busy.
@@ -16,7 +16,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "examples" / "other-programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 # The others are left to the soak tests: each takes a minute, mostly to install its packages.
-IN_DOCKER = ["data_loader", "sb3_ppo"]
+IN_DOCKER = ["sb3_ppo"]
 BUSY = "while True: pass"
 
 pytestmark = pytest.mark.network

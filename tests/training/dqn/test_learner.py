@@ -283,7 +283,7 @@ def test_the_global_generators_are_never_used(make, tmp_path):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # results/ has the study that shows it
 def test_it_learns_cartpole(make, tmp_path):
     """Seed 0: the last 20 of 8,000 steps' episodes average above 100; random play scores 22."""
     learner = make(

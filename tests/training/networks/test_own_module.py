@@ -97,7 +97,8 @@ def test_features_are_those_of_the_module_with_the_runs_parameters(own):
         parameter.data.copy_(parameters.views[f"module.{name}"])
     seen = torch.rand(3, *SHAPE)
     assert own.width() == 7
-    assert torch.equal(own.features(parameters.views, seen), reference(seen))
+    # Not to the bit: the library chooses its loops by the addresses of the weights, too.
+    torch.testing.assert_close(own.features(parameters.views, seen), reference(seen))
 
 
 def test_gradients_reach_the_runs_parameters(own):
