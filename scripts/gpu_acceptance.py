@@ -50,6 +50,8 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 # TF32 has other bits and another speed, but the same ones each time, and so is tried by itself.
 LOOSE = ("determinism.algorithms=off", "determinism.cudnn_benchmark=true")
 TF32 = ("determinism.tf32=true",)
+GRAPHS = ("accelerator.cuda_graphs=true",)  # which changes no bit, and exists for these trainers:
+WITH_GRAPHS = ("dqn", "r2d2")
 # What is asked about the machine, and how: a step each, so that one that fails hides no other.
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "the driver": ("nvidia-smi", "-q"),
@@ -198,6 +200,9 @@ def accept(acceptance: Acceptance) -> Iterator[str]:
         yield _twice(acceptance, name, run, "without flags", LOOSE)
     if on_gpu:
         yield _twice(acceptance, "dqn", runs["dqn"], "with TF32", TF32)
+        for name in WITH_GRAPHS:
+            graphs = acceptance.train(name, "run with CUDA graphs", *GRAPHS)
+            yield _compared(acceptance, f"{name} with CUDA graphs", runs[name], graphs)
         options = ("--engine", "process")
         yield acceptance.train("dqn", "run as a plain process", options=options).summary
         for name, (script, *words) in BENCHMARKS.items():
@@ -224,15 +229,19 @@ def _several(acceptance: Acceptance, alone: Step) -> Iterator[str]:
     """Share IMPALA's gradient between two GPUs, where there are two."""
     gpus = len(visible_devices(read_devices(load_nvml()), os.environ))
     if gpus < 2:
-        yield f"- two learners: not tried, as {gpus} GPU is visible"
+        yield f"- impala with two learners: not tried, as {gpus} GPU is visible"
         return
     both = acceptance.train("impala", "run with two learners", options=("--learners", "2"))
-    one, two = (acceptance.shown(each) for each in (alone, both))
-    if one is None or two is None:
-        yield "- two learners: a run failed"
-        return
-    same = "the network of one learner" if one[0] == two[0] else "another network than one learner"
-    yield f"- two learners: {same}; {one[1]:,.0f} and {two[1]:,.0f} agent steps/s"
+    yield _compared(acceptance, "impala with two learners", alone, both)
+
+
+def _compared(acceptance: Acceptance, title: str, usual: Step, other: Step) -> str:
+    """Compare a run with the usual one, whose network it must have."""
+    before, after = (acceptance.shown(each) for each in (usual, other))
+    if before is None or after is None:
+        return f"- {title}: a run failed"
+    same = "the same network" if before[0] == after[0] else "**another network**"
+    return f"- {title}: {same}; {before[1]:,.0f} agent steps/s as usual, {after[1]:,.0f} so"
 
 
 def pack(acceptance: Acceptance, summary: Sequence[str]) -> Path:

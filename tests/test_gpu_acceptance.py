@@ -104,6 +104,7 @@ def played(networks=()):
     names = [f"{name}: {title}" for name in TRAINED for title in
              ("run", "run 1 without flags", "run 2 without flags")]  # fmt: skip
     names += ["dqn: run 1 with TF32", "dqn: run 2 with TF32", "impala: run with two learners"]
+    names += [f"{name}: run with CUDA graphs" for name in ("dqn", "r2d2")]
     found = {name: {"bundle": name} for name in names}
     for name in names:
         facts = {"claims": {"parameters": dict(networks).get(name, "a")}}
@@ -114,7 +115,8 @@ def played(networks=()):
 
 
 def test_everything_that_is_open_is_tried(accepted, gpus, monkeypatch):
-    monkeypatch.setattr(Played, "outputs", played({"r2d2: run 2 without flags": "b"}))
+    others = {"r2d2: run 2 without flags": "b", "r2d2: run with CUDA graphs": "c"}
+    monkeypatch.setattr(Played, "outputs", played(others))
     status, _, report = accepted()
     assert status == 0
     summary = "\n".join(report["summary"])
@@ -123,12 +125,15 @@ def test_everything_that_is_open_is_tried(accepted, gpus, monkeypatch):
     assert "- dqn without flags: the same network twice; 1,234 agent steps/s as usual" in summary
     assert "- r2d2 without flags: another network each time" in summary
     assert "- dqn with TF32: the same network twice" in summary
-    assert "- two learners: not tried, as 1 GPU is visible" in summary
+    assert "- dqn with CUDA graphs: the same network; 1,234 agent steps/s as usual" in summary
+    assert "- r2d2 with CUDA graphs: **another network**" in summary
+    assert "- impala with two learners: not tried, as 1 GPU is visible" in summary
     steps = {step["name"]: step["command"] for step in report["steps"]}
     assert {*gpu_acceptance.QUESTIONS, "dqn: build", "dqn: benchmark", "r2d2: benchmark"} < {*steps}
     assert steps["dqn: run as a plain process"][-5:-3] == ["--engine", "process"]
     assert "limits.memory_mb=16384" in steps["dqn: run"]
     flags = {word for word in steps["dqn: run 1 without flags"] if word.startswith("determinism.")}
+    assert "accelerator.cuda_graphs=true" in steps["dqn: run with CUDA graphs"]
     assert flags == {"determinism.algorithms=off", "determinism.cudnn_benchmark=true"}
 
 
@@ -136,7 +141,8 @@ def test_two_gpus_share_a_gradient(accepted, gpus, monkeypatch):
     gpus(2)
     monkeypatch.setattr(Played, "outputs", played())
     _, _, report = accepted()
-    assert any(line.startswith("- two learners: the network of one") for line in report["summary"])
+    shared = "- impala with two learners: the same network"
+    assert any(line.startswith(shared) for line in report["summary"])
     steps = {step["name"]: step["command"] for step in report["steps"]}
     assert "--learners" in steps["impala: run with two learners"]
 
