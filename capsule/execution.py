@@ -6,35 +6,32 @@ second way to execute anything.
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from capsule.bundle.claims import read_arrivals
-from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Exit, Task
+from capsule.engine.interface import NATIVE, RUN_DIRECTORY, Engine, Task
 from capsule.engine.interpreter import interpreter_packages
-from capsule.engine.supervise import RESERVE_BYTES, spoilt, unattended_seconds
+from capsule.engine.supervise import unattended_seconds
 from capsule.entropy.attempt import Attempt
 from capsule.entropy.evidence import Evidence
 from capsule.entropy.ledger import compute_ledger
 from capsule.entropy.report import EntropyReport
 from capsule.experiment import contract
-from capsule.experiment.beneath import entries_beneath
-from capsule.experiment.canonical import open_regular, write_atomic
+from capsule.experiment.canonical import write_atomic
 from capsule.experiment.fields import Model, PositiveInt
 from capsule.experiment.lock import Lock, LockedData, LockedDebianPackage
 from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec, SourcesSpec, Spec
 from capsule.experiment.trainers import CommandTrainer, ImpalaTrainer
 from capsule.experiment.variables import environment_variables
-from capsule.host.errors import IMAGE_CODES, CapsuleError
+from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image, assemble
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
@@ -42,15 +39,22 @@ from capsule.image.data.places import FoundData
 from capsule.image.distribution import distribution_of
 from capsule.image.resolution.fetch import fetch
 from capsule.image.resolution.project import check_project
-from capsule.machine.devices import Device, devices_for
+from capsule.machine.devices import devices_for
+from capsule.outcome import (
+    FIXES,
+    EventTail,
+    GpuCheck,
+    check_run_directory,
+    last_lines,
+    outcome,
+    read_checked,
+    reported_failure,
+    result_of,
+)
 
 POLL_SECONDS = 0.2
-PROGRAM_FAILED = "CAP-T302"
-MAX_READ_BYTES = 1 << 20
-MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 TRAINING = ("-P", "-m", "capsule.training", RUN_DIRECTORY)
 FILM = ("-P", "-m", "capsule.training.film", RUN_DIRECTORY)
-Document = TypeVar("Document", bound=Model)
 
 # Prints what a program sees of its surroundings, as one JSON object, the fields of
 # :class:`SeenSurroundings`. What the kernel allows is not asked for by a system call, which
@@ -178,16 +182,6 @@ class SeenSurroundings(Model):
     told: PositiveInt = Field(description="Number of processors that the C library reports.")
 
 
-class Reporter(Protocol):
-    """Receives progress messages (``capsule.report.progress`` has the implementations)."""
-
-    def note(self, message: str) -> None:
-        """Say one line about what is being done."""
-
-    def event(self, event: contract.Event) -> None:
-        """Show one event of the training side."""
-
-
 def prepare(
     lock: Lock,
     engine: Engine,
@@ -302,14 +296,14 @@ def execute(
     if data.keys() != (lock.data or {}).keys():
         raise ValueError(f"the data sets {sorted(data)} are not those of the lock")
     if (run_directory / contract.LEDGER).exists():  # written last
-        return _result(lock.spec, run_directory)
+        return result_of(lock.spec, run_directory)
     run_directory.mkdir(parents=True, exist_ok=True)
     # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
     write_atomic(run_directory / contract.JOB, options.job(lock).document())
     for name, log in options.logs().items():
         write_atomic(run_directory / name, log.read_bytes())
-    events = _EventTail(run_directory / contract.EVENTS, reporter)
+    events = EventTail(run_directory / contract.EVENTS, reporter)
     _read_data(data, reporter)
     ended = (run_directory / contract.ENDED).exists()  # only its outputs are to be listed
     limits, surroundings = options.limits or lock.spec.limits, options.surroundings
@@ -318,7 +312,7 @@ def execute(
     task = _task(
         lock.spec, attempt, words, run_directory, limits, surroundings, data, options.learners
     )
-    gpu = _GpuCheck(task.gpus, run_directory)
+    gpu = GpuCheck(task.gpus, run_directory)
 
     def poll() -> None:
         events.poll()
@@ -328,7 +322,7 @@ def execute(
     check_run_directory(run_directory)
     events.poll()
     attempt.check()
-    result = _outcome(lock.spec, run_directory, exit_)
+    result = outcome(lock.spec, run_directory, exit_)
     gpu.check()
     report = attempt.finish(prefix=options.stop_after is not None)
     if data:
@@ -363,7 +357,7 @@ def look(
     task = _task(lock.spec, attempt, words, directory, limits, surroundings, {})
     ended = engine.run(task, on_poll=lambda: None, poll_seconds=POLL_SECONDS)
     check_run_directory(directory)
-    said = "".join(_last_lines(directory / contract.LOG, 1))
+    said = "".join(last_lines(directory / contract.LOG, 1))
     try:
         return SeenSurroundings.model_validate_json(said)
     except ValidationError as error:
@@ -414,20 +408,20 @@ def film(
     check_run_directory(directory)
     if ended.reason == "interrupted":
         raise CapsuleError("CAP-E012", "the replay was interrupted", fix="Start it again.")
-    if (failure := _reported_failure(directory)) is not None:
+    if (failure := reported_failure(directory)) is not None:
         raise failure
     if ended.reason != "exited" or ended.status != 0:
         raise CapsuleError(
             "CAP-E047",
             f"the program that plays the evaluation ended with status {ended.status} "
-            f"({ended.reason}); last output: {''.join(_last_lines(directory / contract.LOG, 1))!r}",
-            fix=_FIX.get(
+            f"({ended.reason}); last output: {''.join(last_lines(directory / contract.LOG, 1))!r}",
+            fix=FIXES.get(
                 ended.reason,
                 "If there is no such module, the training code in the "
                 "bundle is older than 'capsule replay'; make the bundle again with this Capsule.",
             ),
         )
-    return _checked(contract.Film, directory / contract.FILM)
+    return read_checked(contract.Film, directory / contract.FILM)
 
 
 def _task(
@@ -472,28 +466,6 @@ def _mounted(name: str, found: FoundData) -> tuple[str, Path]:
     return f"{name}/{found.below}".rstrip("/"), found.path
 
 
-def check_run_directory(run_directory: Path) -> None:
-    """Check that what the host is about to read is made of folders and regular files.
-
-    The task can write everywhere in the run directory. A link would lead the host to files of its
-    own, a pipe would have it wait for ever. To be called when nothing of the task is left.
-
-    Raises:
-        CapsuleError: CAP-E041 naming something else that stands there.
-    """
-    for entry in entries_beneath(run_directory):
-        top, _, below = entry.path.partition("/")
-        is_file, is_folder = (check(entry.facts.st_mode) for check in (stat.S_ISREG, stat.S_ISDIR))
-        if top in contract.READ_FILES:
-            sound = is_file and not below
-        elif top in contract.READ_FOLDERS:
-            sound = is_folder or (is_file and bool(below))
-        else:  # the program's own, below its working folder
-            sound = bool(below) or top != contract.WORKSPACE or is_folder
-        if not sound:
-            raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
-
-
 def _write_ledger(
     spec: Spec,
     run_directory: Path,
@@ -503,197 +475,16 @@ def _write_ledger(
 ) -> None:
     streams = None
     if not isinstance(spec.trainer, CommandTrainer):
-        streams = _checked(contract.StreamProfiles, run_directory / contract.STREAMS)
+        streams = read_checked(contract.StreamProfiles, run_directory / contract.STREAMS)
     arrivals, data = run_directory / contract.ARRIVALS, run_directory / contract.DATA
     evidence = Evidence(
-        runtime=_checked(contract.Runtime, run_directory / contract.RUNTIME),
-        mechanisms=_checked(Mechanisms, run_directory / contract.MECHANISMS),
+        runtime=read_checked(contract.Runtime, run_directory / contract.RUNTIME),
+        mechanisms=read_checked(Mechanisms, run_directory / contract.MECHANISMS),
         report=report,
         streams=streams,
         arrivals=read_arrivals(arrivals) if arrivals.exists() else None,
-        data=_checked(contract.DataRead, data) if data.exists() else None,
+        data=read_checked(contract.DataRead, data) if data.exists() else None,
         engine=engine,
         image=image,
     )
     write_atomic(run_directory / contract.LEDGER, compute_ledger(evidence).document())
-
-
-class _GpuCheck:
-    """Compares the GPU that a run's own process uses with those that it was given."""
-
-    def __init__(self, given: tuple[Device, ...], run_directory: Path) -> None:
-        self._given = given
-        self._path = run_directory / contract.RUNTIME
-        self._seen = self._written()  # by an earlier attempt, which may have had another GPU
-
-    def poll(self) -> None:
-        """Check what the run has written of its GPU, if it has written it since the last time.
-
-        It does so seconds after its start, so that a run on another GPU ends there.
-
-        Raises:
-            CapsuleError: CAP-E048, it used another one; CAP-E011, the file is malformed.
-        """
-        if (written := self._written()) != self._seen:
-            self._seen = written
-            self.check()
-
-    def check(self) -> None:
-        """Check what the run has written of its GPU.
-
-        Raises:
-            CapsuleError: As :meth:`poll`, and if nothing was written.
-        """
-        allowed = {name for gpu in self._given for name in _identities(gpu)}
-        if not allowed:
-            return
-        used = _checked(contract.Runtime, self._path).device.get("uuid_sha256")
-        if used is not None and used not in allowed:
-            named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in self._given)
-            raise CapsuleError(
-                "CAP-E048",
-                f"the run was given the GPU {named}, and used another one",
-                fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
-            )
-
-    def _written(self) -> tuple[int, int] | None:
-        try:
-            facts = self._path.lstat()
-        except FileNotFoundError:
-            return None
-        return facts.st_ino, facts.st_mtime_ns
-
-
-def _identities(gpu: Device) -> tuple[str, ...]:
-    """Return the identities that a run may give for a device; none for an engine's unknown one.
-
-    CUDA has no prefix before a UUID, and that of a part of a GPU is the part's own.
-    """
-    kind, _, number = gpu.uuid.partition("-")
-    return tuple(contract.gpu_identity(f"{each}-{number}") for each in (kind, "GPU") if number)
-
-
-class _EventTail:
-    """Follows ``events.jsonl``, which the training side only ever appends to."""
-
-    def __init__(self, path: Path, reporter: Reporter) -> None:
-        self._path = path
-        self._reporter = reporter
-        # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
-        self._offset = 0
-        with suppress(FileNotFoundError), open_regular(path, follow=False) as stream:
-            tail = max(0, stream.seek(0, os.SEEK_END) - MAX_READ_BYTES)
-            stream.seek(tail)
-            self._offset = tail + stream.read(MAX_READ_BYTES).rfind(b"\n") + 1
-
-    def poll(self) -> None:
-        try:
-            with open_regular(self._path, follow=False) as stream:
-                stream.seek(self._offset)
-                events = self._parsed(stream.read(MAX_READ_BYTES))
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            raise _malformed(self._path, error) from error
-        # A program that floods its events must not flood the terminal.
-        for event in events[-MAX_SHOWN_EVENTS:]:
-            self._reporter.event(event)
-
-    def _parsed(self, data: bytes) -> list[contract.Event]:
-        complete = data[: data.rfind(b"\n") + 1]
-        if not complete and len(data) == MAX_READ_BYTES:
-            raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
-        # A line without its end may still be in the making; it is read again at the next poll.
-        self._offset += len(complete)
-        return [contract.Event.model_validate_json(line) for line in complete.splitlines()]
-
-
-def _outcome(
-    spec: Spec, run_directory: Path, ended: Exit
-) -> contract.Result | contract.ProgramResult:
-    """Read what the training side left, or say why there is nothing."""
-    if ended.reason == "interrupted":
-        restarts = isinstance(spec.trainer, CommandTrainer) and not spec.trainer.resumable
-        raise CapsuleError(
-            "CAP-E012",
-            f"the run was interrupted; its state is kept in {run_directory}",
-            fix="Resume it with 'capsule run --resume'"
-            + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
-        )
-    if (failure := _reported_failure(run_directory)) is not None:
-        raise failure
-    result = run_directory / contract.RESULT
-    if ended.reason != "exited" or ended.status != 0 or not result.exists():
-        raise CapsuleError(
-            "CAP-E010",
-            f"training ended with status {ended.status} ({ended.reason}); "
-            f"last output: {''.join(_last_lines(run_directory / contract.LOG, 1))!r}",
-            fix=_FIX.get(ended.reason, f"See {run_directory / contract.LOG}."),
-        )
-    return _result(spec, run_directory)
-
-
-def _reported_failure(run_directory: Path) -> CapsuleError | None:
-    """Return the error that the training side left, if it left one."""
-    failure = run_directory / contract.FAILURE
-    if not failure.exists():
-        return None
-    report = _checked(contract.Failure, failure)
-    at = "" if report.step is None else f" (step {report.step})"
-    if report.code not in IMAGE_CODES:
-        return _malformed(
-            failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
-        )
-    log = run_directory / contract.LOG
-    if report.code == PROGRAM_FAILED:
-        lines = "".join(f"\n  {line}" for line in _last_lines(log, 8))
-        fix = f"Correct the program. Its whole output is in {log}."
-        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
-    return CapsuleError(report.code, report.message + at, fix=report.fix)
-
-
-def _result(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:
-    path = run_directory / contract.RESULT
-    if isinstance(spec.trainer, CommandTrainer):
-        return _checked(contract.ProgramResult, path)
-    trace = run_directory / contract.TRACE
-    if not trace.is_file():
-        raise _malformed(trace, FileNotFoundError("it is missing"))
-    return _checked(contract.Result, path)
-
-
-def _checked(model: type[Document], path: Path) -> Document:
-    """Read what the training side wrote, which is not trusted to keep the contract."""
-    try:
-        with open_regular(path, follow=False) as stream:
-            return model.model_validate_json(stream.read(MAX_READ_BYTES))
-    except (OSError, ValidationError) as error:
-        raise _malformed(path, error) from error
-
-
-def _malformed(path: Path, error: Exception) -> CapsuleError:
-    return CapsuleError(
-        "CAP-E011",
-        f"{path.name} is malformed: {str(error).splitlines()[0]}",
-        fix=f"See {contract.LOG} in the run directory.",
-    )
-
-
-# What an exit status of the training side means for the host, if it is not a failed training: a
-# machine that cannot decide, and a program that does not repeat what was recorded of it.
-_FIX = {
-    "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
-    "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
-    "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
-    f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
-}
-
-
-def _last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
-    if not path.exists():
-        return []
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - 4096))
-        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
-    return [line[:300] for line in lines[-count:]]

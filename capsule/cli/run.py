@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from capsule.bundle.claims import Claims
-    from capsule.execution import Reporter
     from capsule.experiment.lock import Lock
     from capsule.experiment.spec import SourcesSpec, Spec
+    from capsule.host.reporter import Reporter
     from capsule.image.cache import Cache
 
 

@@ -10,9 +10,10 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun, image_claim
 from capsule.bundle.trust import TrustPolicy
-from capsule.execution import Reporter, build_image
+from capsule.execution import build_image
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.verification.integrity.consistency import check_consistency

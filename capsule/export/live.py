@@ -14,13 +14,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from capsule.execution import Reporter
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import WORKSPACE, Event
 from capsule.export.runs import TRAINING, Point, event_values, line_values
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.report.subject import METRICS, JsonLines
 
 RECORDED = f"{WORKSPACE}/outputs/{METRICS}"  # in a run directory

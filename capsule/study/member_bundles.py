@@ -12,10 +12,10 @@ from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.bundle.trust import TrustPolicy
 from capsule.engine.select import EngineChoice
-from capsule.execution import Reporter
 from capsule.experiment.canonical import sha256_file
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.study.results import MemberIdentity, StudyResults
 from capsule.study.sampling import VerifiedMember

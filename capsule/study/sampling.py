@@ -14,10 +14,10 @@ from capsule import execution
 from capsule.bundle.claims import ProgramClaims, TrainingClaims, collect_training_claims
 from capsule.bundle.run_bundle import image_claim
 from capsule.engine.select import EngineChoice, open_engine
-from capsule.execution import Reporter
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint

@@ -17,12 +17,12 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun
 from capsule.engine.select import open_engine
-from capsule.execution import Reporter
 from capsule.experiment import contract
 from capsule.experiment.contract import EpisodeOrder, Evaluation, EvaluationPoint, Film
 from capsule.experiment.trainers import CommandTrainer
 from capsule.host.errors import CapsuleError
 from capsule.host.platform import require_execution
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.machine.compare import check_requirements
 from capsule.machine.fingerprint import take_fingerprint

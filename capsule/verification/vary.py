@@ -15,10 +15,10 @@ from pydantic import Field
 
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.run_bundle import RecordedRun
-from capsule.execution import Reporter
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.variation import (

@@ -13,10 +13,10 @@ from capsule.bundle.trust import UNTRUSTED, UntrustedError
 from capsule.engine.interface import Engine
 from capsule.engine.select import open_engine
 from capsule.entropy.ledger import Ledger
-from capsule.execution import Reporter
 from capsule.experiment.canonical import sha256_hex
 from capsule.host.errors import CapsuleError, ExitCode, refusal_of
 from capsule.host.platform import require_execution
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.closure import check_packages
 from capsule.machine.compare import check_requirements, compare, expected_grade

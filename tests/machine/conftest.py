@@ -40,8 +40,45 @@ def nvml_library(compiled, tmp_path_factory):
     return folder
 
 
+# Executes programs, each in a process of its own, which begins with what most of them import. The
+# stand-in is not among it: a program that asks for GPUs loads it.
+SERVER = """
+import json, os, sys, traceback
+import capsule.cli.common, capsule.machine.fingerprint, tests.machine.test_compare
+for line in sys.stdin:
+    request = json.loads(line)
+    if not (child := os.fork()):
+        try:
+            os.environ.update(request["variables"])
+            with open(request["output"], "w") as sys.stdout:
+                exec(request["program"], {})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(nvml_library):
+    """Return the process that executes programs beside the stand-in."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        cwd=ROOT,
+        env={**kept, "LD_LIBRARY_PATH": str(nvml_library)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        yield server
+        server.stdin.close()
+
+
 @pytest.fixture
-def on_machine(nvml_library, tmp_path):
+def on_machine(programs, tmp_path):
     """Return a function that runs a program on one of the machines, and returns what it printed.
 
     The program prints a JSON document. Variables are added to the environment of the tests, from
@@ -49,22 +86,13 @@ def on_machine(nvml_library, tmp_path):
     """
 
     def run(name, program, **variables):
-        facts = tmp_path / f"{name}.machine"
+        facts, output = tmp_path / f"{name}.machine", tmp_path / "output"
         facts.write_text("".join(f"{line}\n" for line in machine_lines(MACHINES[name])))
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={
-                **kept,
-                "LD_LIBRARY_PATH": str(nvml_library),
-                "NVML_MACHINE": str(facts),
-                **variables,
-            },
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return json.loads(done.stdout)
+        variables["NVML_MACHINE"] = str(facts)
+        request = {"program": program, "variables": variables, "output": str(output)}
+        programs.stdin.write(json.dumps(request) + "\n")
+        programs.stdin.flush()
+        assert int(programs.stdout.readline()) == 0
+        return json.loads(output.read_text())
 
     return run

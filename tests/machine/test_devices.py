@@ -2,9 +2,6 @@
 
 import pytest
 
-from capsule.execution import _GpuCheck
-from capsule.experiment.canonical import write_atomic
-from capsule.experiment.contract import RUNTIME, Runtime, gpu_identity
 from capsule.experiment.spec import CudaAccelerator
 from capsule.host.errors import CapsuleError
 from capsule.machine.devices import (
@@ -263,47 +260,3 @@ def test_a_run_gets_the_gpu_that_the_user_and_the_scheduler_leave_it(
     on_machine, name, variables, found
 ):
     assert on_machine(name, USE, **variables) == found
-
-
-def told_of(tmp_path, uuid):
-    device = {"kind": "cuda"} if uuid is None else {"kind": "cuda", "uuid_sha256": uuid}
-    runtime = Runtime(flags={}, libraries={}, device=device)
-    write_atomic(tmp_path / RUNTIME, runtime.document())
-
-
-@pytest.mark.parametrize(
-    ("given", "told", "accepted"),
-    [
-        (FIRST, gpu_identity(FIRST), True),
-        (FIRST, gpu_identity(SECOND), False),
-        (FIRST, None, True),  # bundles of before say nothing of it
-        (BIG, gpu_identity(BIG), True),
-        (BIG, gpu_identity(BIG.replace("MIG-", "GPU-")), True),  # as torch's UUIDs have no prefix
-        (BIG, gpu_identity(SMALL), False),
-        (BIG, gpu_identity(FIRST), False),
-        ("0", gpu_identity(FIRST), True),  # of an engine elsewhere
-        (None, None, True),
-    ],
-)
-def test_a_run_must_use_the_gpu_that_it_was_given(tmp_path, given, told, accepted):
-    gpus = (Device(0, "0", given, "NVIDIA H200", "9.0", 1),) if given else ()
-    check = _GpuCheck(gpus, tmp_path)
-    check.poll()  # nothing is written yet
-    told_of(tmp_path, told)
-    for look in (check.poll, check.check):
-        if accepted:
-            look()
-        else:
-            with pytest.raises(CapsuleError, match=f"CAP-E048 .*{given}"):
-                look()
-
-
-def test_what_an_earlier_attempt_wrote_of_its_gpu_does_not_stop_a_resumed_one(tmp_path):
-    told_of(tmp_path, gpu_identity(SECOND))
-    check = _GpuCheck((Device(0, "0", FIRST, "NVIDIA H200", "9.0", 1),), tmp_path)
-    check.poll()
-    told_of(tmp_path, gpu_identity(FIRST))
-    check.poll()
-    told_of(tmp_path, gpu_identity(SECOND))
-    with pytest.raises(CapsuleError, match="CAP-E048"):
-        check.poll()

@@ -1,0 +1,240 @@
+"""What a run leaves in its directory, read without trusting the program that wrote it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from capsule.engine.interface import Exit
+from capsule.engine.supervise import RESERVE_BYTES, spoilt
+from capsule.experiment import contract
+from capsule.experiment.beneath import entries_beneath
+from capsule.experiment.canonical import open_regular
+from capsule.experiment.fields import Model
+from capsule.experiment.spec import Spec
+from capsule.experiment.trainers import CommandTrainer
+from capsule.host.errors import IMAGE_CODES, CapsuleError
+from capsule.host.reporter import Reporter
+from capsule.machine.devices import Device
+
+PROGRAM_FAILED = "CAP-T302"
+MAX_READ_BYTES = 1 << 20
+MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
+Document = TypeVar("Document", bound=Model)
+
+# What an exit status of the training side means for the host, if it is not a failed training: a
+# machine that cannot decide, and a program that does not repeat what was recorded of it.
+FIXES = {
+    "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
+    "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",
+    "disk-full": "Raise limits.disk_mb, lower trainer.replay_capacity, or free disk space: a run "
+    f"leaves the last {RESERVE_BYTES >> 20} MiB of a disk to the machine.",
+}
+
+
+def check_run_directory(run_directory: Path) -> None:
+    """Check that what the host is about to read is made of folders and regular files.
+
+    The task can write everywhere in the run directory. A link would lead the host to files of its
+    own, a pipe would have it wait for ever. To be called when nothing of the task is left.
+
+    Raises:
+        CapsuleError: CAP-E041 naming something else that stands there.
+    """
+    for entry in entries_beneath(run_directory):
+        top, _, below = entry.path.partition("/")
+        is_file, is_folder = (check(entry.facts.st_mode) for check in (stat.S_ISREG, stat.S_ISDIR))
+        if top in contract.READ_FILES:
+            sound = is_file and not below
+        elif top in contract.READ_FOLDERS:
+            sound = is_folder or (is_file and bool(below))
+        else:  # the program's own, below its working folder
+            sound = bool(below) or top != contract.WORKSPACE or is_folder
+        if not sound:
+            raise spoilt(run_directory / entry.path, "is a link, a folder or a special file")
+
+
+class GpuCheck:
+    """Compares the GPU that a run's own process uses with those that it was given."""
+
+    def __init__(self, given: tuple[Device, ...], run_directory: Path) -> None:
+        self._given = given
+        self._path = run_directory / contract.RUNTIME
+        self._seen = self._written()  # by an earlier attempt, which may have had another GPU
+
+    def poll(self) -> None:
+        """Check what the run has written of its GPU, if it has written it since the last time.
+
+        It does so seconds after its start, so that a run on another GPU ends there.
+
+        Raises:
+            CapsuleError: CAP-E048, it used another one; CAP-E011, the file is malformed.
+        """
+        if (written := self._written()) != self._seen:
+            self._seen = written
+            self.check()
+
+    def check(self) -> None:
+        """Check what the run has written of its GPU.
+
+        Raises:
+            CapsuleError: As :meth:`poll`, and if nothing was written.
+        """
+        allowed = {name for gpu in self._given for name in _identities(gpu)}
+        if not allowed:
+            return
+        used = read_checked(contract.Runtime, self._path).device.get("uuid_sha256")
+        if used is not None and used not in allowed:
+            named = ", ".join(f"{gpu.place} ({gpu.uuid})" for gpu in self._given)
+            raise CapsuleError(
+                "CAP-E048",
+                f"the run was given the GPU {named}, and used another one",
+                fix="Check how the engine gives GPUs to containers: 'capsule doctor'.",
+            )
+
+    def _written(self) -> tuple[int, int] | None:
+        try:
+            facts = self._path.lstat()
+        except FileNotFoundError:
+            return None
+        return facts.st_ino, facts.st_mtime_ns
+
+
+def _identities(gpu: Device) -> tuple[str, ...]:
+    """Return the identities that a run may give for a device; none for an engine's unknown one.
+
+    CUDA has no prefix before a UUID, and that of a part of a GPU is the part's own.
+    """
+    kind, _, number = gpu.uuid.partition("-")
+    return tuple(contract.gpu_identity(f"{each}-{number}") for each in (kind, "GPU") if number)
+
+
+class EventTail:
+    """Follows ``events.jsonl``, which the training side only ever appends to."""
+
+    def __init__(self, path: Path, reporter: Reporter) -> None:
+        self._path = path
+        self._reporter = reporter
+        # What an earlier attempt wrote was shown then; a line it did not finish will be cut off.
+        self._offset = 0
+        with suppress(FileNotFoundError), open_regular(path, follow=False) as stream:
+            tail = max(0, stream.seek(0, os.SEEK_END) - MAX_READ_BYTES)
+            stream.seek(tail)
+            self._offset = tail + stream.read(MAX_READ_BYTES).rfind(b"\n") + 1
+
+    def poll(self) -> None:
+        """Report the events that were written since the last time.
+
+        Raises:
+            CapsuleError: CAP-E011, the file is malformed.
+        """
+        try:
+            with open_regular(self._path, follow=False) as stream:
+                stream.seek(self._offset)
+                events = self._parsed(stream.read(MAX_READ_BYTES))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise _malformed(self._path, error) from error
+        # A program that floods its events must not flood the terminal.
+        for event in events[-MAX_SHOWN_EVENTS:]:
+            self._reporter.event(event)
+
+    def _parsed(self, data: bytes) -> list[contract.Event]:
+        complete = data[: data.rfind(b"\n") + 1]
+        if not complete and len(data) == MAX_READ_BYTES:
+            raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
+        # A line without its end may still be in the making; it is read again at the next poll.
+        self._offset += len(complete)
+        return [contract.Event.model_validate_json(line) for line in complete.splitlines()]
+
+
+def outcome(
+    spec: Spec, run_directory: Path, ended: Exit
+) -> contract.Result | contract.ProgramResult:
+    """Read what the training side left, or say why there is nothing."""
+    if ended.reason == "interrupted":
+        restarts = isinstance(spec.trainer, CommandTrainer) and not spec.trainer.resumable
+        raise CapsuleError(
+            "CAP-E012",
+            f"the run was interrupted; its state is kept in {run_directory}",
+            fix="Resume it with 'capsule run --resume'"
+            + ("; the program starts over, as trainer.resumable is false." if restarts else "."),
+        )
+    if (failure := reported_failure(run_directory)) is not None:
+        raise failure
+    result = run_directory / contract.RESULT
+    if ended.reason != "exited" or ended.status != 0 or not result.exists():
+        raise CapsuleError(
+            "CAP-E010",
+            f"training ended with status {ended.status} ({ended.reason}); "
+            f"last output: {''.join(last_lines(run_directory / contract.LOG, 1))!r}",
+            fix=FIXES.get(ended.reason, f"See {run_directory / contract.LOG}."),
+        )
+    return result_of(spec, run_directory)
+
+
+def reported_failure(run_directory: Path) -> CapsuleError | None:
+    """Return the error that the training side left, if it left one."""
+    failure = run_directory / contract.FAILURE
+    if not failure.exists():
+        return None
+    report = read_checked(contract.Failure, failure)
+    at = "" if report.step is None else f" (step {report.step})"
+    if report.code not in IMAGE_CODES:
+        return _malformed(
+            failure, ValueError(f"the unknown code {report.code!r}: {report.message}")
+        )
+    log = run_directory / contract.LOG
+    if report.code == PROGRAM_FAILED:
+        lines = "".join(f"\n  {line}" for line in last_lines(log, 8))
+        fix = f"Correct the program. Its whole output is in {log}."
+        return CapsuleError(report.code, f"{report.message}{at}{lines}", fix=fix)
+    return CapsuleError(report.code, report.message + at, fix=report.fix)
+
+
+def result_of(spec: Spec, run_directory: Path) -> contract.Result | contract.ProgramResult:
+    """Read the result of a finished run, whose trace must be there if a trainer made it.
+
+    Raises:
+        CapsuleError: CAP-E011, one of the two is missing or malformed.
+    """
+    path = run_directory / contract.RESULT
+    if isinstance(spec.trainer, CommandTrainer):
+        return read_checked(contract.ProgramResult, path)
+    trace = run_directory / contract.TRACE
+    if not trace.is_file():
+        raise _malformed(trace, FileNotFoundError("it is missing"))
+    return read_checked(contract.Result, path)
+
+
+def read_checked(model: type[Document], path: Path) -> Document:
+    """Read what the training side wrote, which is not trusted to keep the contract."""
+    try:
+        with open_regular(path, follow=False) as stream:
+            return model.model_validate_json(stream.read(MAX_READ_BYTES))
+    except (OSError, ValidationError) as error:
+        raise _malformed(path, error) from error
+
+
+def _malformed(path: Path, error: Exception) -> CapsuleError:
+    return CapsuleError(
+        "CAP-E011",
+        f"{path.name} is malformed: {str(error).splitlines()[0]}",
+        fix=f"See {contract.LOG} in the run directory.",
+    )
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that the engine wrote, the first 300 characters of each."""
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        lines = stream.read().decode("utf-8", "replace").strip().splitlines()
+    return [line[:300] for line in lines[-count:]]

@@ -1,0 +1,212 @@
+"""What the host reads of a run directory that its task may have filled with anything."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from capsule.engine.interface import Exit
+from capsule.experiment import contract
+from capsule.experiment.canonical import write_atomic
+from capsule.experiment.errors import CapsuleError, ExitCode
+from capsule.machine.devices import Device
+from capsule.outcome import (
+    MAX_READ_BYTES,
+    MAX_SHOWN_EVENTS,
+    EventTail,
+    GpuCheck,
+    check_run_directory,
+    outcome,
+)
+
+EVENT = {"time": 0.0, "kind": "progress", "step": 1, "total_steps": 2}
+
+
+class Recorder:
+    """Keeps events."""
+
+    def __init__(self):
+        self.events = []
+
+    def note(self, message):
+        raise NotImplementedError
+
+    def event(self, event):
+        self.events.append(event)
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    folder = tmp_path / "run"
+    for path in ("entropy/start-1/journal", "checkpoints/one.safetensors", "workspace/sub/file",
+                 "state/replay/data", "replay/frames", *contract.READ_FILES):  # fmt: skip
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
+
+
+def refused(code, call, *arguments):
+    with pytest.raises(CapsuleError) as caught:
+        call(*arguments)
+    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.TRAINING_FAILED)
+    return caught.value.message
+
+
+def test_an_ordinary_run_directory_is_accepted(run_directory):
+    check_run_directory(run_directory)
+
+
+def test_a_program_may_put_anything_into_its_own_folders(run_directory):
+    for folder in ("workspace", "state", "workspace/sub"):
+        os.mkfifo(run_directory / folder / "pipe")
+        (run_directory / folder / "link").symlink_to("/etc")
+        (run_directory / folder / "result.json").mkdir()
+    check_run_directory(run_directory)
+
+
+@pytest.mark.parametrize("name", sorted(contract.READ_FILES))
+def test_a_document_must_be_a_regular_file(run_directory, name):
+    path = run_directory / name
+    path.unlink()
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")):
+        make(path)
+        assert name in refused("CAP-E041", check_run_directory, run_directory)
+        path.rmdir() if path.is_dir() else path.unlink()
+    check_run_directory(run_directory)
+
+
+@pytest.mark.parametrize(
+    "path", ["entropy", "entropy/start-1", "entropy/start-1/journal", "checkpoints", "workspace"]
+)
+def test_a_folder_that_is_read_must_not_lead_elsewhere(run_directory, path):
+    moved = run_directory.parent / "moved"
+    (run_directory / path).rename(moved)
+    (run_directory / path).symlink_to(moved)
+    assert path.split("/")[-1] in refused("CAP-E041", check_run_directory, run_directory)
+
+
+@pytest.mark.parametrize("path", ["entropy/start-1/pipe", "checkpoints/pipe"])
+def test_a_pipe_among_what_is_read_is_refused(run_directory, path):
+    os.mkfifo(run_directory / path)
+    assert "pipe" in refused("CAP-E041", check_run_directory, run_directory)
+
+
+def test_a_flood_of_events_is_thinned(tmp_path):
+    path, recorder = tmp_path / "events.jsonl", Recorder()
+    tail = EventTail(path, recorder)
+    tail.poll()
+    path.write_text("".join(json.dumps(EVENT | {"step": step}) + "\n" for step in range(500)))
+    tail.poll()
+    assert [event.step for event in recorder.events] == list(range(500))[-MAX_SHOWN_EVENTS:]
+
+
+def test_events_of_an_earlier_start_are_not_shown_again(tmp_path):
+    path, recorder = tmp_path / "events.jsonl", Recorder()
+    line = json.dumps(EVENT) + "\n"
+    path.write_text(line * (2 * MAX_READ_BYTES // len(line)) + "unfinished")
+    tail = EventTail(path, recorder)
+    kept = path.read_text().removesuffix("unfinished")
+    path.write_text(kept + json.dumps(EVENT | {"step": 7}) + "\n")
+    tail.poll()
+    assert [event.step for event in recorder.events] == [7]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")])
+def test_events_that_are_no_file_are_an_error_and_not_waited_for(tmp_path, make):
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path, Recorder())
+    make(path)
+    refused("CAP-E011", tail.poll)
+
+
+def test_an_event_without_end_is_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path, Recorder())
+    path.write_bytes(b"x" * (MAX_READ_BYTES - 1))
+    tail.poll()
+    path.write_bytes(b"x" * MAX_READ_BYTES)
+    assert "longer" in refused("CAP-E011", tail.poll)
+
+
+def test_a_failure_of_the_training_side_has_the_status_of_its_code(tmp_path):
+    def failed(code):
+        failure = contract.Failure(code=code, message="it failed", fix="Repair it.", step=7)
+        (tmp_path / contract.FAILURE).write_bytes(failure.document())
+        with pytest.raises(CapsuleError) as caught:
+            outcome(SimpleNamespace(trainer=None), tmp_path, Exit(6, "exited"))
+        return caught.value
+
+    for code, status in (
+        ("CAP-T301", ExitCode.TRAINING_FAILED),
+        ("CAP-T384", ExitCode.USAGE),
+        ("CAP-T381", ExitCode.DIFFERS),
+        ("CAP-T109", ExitCode.INCONCLUSIVE),
+    ):
+        error = failed(code)
+        assert (error.code, error.exit_code) == (code, status)
+        assert (error.message, error.fix) == ("it failed (step 7)", "Repair it.")
+    for code in ("CAP-T999", "CAP-V010", "anything"):  # the image raises none of these
+        error = failed(code)
+        assert (error.code, error.exit_code) == ("CAP-E011", ExitCode.TRAINING_FAILED)
+        assert f"failure.json is malformed: the unknown code {code!r}: it failed" in error.message
+    (tmp_path / contract.LOG).write_text("".join(f"line {number}\n" for number in range(20)))
+    error = failed("CAP-T302")
+    assert error.message.splitlines() == ["it failed (step 7)"] + [
+        f"  line {number}" for number in range(12, 20)
+    ]
+    assert str(tmp_path / contract.LOG) in error.fix
+
+
+FIRST = "GPU-11111111-0000-4000-8000-000000000001"
+SECOND = "GPU-11111111-0000-4000-8000-000000000011"
+BIG = "MIG-44444444-0000-4000-8000-000000000041"
+SMALL = "MIG-44444444-0000-4000-8000-000000000042"
+
+
+def told_of(tmp_path, uuid):
+    device = {"kind": "cuda"} if uuid is None else {"kind": "cuda", "uuid_sha256": uuid}
+    runtime = contract.Runtime(flags={}, libraries={}, device=device)
+    write_atomic(tmp_path / contract.RUNTIME, runtime.document())
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "accepted"),
+    [
+        (FIRST, contract.gpu_identity(FIRST), True),
+        (FIRST, contract.gpu_identity(SECOND), False),
+        (FIRST, None, True),  # bundles of before say nothing of it
+        (BIG, contract.gpu_identity(BIG), True),
+        (
+            BIG,
+            contract.gpu_identity(BIG.replace("MIG-", "GPU-")),
+            True,
+        ),  # as torch's UUIDs have no prefix
+        (BIG, contract.gpu_identity(SMALL), False),
+        (BIG, contract.gpu_identity(FIRST), False),
+        ("0", contract.gpu_identity(FIRST), True),  # of an engine elsewhere
+        (None, None, True),
+    ],
+)
+def test_a_run_must_use_the_gpu_that_it_was_given(tmp_path, given, told, accepted):
+    gpus = (Device(0, "0", given, "NVIDIA H200", "9.0", 1),) if given else ()
+    check = GpuCheck(gpus, tmp_path)
+    check.poll()  # nothing is written yet
+    told_of(tmp_path, told)
+    for look in (check.poll, check.check):
+        if accepted:
+            look()
+        else:
+            with pytest.raises(CapsuleError, match=f"CAP-E048 .*{given}"):
+                look()
+
+
+def test_what_an_earlier_attempt_wrote_of_its_gpu_does_not_stop_a_resumed_one(tmp_path):
+    told_of(tmp_path, contract.gpu_identity(SECOND))
+    check = GpuCheck((Device(0, "0", FIRST, "NVIDIA H200", "9.0", 1),), tmp_path)
+    check.poll()
+    told_of(tmp_path, contract.gpu_identity(FIRST))
+    check.poll()
+    told_of(tmp_path, contract.gpu_identity(SECOND))
+    with pytest.raises(CapsuleError, match="CAP-E048"):
+        check.poll()
