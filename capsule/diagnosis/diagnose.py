@@ -31,6 +31,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import Spec
 from capsule.experiment.trainers import AlgorithmTrainer, CommandTrainer, ImpalaTrainer
 from capsule.host.errors import CapsuleError, ExitCode
+from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
 from capsule.image.cache import Cache
 from capsule.image.data.places import FoundData
@@ -125,7 +126,7 @@ def diagnose(
     *,
     steps: int,
     data: Mapping[str, FoundData] | None = None,
-    reporter: execution.Reporter,
+    reporter: Reporter,
 ) -> Diagnosis:
     """Run a locked experiment twice and explain every difference.
 
@@ -174,7 +175,7 @@ def _execute(
     runs: list[_Run],
     prefix: int | None,
     data: Mapping[str, FoundData] | None,
-    reporter: execution.Reporter,
+    reporter: Reporter,
 ) -> None:
     """Execute the last of some runs; what the first one recorded is repeated."""
     recorded: list[Path | None] = [None, None]

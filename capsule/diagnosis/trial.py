@@ -16,6 +16,7 @@ from capsule.engine.interface import Engine
 from capsule.experiment.fields import Model
 from capsule.experiment.lock import Lock
 from capsule.experiment.spec import SourcesSpec
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.data.places import find_data
 
@@ -46,7 +47,7 @@ class Workplace:
     cache: Cache
     sources: SourcesSpec
     steps: int
-    reporter: execution.Reporter
+    reporter: Reporter
 
     def diagnose(self, lock: Lock, directory: Path) -> Diagnosis:
         """Make the engine ready for a lock, and diagnose it in a folder."""

@@ -19,6 +19,7 @@ from capsule.experiment.spec import SourcesSpec
 from capsule.experiment.trace import BEGINNING, Mark
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Reporter
 from capsule.image.cache import Cache
 from capsule.image.data.places import find_data
 from capsule.verification.analysis.bisection import (
@@ -64,7 +65,7 @@ class DiffRequest:
     engine: EngineChoice
 
 
-def diff(request: DiffRequest, cache: Cache, reporter: execution.Reporter) -> Divergence:
+def diff(request: DiffRequest, cache: Cache, reporter: Reporter) -> Divergence:
     """Compare two runs.
 
     Raises:
@@ -103,7 +104,7 @@ def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> 
 def _execute(
     request: DiffRequest,
     cache: Cache,
-    reporter: execution.Reporter,
+    reporter: Reporter,
     side: ComparedRun,
     window: contract.DenseWindow,
     directory: Path,

@@ -13,6 +13,7 @@ from capsule.engine.interface import Engine
 from capsule.engine.select import EngineChoice
 from capsule.experiment.lock import Lock
 from capsule.host.errors import CapsuleError
+from capsule.host.reporter import Reporter
 from capsule.image.assembly.assemble import Image
 from capsule.image.assembly.base import is_genuine
 from capsule.image.cache import Cache
@@ -152,7 +153,7 @@ def prepare_executor(
     run: RecordedRun,
     engine: Engine,
     cache: Cache,
-    reporter: execution.Reporter,
+    reporter: Reporter,
 ) -> tuple[Reexecutor, ImageFinding]:
     """Make the engine ready to execute the lock of a run, and say with which image.
 
@@ -172,7 +173,7 @@ def prepare_image(
     run: RecordedRun,
     engine: Engine,
     cache: Cache,
-    reporter: execution.Reporter,
+    reporter: Reporter,
 ) -> Image | None:
     """Make the engine ready: with the image rebuilt from the lock, or with the signer's own.
 

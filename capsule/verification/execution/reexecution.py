@@ -30,6 +30,7 @@ from capsule.experiment.mechanisms import Mechanisms
 from capsule.experiment.spec import LimitsSpec
 from capsule.host.errors import CapsuleError, ExitCode
 from capsule.host.owner import temporary_folder
+from capsule.host.reporter import Reporter
 from capsule.image.data.places import FoundData
 from capsule.verification.content.times import Span
 from capsule.verification.findings import ExecutionFinding
@@ -47,7 +48,7 @@ class Reexecutor:
     engine: Engine
     limits: LimitsSpec
     data: Mapping[str, FoundData]
-    reporter: execution.Reporter
+    reporter: Reporter
 
     def whole(
         self,
