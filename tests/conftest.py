@@ -1,5 +1,6 @@
 """For all tests."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 # A shell starts what it has in the background with SIGINT ignored, nohup ignores SIGHUP, and
@@ -25,6 +27,10 @@ os.environ["CAPSULE_CONFIG"] = "/dev/null/none"
 # A timing is never a test: a slow machine must not fail a property.
 settings.register_profile("capsule", deadline=None)
 settings.load_profile("capsule")
+
+
+# For each call, a runner of commands makes all of them anew, which takes longer than most calls.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 @pytest.hookimpl(wrapper=True)  # pytest-xdist reads the groups in the same hook

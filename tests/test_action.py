@@ -98,11 +98,13 @@ def test_each_of_several_keys_is_trusted(runner):
     assert verify(runner, CORPUS / "dqn.capsule.tar", keys).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_bundle_by_another_key_fails_the_job(runner):
     done = verify(runner, CORPUS / "dqn.capsule.tar", CORPUS / "verifier.pub")
     assert (done.returncode, runner.outputs["verdict"]) == (3, "untrusted")
 
 
+@pytest.mark.slow
 def test_a_tampered_bundle_fails_the_job(runner, tmp_path):
     data = bytearray((CORPUS / "dqn.capsule.tar").read_bytes())
     data[len(data) // 2] ^= 1
@@ -112,6 +114,7 @@ def test_a_tampered_bundle_fails_the_job(runner, tmp_path):
     assert not (runner.temporary / "tampered").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bundle", "arguments"),
     [("missing.tar", ""), ("--help", ""), (CORPUS / "dqn.capsule.tar", "--mode=nonsense")],

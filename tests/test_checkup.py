@@ -57,6 +57,7 @@ def test_every_check_has_a_result_and_every_fault_a_remedy(machine):
         assert (check.fix is None) == (check.status == "ok"), check
 
 
+@pytest.mark.slow
 def test_one_container_engine_is_enough(machine, monkeypatch):
     def connect(name):
         if name == "podman":
@@ -156,6 +157,7 @@ def test_gpus_that_do_not_answer_or_have_faults_are_named(with_gpus):
     assert "could not be remapped" in found["GPU 1"].found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("free", "status"), [(20 * GIB, "ok"), (5 * GIB, "warning"), (GIB, "problem")]
 )
@@ -168,6 +170,7 @@ def test_disk_space(machine, monkeypatch, free, status):
     assert doctor().exit_code == (4 if status == "problem" else 0)
 
 
+@pytest.mark.slow
 def test_a_cache_that_others_can_write_to(machine):
     assert "will be made" in by_name()["cache"].found
     (machine / "cache").mkdir()
@@ -179,6 +182,7 @@ def test_a_cache_that_others_can_write_to(machine):
     assert "Delete it" in check.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "name"), [("compile_wheels", "package index"), ("fetch_debian", "Debian mirror")]
 )
@@ -211,6 +215,7 @@ def test_keys_in_the_folder_and_named_ones(machine):
     assert "key note" not in checks
 
 
+@pytest.mark.slow
 def test_nothing_is_written_unless_it_is_to_be_mended(machine, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(machine / "temporary"))
     generate(Path("alice"))
@@ -234,6 +239,7 @@ def test_nothing_is_written_unless_it_is_to_be_mended(machine, monkeypatch):
     assert "key alice" in names
 
 
+@pytest.mark.slow
 def test_the_own_key_of_the_user_is_checked(machine, monkeypatch):
     monkeypatch.setenv("CAPSULE_CONFIG", str(machine / "configuration"))
     assert "key " not in doctor().stdout
@@ -260,6 +266,7 @@ def test_numerics(status, expected):
     assert numerics_check(test).status == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [("as expected", 0), ("differs", 1), ("unchecked", 4)])
 def test_the_exit_status_says_whether_numerics_differ(machine, monkeypatch, status, code):
     monkeypatch.setattr(
@@ -272,6 +279,7 @@ def test_the_exit_status_says_whether_numerics_differ(machine, monkeypatch, stat
     assert done.stdout.count("portable-v3") == 2
 
 
+@pytest.mark.slow
 def test_without_torch_everything_else_is_checked(machine, monkeypatch):
     found = sys.modules["importlib.util"].find_spec
     monkeypatch.setattr(

@@ -90,6 +90,7 @@ def test_packages_are_in_the_cache_in_a_folder_or_to_be_downloaded(place, monkey
     assert "numpy" not in rows["unknown"]
 
 
+@pytest.mark.slow
 def test_pins_of_the_lock_beside_a_spec_are_kept(place, monkeypatch):
     answer(monkeypatch)
     spec = place / "planned.yaml"

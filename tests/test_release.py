@@ -40,6 +40,7 @@ def commit(folder):
     subprocess.run(["git", *who, "commit", "-qm", "changed"], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_a_tree_with_changes_is_not_released(checkout):
     (checkout / "more").write_text("")
     status, errors = release(checkout, "release", "out", "key")
@@ -54,6 +55,7 @@ def test_a_version_without_a_section_is_not_released(checkout):
     assert (status, "has no section" in errors) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_commit_without_its_tag_is_not_signed(checkout):
     status, errors = release(checkout, "sign", "out", "key")
     assert (status, "does not exist, or is of another commit" in errors) == (1, True)

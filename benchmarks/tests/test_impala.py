@@ -220,6 +220,7 @@ def noise_batch():
     return batch | {"log_behaviour": -2 * torch.rand(rows, generator=draw)}
 
 
+@pytest.mark.slow
 def test_the_shared_queue_learns_with_the_same_loss():
     torch.manual_seed(0)
     network, batch = impala.make_torch_network(), noise_batch()

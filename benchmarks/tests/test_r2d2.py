@@ -47,6 +47,7 @@ def small_sizes(**changes):
     return plain_r2d2.Sizes(**(options | changes))
 
 
+@pytest.mark.slow
 def test_the_plain_targets_are_ours():
     sizes = small_sizes()
     noise = torch.Generator().manual_seed(0)
@@ -67,6 +68,7 @@ def test_the_plain_targets_are_ours():
     torch.testing.assert_close(found, ours[:4], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_plain_learner_learns_and_gives_new_priorities():
     sizes = small_sizes(learning_rate=1e-3)
     replay = plain_r2d2.Replay(sizes, plain_r2d2.synthetic_sequences(sizes, 4))

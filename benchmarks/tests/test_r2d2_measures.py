@@ -171,6 +171,7 @@ def train(learner, steps):
         learner.train_step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["stored", "zero"])
 def test_recording_changes_nothing(setting_of, state):
     settings = [setting_of(recurrent_state=state) for _ in range(2)]
@@ -236,6 +237,7 @@ def test_every_state_leads_to_the_next(acted):
     assert short.any()
 
 
+@pytest.mark.slow
 def test_without_learning_stored_states_are_no_staler_than_the_actors(acted):
     learner, replay, indices = acted
     batch, states = replay.gather(indices), replay.states(indices)
@@ -263,6 +265,7 @@ def test_without_learning_stored_states_are_no_staler_than_the_actors(acted):
 # --- parameter lag and replay ratio ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_schedule_is_that_of_a_run(setting_of):
     context = setting_of(actor_update_interval=15, replay_start=310)
     trainer = context.spec.trainer

@@ -155,6 +155,7 @@ def test_a_certificate_authority_is_named(key):
 WORDS = st.text(st.sampled_from("ab*?![],."), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=8, max_size=8))
 def test_patterns_are_matched_as_openssh_does(tmp_path_factory, key, pairs):

@@ -276,6 +276,7 @@ COMPONENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
 NAMES = st.lists(COMPONENT, min_size=1, max_size=4).map("/".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.dictionaries(NAMES, st.binary(max_size=1500), max_size=5))
 def test_tarfile_reads_what_was_written(members):

@@ -41,6 +41,7 @@ def refused(data=GOOD, message=MESSAGE, identity=IDENTITY, issuer=ISSUER) -> str
     return caught.value.message
 
 
+@pytest.mark.slow
 def test_the_right_one_is_accepted():
     keyless.verify(GOOD, MESSAGE, IDENTITY, ISSUER)
 

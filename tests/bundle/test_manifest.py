@@ -153,6 +153,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(["schema", "claimId", "files", "signatures", "other"]), JSON)
 def test_foreign_values_are_refused_in_order(field, value):

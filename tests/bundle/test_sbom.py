@@ -226,6 +226,7 @@ def test_a_source_tree_is_named_by_its_digest_alone():
     )
 
 
+@pytest.mark.slow
 def test_equal_images_give_equal_bytes_in_any_process():
     code = (
         "import sys, pathlib; from capsule.bundle.sbom import image_sbom;"
@@ -262,6 +263,7 @@ def test_the_form_is_pinned():
     assert json.loads(GOOD)["serialNumber"] == "urn:uuid:300d5341-c811-5b02-9e4e-12b9fc72fef4"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.from_regex(r"[a-z0-9][a-z0-9+.-]{1,20}", fullmatch=True),

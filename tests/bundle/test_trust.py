@@ -239,6 +239,7 @@ def test_the_signed_manifest_declares_the_signatures(doubly, bundle):
             assert opened.manifest.signatures == kinds
 
 
+@pytest.mark.slow
 def test_every_byte_of_both_signatures_counts(contents, claim_id, alice, carol, tmp_path):
     path = tmp_path / "b"
     pack(contents, claim_id, carol, path, lambda manifest: sshsig.sign(manifest, alice))

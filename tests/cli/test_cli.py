@@ -84,6 +84,7 @@ def test_version():
     assert capsule("--version").stdout.startswith("capsule ")
 
 
+@pytest.mark.slow
 def test_init_writes_a_spec_that_is_valid_and_never_overwrites(tmp_path):
     assert capsule("init", cwd=tmp_path).returncode == 0
     written = (tmp_path / "capsule.yaml").read_bytes()
@@ -93,6 +94,7 @@ def test_init_writes_a_spec_that_is_valid_and_never_overwrites(tmp_path):
     assert (tmp_path / "capsule.yaml").read_bytes() == written == SMALL.read_bytes()
 
 
+@pytest.mark.slow
 def test_init_writes_a_spec_for_an_own_program(tmp_path):
     done = capsule("init", "--template", "own-program", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -105,6 +107,7 @@ def test_init_writes_a_spec_for_an_own_program(tmp_path):
     assert "put your command into it" in plain.stderr
 
 
+@pytest.mark.slow
 def test_init_writes_specs_of_all_algorithms(tmp_path):
     for name in ("dqn", "r2d2", "impala"):
         done = capsule("init", f"{name}.yaml", "--template", name, cwd=tmp_path)
@@ -127,6 +130,7 @@ def test_the_specs_of_the_papers_are_their_defaults():
         assert trainer == type(trainer)(algorithm=trainer.algorithm, **choice)
 
 
+@pytest.mark.slow
 def test_an_unknown_template_is_refused_and_the_known_ones_are_named(tmp_path):
     done = capsule("init", "--template", "ppo", cwd=tmp_path)
     assert done.returncode == 2
@@ -141,6 +145,7 @@ def test_schema_is_json_schema():
     assert "trainer" in schema["properties"]
 
 
+@pytest.mark.slow
 def test_a_bad_spec_ends_with_status_2_and_no_traceback(tmp_path):
     spec = tmp_path / "s.yaml"
     spec.write_text(SMALL.read_text().replace("discount", "discont").replace("game:", "gamme:"))
@@ -153,6 +158,7 @@ def test_a_bad_spec_ends_with_status_2_and_no_traceback(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
 
+@pytest.mark.slow
 def test_a_traceback_is_shown_on_request(tmp_path):
     done = capsule("--debug", "build", tmp_path / "absent.yaml")
     assert done.returncode == 2
@@ -166,6 +172,7 @@ def test_usage_errors_have_status_2():
     assert capsule("nonsense").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_missing_bundle_or_mode_is_named(tmp_path):
     done = capsule("verify", tmp_path / "none.tar", "--mode", "prefix:x", cwd=tmp_path)
     assert done.returncode == 2
@@ -173,6 +180,7 @@ def test_a_missing_bundle_or_mode_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"", b"not a lock", b"{}", b'{"schema":"capsule/lock/v1"}'])
 def test_a_damaged_lock_is_refused(tmp_path, data):
     lock = tmp_path / "x.lock.json"
@@ -183,6 +191,7 @@ def test_a_damaged_lock_is_refused(tmp_path, data):
     assert lock.read_bytes() == data
 
 
+@pytest.mark.slow
 def test_run_refuses_an_unusable_key_before_it_does_anything(tmp_path):
     key = tmp_path / "key"
     key.write_text("no key")
@@ -204,6 +213,7 @@ def test_what_is_wrong_with_a_command_line_is_found_before_anything_is_made(tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_public_key_does_not_sign(tmp_path):
     assert capsule("keygen", "alice", cwd=tmp_path).returncode == 0
     done = capsule("run", SMALL, "--key", "alice.pub", cwd=tmp_path)
@@ -211,6 +221,7 @@ def test_a_public_key_does_not_sign(tmp_path):
     assert "alice.pub is a public key" in done.stderr
 
 
+@pytest.mark.slow
 def test_debug_may_stand_behind_the_command(tmp_path):
     done = capsule("build", "absent.yaml", "--debug", cwd=tmp_path)
     assert "Traceback" in done.stderr
@@ -227,6 +238,7 @@ def test_run_tries_the_ssh_key_before_it_does_anything(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_keygen_writes_two_files_and_never_overwrites(tmp_path):
     made = capsule("keygen", "alice", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -237,6 +249,7 @@ def test_keygen_writes_two_files_and_never_overwrites(tmp_path):
     assert (tmp_path / "alice").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_keygen_makes_keys_of_both_types(tmp_path):
     made = capsule("keygen", "alice", "--type", "ecdsa-p256", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

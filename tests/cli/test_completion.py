@@ -130,6 +130,7 @@ def test_options_of_typer_that_write_into_files_of_the_user_are_not_offered():
     assert set(done.stdout.split()) == {"--debug", "--version", "--help"}
 
 
+@pytest.mark.slow
 def test_fields_are_offered_and_values_of_a_single_one():
     assert complete_setting("seeds.ro") == ["seeds.root="]
     assert complete_setting("trainer.algorithm") == [

@@ -58,6 +58,7 @@ def test_the_own_key_is_made_at_first_use_and_said(folder, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_first_uses_at_one_time_make_one_key(folder):
     program = (
         "from capsule.cli.defaults import signing_key;"

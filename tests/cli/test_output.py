@@ -35,6 +35,7 @@ def test_a_closed_pipe_changes_no_status_and_is_silent(closed_pipe, printed):
     assert ended([printed], closed_pipe) == (0, "")
 
 
+@pytest.mark.slow
 def test_rich_prints_into_a_closed_pipe_without_changing_the_status(closed_pipe):
     script = ["from rich.console import Console", "Console().print('x\\n' * 40_000)", ENDING]
     assert ended(script, closed_pipe) == (3, "")

@@ -42,6 +42,7 @@ def test_a_key_is_made_and_used_without_ever_being_in_clear_text(files):
     assert (files / "one").read_bytes() == (files / "two").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_message_says_how_to_give_the_passphrase(files):
     done = capsule(files, "sign", "run.capsule.tar", "--key", "bob")
     assert done.returncode == 2
@@ -49,6 +50,7 @@ def test_without_a_terminal_the_message_says_how_to_give_the_passphrase(files):
     assert "--passphrase-file" in done.stderr
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_passphrase_is_asked_for(files):
     command = [sys.executable, "-m", "capsule", "sign", "run.capsule.tar", "--key", "bob"]
     child, terminal = pty.fork()

@@ -72,6 +72,7 @@ def test_lock_writes_its_lock_and_no_other(place):
     assert (place / "tiny.study.lock.json").read_bytes() == written
 
 
+@pytest.mark.slow
 def test_the_lock_of_the_base_is_kept(place):
     capsule("lock", "cart.yaml")
     written = (place / "cart.lock.json").read_bytes()
@@ -99,6 +100,7 @@ def test_an_edited_lock_is_not_overwritten(place):
     assert path.read_bytes() == edited
 
 
+@pytest.mark.slow
 def test_a_setting_of_one_command_changes_no_lock_file_and_lock_says_so(place):
     done = capsule("lock", "cart.yaml", "--set", "seeds.root=7")
     assert done.stderr == "  cart.lock.json was not written: --set applies to this command alone\n"
@@ -130,6 +132,7 @@ def test_run_and_build_write_no_lock_file_for_a_setting(place, monkeypatch, comm
     assert (place / "cart.lock.json").read_bytes() == written
 
 
+@pytest.mark.slow
 def test_run_brings_every_member_to_its_bundle(place):
     done = run()
     assert done.exit_code == 0
@@ -139,6 +142,7 @@ def test_run_brings_every_member_to_its_bundle(place):
     assert json.loads(run("--resume", "--json").stdout)["groups"]["exploration"]["done"] == 2
 
 
+@pytest.mark.slow
 def test_run_ends_with_status_6_if_a_member_fails(place):
     plan(place, deterministic_1="refused", exploration_2="killed")
     done = run("--on", "local:1", "--json")
@@ -153,6 +157,7 @@ def test_run_ends_with_status_6_if_a_member_fails(place):
     assert (done.exit_code, done.stderr) == (0, "next: capsule study report studies/tiny\n")
 
 
+@pytest.mark.slow
 def test_run_of_one_group_does_not_fail_for_another(place):
     plan(place, deterministic_1="refused")
     assert run().exit_code == ExitCode.TRAINING_FAILED
@@ -191,6 +196,7 @@ def test_run_does_not_ask_for_a_passphrase_that_its_members_could_not_ask_for(pl
     assert given[-4:] == ["--passphrase-file", str(place / "passphrase"), "--json", "--quiet"]
 
 
+@pytest.mark.slow
 def test_member_runs_one_member(place):
     run("--only", "deterministic")
     done = study("member", "studies/tiny", "exploration.2", "--key", "alice")
@@ -205,6 +211,7 @@ def test_member_runs_one_member(place):
     assert (done.exit_code, "CAP-Y008" in done.stderr) == (ExitCode.USAGE, True)
 
 
+@pytest.mark.slow
 def test_status_is_that_of_the_folder(place):
     plan(place, exploration_1="refused")
     run()

@@ -358,6 +358,7 @@ def test_an_exception_in_a_worker_is_told(start):
     assert failure.value.message.startswith("node worker-")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["nowhere", "ray://host", "127.0.0.1:{free}"])
 def test_an_address_without_a_cluster_is_refused(address, token):
     with socket.socket() as free:

@@ -121,6 +121,7 @@ def test_it_has_a_report(name, tmp_path):
     assert reader.read(bundle(name), KEY.read_text())[0] in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_can_be_compared(name, tmp_path):
     done = command("diff", bundle(name), bundle(name), "--key", KEY, "--json", "--quiet")
@@ -213,6 +214,7 @@ def test_each_document_of_a_study_fits_its_published_schema(name):
     assert {"bundle", "study-claims", "study-lock"} < kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", corpus.STUDIES)
 def test_a_later_version_computes_the_tables_of_a_study(name):
     done = later("app(sys.argv[2:])", "study", "verify", study(name), "--key", KEY)
@@ -220,6 +222,7 @@ def test_a_later_version_computes_the_tables_of_a_study(name):
     assert "intact" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", corpus.STUDIES)
 def test_the_bundles_of_its_members_are_those_that_the_study_names(name):
     options = ("--key", KEY, "--members", HERE / f"{name}.members", "--json", "--quiet")

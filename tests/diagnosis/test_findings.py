@@ -87,6 +87,7 @@ PATCHES = [
 ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from(PATCHES)))
 def test_patching_is_idempotent(patches):

@@ -32,6 +32,7 @@ def test_randomness_that_nothing_seeds(explained):
     assert all(item.patch == {"entropy.mode": "virtual"} for item in found.findings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", ["random.SystemRandom().random()", "secrets.randbits(64)"])
 def test_randomness_that_cannot_be_seeded(explained, generator):
     found = explained(f"import random, secrets\nx = {generator}\nprint(x)\n", **SYSTEM)
@@ -66,6 +67,7 @@ CLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "line"), CLOCKS.values(), ids=CLOCKS)
 def test_a_seed_that_is_taken_from_the_clock(explained, program, line):
     found = explained(program, **MACHINE_CLOCK)
@@ -76,6 +78,7 @@ def test_a_seed_that_is_taken_from_the_clock(explained, program, line):
     assert "time.time" in item.text
 
 
+@pytest.mark.slow
 def test_a_time_that_is_printed_is_a_warning(explained):
     found = explained("import time\nstarted = time.time()\nprint(started)\n", **MACHINE_CLOCK)
     assert found.places() == []
@@ -107,6 +110,7 @@ def test_an_order_that_depends_on_addresses(explained):
     assert item.text == "order = [node.name for node in nodes]"
 
 
+@pytest.mark.slow
 def test_an_address_that_is_computed_with(explained):
     found = explained("shard = id(object()) % 10**9\nprint(shard)\n")
     assert found.places() == [("CAP-D104", "train.py:1")]
@@ -124,6 +128,7 @@ HASHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", HASHES.values(), ids=HASHES)
 def test_what_depends_on_the_hash_seed(explained, program):
     found = explained(program, determinism={"hash_seed": None})

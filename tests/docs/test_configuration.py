@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import FENCED
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +20,7 @@ def variables_of(path):
     return {text for text in texts if VARIABLE.fullmatch(text) and not LEVELS.fullmatch(text)}
 
 
+@pytest.mark.slow
 def test_every_variable_is_listed():
     named = set().union(*map(variables_of, (ROOT / "capsule").rglob("*.py")))
     page = FENCED.sub("", (ROOT / "docs" / "configuration.md").read_text())

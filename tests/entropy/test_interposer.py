@@ -37,6 +37,7 @@ def refusal(finished, profile):
 # ---- every way to ask ----
 
 
+@pytest.mark.slow
 def test_every_way_to_ask_gives_the_derived_bytes(interposed, probe):
     runs = [interposed(probe), interposed(probe), interposed(probe, key=OTHER_KEY)]
     assert runs[0].lines == runs[1].lines

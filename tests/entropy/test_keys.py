@@ -26,6 +26,7 @@ def library(compiled):
     return ctypes.CDLL(str(compiled(SOURCES / "shared" / "entropy.c", "-shared", "-fPIC")))
 
 
+@pytest.mark.slow
 @given(key=st.none() | st.binary(min_size=32, max_size=32), parts=st.lists(st.binary(max_size=200)))
 def test_blake2s_is_hashlibs(library, key, parts):
     state, digest = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)

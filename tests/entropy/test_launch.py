@@ -249,6 +249,7 @@ def in_own_namespace(directory, *words):
     return subprocess.run([*namespace, *command], capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_numbers_are_the_same_in_a_namespace_of_ones_own(tmp_path, busy):
     """The numbers of threads and grandchildren follow from those of the program."""
     code = (

@@ -76,6 +76,7 @@ def sealed(content):
     return content + hashlib.blake2s(content).digest()
 
 
+@pytest.mark.slow
 @given(profiles())
 def test_what_is_written_is_read(profile):
     assert parse(serialize(profile)) == profile

@@ -38,6 +38,7 @@ def ledger_of(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_script_has_the_rows_of_what_it_used(ledger_of):
     rows = ledger_of(CHILD.format(seed=0))
     found = {source: row.treatment for source, row in rows.items()}
@@ -57,6 +58,7 @@ def test_a_script_has_the_rows_of_what_it_used(ledger_of):
     assert of_others.isdisjoint(found)
 
 
+@pytest.mark.slow
 def test_what_is_broken_shows_in_its_row(ledger_of):
     rows = ledger_of(
         CHILD.format(seed="random") + "open('/proc/sys/kernel/random/uuid').read()\n",
@@ -73,6 +75,7 @@ def test_what_is_broken_shows_in_its_row(ledger_of):
     assert found["Maths threads"] == "unsupported"
 
 
+@pytest.mark.slow
 def test_entropy_that_is_left_alone_shows_in_every_row_that_rests_on_it(ledger_of):
     rows = ledger_of(CHILD.format(seed="random"), entropy={"mode": "system"})
     found = {source: row.treatment for source, row in rows.items()}
@@ -82,6 +85,7 @@ def test_entropy_that_is_left_alone_shows_in_every_row_that_rests_on_it(ledger_o
     assert found["Start bytes of programs"] == "assumed"
 
 
+@pytest.mark.slow
 def test_a_program_that_spoils_the_account_of_its_processes_gains_nothing(ledger_of):
     rows = ledger_of(
         """\

@@ -108,6 +108,7 @@ def test_what_is_drawn_is_the_documented_stream(launch, asks):
         assert line.split()[1] == derived(process, "0", "kernel", 8).hex()
 
 
+@pytest.mark.slow
 def test_threads_that_race_get_their_keys_by_the_order_of_their_making(launch, asks):
     assert len({launch(asks, "threads").output for _ in range(40)}) == 1
 
@@ -331,6 +332,7 @@ def test_what_a_python_program_draws_is_equal_without_any_preloaded_library(laun
     assert first != launch(sys.executable, "-c", script, key=bytes(32)).output
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_while_they_wait_stop_nobody(launch, asks):
     script = (
         f"for i in 1 2 3 4 5 6 7 8; do (while :; do {asks} getrandom; done) & done >/dev/null\n"

@@ -56,6 +56,7 @@ def test_a_loss_that_stands_still_ends_training_after_the_case_studys_five_epoch
     assert len(set(process.validation_loss)) == 1
 
 
+@pytest.mark.slow
 def test_the_learning_rate_falls_at_the_milestones() -> None:
     recipe = replace(train.RECIPES["lstm"], epochs=4, milestones=(0.5, 0.75), patience=None)
     network = LstmRegressor()

@@ -138,6 +138,7 @@ def test_depth_and_number_are_bounded(folder, monkeypatch):
         list(entries_beneath(folder))
 
 
+@pytest.mark.slow
 def test_a_folder_is_removed_however_deep_and_whatever_it_forbids(folder):
     dig(folder, 3000)  # more than Python recurses, more than descriptors, longer than paths
     dig(folder / "below", 3)

@@ -32,6 +32,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(VALUES)
 def test_parsing_undoes_writing(value):

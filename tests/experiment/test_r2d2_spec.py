@@ -16,6 +16,7 @@ def refused(*overrides):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

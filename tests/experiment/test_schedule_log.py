@@ -69,6 +69,7 @@ def logs(draw):
     return log if updates else ScheduleLog(log.spec, actors, batch, log.played, log.lags)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(logs())
 def test_a_log_is_read_as_it_was_written(log):
@@ -194,6 +195,7 @@ def test_any_other_byte_is_refused_or_changes_nothing(data):
         assert error.code == "CAP-T341"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_is_refused(data):

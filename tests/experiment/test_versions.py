@@ -42,6 +42,7 @@ def test_constraints_mean_what_they_mean_to_pip(version, constraint):
     assert satisfies(version, constraint) is expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.from_regex(r"(==|!=|>=|<=|>|<|~=|=|)[0-9][0-9.*]*(, ?[0-9<>=~!.*]*)?", fullmatch=True))
 def test_what_the_field_takes_pip_takes_as_well(constraint):

@@ -28,6 +28,7 @@ def validator(name):
     return Draft202012Validator(published(name))
 
 
+@pytest.mark.slow
 def test_the_files_are_those_that_the_script_writes():
     found = {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
     wanted = {f"{name}-v1.json": schemas.text_of(name) for name in schemas.NAMES}

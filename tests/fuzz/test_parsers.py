@@ -39,11 +39,13 @@ def edited(seed: bytes, changes: list[tuple[float, float, bytes]]) -> bytes:
     return seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_its_seeds_are_taken(name):
     assert all(check(name, seed) for seed in PARSERS[name].seeds())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 def test_edited_documents(name):
     seeds = PARSERS[name].seeds()

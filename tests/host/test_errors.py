@@ -73,6 +73,7 @@ def test_each_code_is_listed_once():
     assert sum(line.startswith("CAP-") for line in lines) == len(ENTRIES)
 
 
+@pytest.mark.slow
 def test_the_host_side_imports_the_error_type_from_its_own_table():
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE).parts[0] in INSIDE

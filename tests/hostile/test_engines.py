@@ -129,6 +129,7 @@ def test_only_the_name_in_the_command_chooses_it(kind, engines, monkeypatch, tmp
     assert (done.exit_code, report["error"]["code"]) == (4, "CAP-E015")
 
 
+@pytest.mark.slow
 def test_diff_does_not_execute_a_bundle_without_a_container(engines, absent, tmp_path):
     prepared = engines(absent)
     other = packed(outside("training"), tmp_path / "other.tar", other_streams)

@@ -95,6 +95,7 @@ def _hold(root, ready, done):
     done.wait()
 
 
+@pytest.mark.slow
 def test_a_cache_that_another_process_uses_is_not_held_exclusively(root):
     context = multiprocessing.get_context("spawn")
     ready, done = context.Event(), context.Event()

@@ -67,6 +67,7 @@ def test_what_a_processor_does_not_tell_is_null(tmp_path):
     assert read_cpu(cpuinfo, tmp_path).stepping is None
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=st.text())
 def test_no_text_in_cpuinfo_is_an_error(text, tmp_path_factory):

@@ -161,6 +161,7 @@ def test_the_verdict_is_on_the_first_printed_page(browser, page, tmp_path):
     assert "run/trace.jsonl" in whole  # folded on a screen
 
 
+@pytest.mark.slow
 def test_a_strangers_text_does_nothing(browser, hostile):
     browser.show(hostile, width=320)
     assert browser.log("browser") == []

@@ -157,6 +157,7 @@ def test_without_a_report_nothing_was_reproduced(bundles):
     assert any("took place" in sentence for sentence in story.not_shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdicts", "tone", "headline"),
     [
@@ -548,6 +549,7 @@ def test_lines_of_metrics_that_are_none_are_counted(tmp_path):
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e90, max_value=1e90)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**53), NUMBERS), min_size=1, max_size=30))
 def test_any_curve_lies_within_its_chart(points):
     points = tuple((float(x), y) for x, y in sorted(points))

@@ -90,6 +90,7 @@ def test_bytes_that_are_not_packed_are_malformed(tmp_path):
         drawn(film, path, ".gif")
 
 
+@pytest.mark.slow
 def test_the_screens_of_a_bomb_are_not_unpacked_further_than_filmed(tmp_path):
     film, path, screens = filmed(tmp_path)
     packer = zlib.compressobj()

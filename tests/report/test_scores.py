@@ -180,6 +180,7 @@ def test_runs_of_equal_names_are_told_apart(group):
     assert all(f"run {number}: {path}" in shown for number, path in enumerate(same, 1))
 
 
+@pytest.mark.slow
 def test_the_command_shows_runs_and_groups_in_tables(group):
     done = capsule_scores(*group)
     assert done.exit_code == 0

@@ -132,6 +132,7 @@ def test_the_command_writes_a_page_and_nothing_else(bundles, tmp_path):
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_story_or_a_form(bundles):
     assert capsule(bundles["dqn"]).output.startswith("Signed, not reproduced yet")
     for form, start in FORMS.items():

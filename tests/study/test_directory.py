@@ -163,6 +163,7 @@ def test_looking_at_a_member_does_not_keep_it_from_being_run(directory):
         watcher.join()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_holds_no_member(directory):
     program = (
         "import sys, time; from pathlib import Path\n"

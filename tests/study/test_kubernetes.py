@@ -199,6 +199,7 @@ def terminated(code, reason, **more):
     return {"containerStatuses": [{"name": "capsule", "state": {"terminated": end}}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "message", "fix"),
     [
@@ -227,6 +228,7 @@ def test_the_report_of_a_lost_pod_says_what_to_do(cluster, directory, run, statu
     assert fix in directory.outcome(NAMES[0]).fix
 
 
+@pytest.mark.slow
 def test_why_pods_are_pending_is_said_once(cluster, directory, run):
     waits = {"reason": "ImagePullBackOff", "message": "not found: capsule"}
     usual = {"reason": "ContainerCreating"}
@@ -259,6 +261,7 @@ def test_why_pods_are_pending_is_said_once(cluster, directory, run):
     )
 
 
+@pytest.mark.slow
 def test_a_suspended_job_and_one_that_ends_as_a_whole(cluster, directory, tmp_path, options, run):
     text = TEMPLATE.replace("spec:", "spec:\n  suspend: true", 1)
     (tmp_path / "job.yaml").write_text(text)

@@ -323,6 +323,7 @@ def paths_of(value, path=()):
         yield from paths_of(each, (*path, key))
 
 
+@pytest.mark.slow
 @given(
     st.data(),
     st.none()

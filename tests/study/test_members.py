@@ -66,6 +66,7 @@ def unchanged(before, after):
     return len(after) - len(before)
 
 
+@pytest.mark.slow
 @given(studies, groups, st.booleans())
 def test_a_further_group_changes_no_member(document, group, first):
     before = settings_of(of_groups(**document))
@@ -73,6 +74,7 @@ def test_a_further_group_changes_no_member(document, group, first):
     assert unchanged(before, settings_of(of_groups(**more))) > 0
 
 
+@pytest.mark.slow
 @given(studies)
 def test_a_further_run_changes_no_member(document):
     more = {name: {**group, "runs": group["runs"] + 1} for name, group in document.items()}
@@ -227,6 +229,7 @@ def test_a_sample_with_a_seed_of_its_own_does_not_follow_that_of_the_study():
     assert sampled(IMPALA, 0, 1) != sampled(IMPALA, 9, 1)
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_in_another_process_whatever_its_decimal_context():
     program = (
         "import decimal, tests.study.test_members as t\n"

@@ -124,6 +124,7 @@ def test_tables_have_a_row_for_each_score():
     assert (row.mean, row.standard_deviation) == (4, 1)
 
 
+@pytest.mark.slow
 def test_a_bundle_has_the_outputs_that_scores_come_from(tmp_path):
     results = make_program_results(program_lock())
     key = generate(tmp_path / "alice")

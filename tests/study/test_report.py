@@ -101,6 +101,7 @@ def elsewhere(lock=None):
     return StudyReport.of(StudyResults(results.lock, members))
 
 
+@pytest.mark.slow
 def test_two_machines_are_compared_by_claim_ids_and_on_one_chart(report):
     both = report.compared(elsewhere())
     page = page_report(both, "studies/tiny")
@@ -131,6 +132,7 @@ def test_names_from_elsewhere_stay_text():
     assert "<i>folder</i>" not in page
 
 
+@pytest.mark.slow
 def test_a_study_in_progress_is_reported_as_incomplete():
     report = StudyReport.of(make_results(missing=("exploration.2", "exploration.3")))
     assert "2 of 9 of the members have no results yet" in page_report(report, "studies/tiny")

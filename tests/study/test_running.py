@@ -162,6 +162,7 @@ def test_an_interruption_interrupts_the_runs_and_starts_no_other(directory, plan
     assert not any((folder / OUTCOME).exists() for folder in waiting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_interrupt_the_runs_of_a_study(directory, study_process, number):
     process, waiting = study_process
@@ -171,6 +172,7 @@ def test_signals_interrupt_the_runs_of_a_study(directory, study_process, number)
     assert states(directory)["deterministic.1"] == "stopped"
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_that_is_killed_keep_their_members_until_they_end(
     directory, study_process, planned
 ):

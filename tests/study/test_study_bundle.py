@@ -35,6 +35,7 @@ def reading(path, keys):
     return open_study(path, TrustPolicy.of([keys[1]]))
 
 
+@pytest.mark.slow
 def test_it_gives_back_what_was_packed(packed, results, keys):
     path, bundle = packed
     assert path.name == f"tiny-{bundle.claim_id[:8]}.capsule-study.tar"

@@ -95,6 +95,7 @@ def test_another_numerics_profile(honest, other_numerics):
     assert all(item.ulp > 0 for item in found.tensors)
 
 
+@pytest.mark.slow
 def test_another_processor(honest, other_numerics):
     """Under one spec; the numerics profile stands for what a library would choose there."""
     here = take_fingerprint(Machine().describe())
@@ -228,6 +229,7 @@ def test_a_checkpoint_that_names_another_head(honest, tmp_path):
     assert "forgery: checkpoint 200 names the trace head" in evidence(found)
 
 
+@pytest.mark.slow
 def test_nothing_explains_equal_pins_and_other_numbers(honest, patched, tmp_path):
     other = patched.copy(tmp_path / "other")
     shutil.copyfile(honest.folder / LOCK, other.folder / LOCK)

@@ -68,6 +68,7 @@ def test_a_finished_verification_has_the_findings_of_all_stages(verified):
     assert found(report) == (ALWAYS - {"error"}).union(*STAGES.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_fails_leaves_the_findings_before_it(verified, monkeypatch, stage):
     def fail(*_, **__):

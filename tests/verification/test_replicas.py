@@ -177,6 +177,7 @@ def forge(bundle, folder, observed, factor):
     return pack(contents, claim_id, load_private(folder / "alice"), folder / "forged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.05, 50])  # within the tolerance, and beyond it
 def test_a_forged_score_is_not_excused_by_a_forged_machine(
     verified, here, old, folder, bundle, factor
@@ -257,6 +258,7 @@ def test_an_authors_receipt_never_counts(verified, bundle, old, folder):
     assert (fooled.returncode, "the author's" in fooled.stdout) == (3, True)
 
 
+@pytest.mark.slow
 def test_what_decides_nothing_has_no_receipt(verified, bundle, here, folder):
     report = verified(here).model_copy(update={"verdict": "inconclusive"})
     generate(folder / "dave")
@@ -272,6 +274,7 @@ def test_what_decides_nothing_has_no_receipt(verified, bundle, here, folder):
     require_execution(Mode.parse("prefix:8"))
 
 
+@pytest.mark.slow
 def test_a_bundle_without_receipts_says_how_to_get_one(bundle, tmp_path):
     lonely = tmp_path / "lonely.capsule.tar"
     lonely.write_bytes(bundle.read_bytes())

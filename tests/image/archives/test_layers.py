@@ -44,6 +44,7 @@ def refusal(code, call, *arguments):
     return str(caught.value)
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(PATHS, PATHS, st.sampled_from(["file", "directory", "symlink"]), st.integers(0, 2**40))
 @example("a" * 100, "b" * 101, "symlink", 0)

@@ -218,6 +218,7 @@ def test_damaged_content_is_noticed_while_it_is_read():
 GOOD = build_wheel(TINY_WHEEL)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_a_flipped_byte_never_changes_content(position, mask):

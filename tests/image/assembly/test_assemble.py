@@ -174,6 +174,7 @@ print(image.config_digest, image.manifest_digest)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_identity_in_other_surroundings(tiny, tmp_path, variant):
     image = tiny.assemble()
@@ -233,6 +234,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", interpreters().items(), ids=lambda item: item[0])
 def test_layers_by_other_pythons(tmp_path, python):
     import packaging

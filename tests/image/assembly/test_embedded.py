@@ -61,6 +61,7 @@ def test_what_capsule_wrote_is_taken_back_and_names_nothing(read, own):
     assert "annotations" not in json.loads(members["index.json"])["manifests"][0]
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

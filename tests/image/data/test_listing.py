@@ -143,6 +143,7 @@ def test_the_first_difference_is_named(pinned, found, said):
     assert first_difference(pinned, found) == said
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{1,3}(/[a-z]{1,3}){0,2}", fullmatch=True),

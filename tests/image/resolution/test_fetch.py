@@ -85,6 +85,7 @@ def machine(tmp_path, monkeypatch):
     return machine
 
 
+@pytest.mark.slow
 def test_wheels_come_from_folder_and_index(machine):
     alpha, beta, gamma = (make_wheel(name, "1.0") for name in ("alpha", "beta", "gamma"))
     wheels = [
@@ -116,6 +117,7 @@ def test_what_is_cached_is_not_asked_for_again(machine, monkeypatch):
     assert machine.messages == []
 
 
+@pytest.mark.slow
 def test_another_build_in_a_folder_does_not_hide_the_locked_one(machine):
     locked, other = make_wheel("alpha", "1.0"), make_wheel("alpha", "1.0", "another build")
     wheel = machine.publish(lock_wheel("alpha", "1.0", locked), locked)
@@ -125,6 +127,7 @@ def test_another_build_in_a_folder_does_not_hide_the_locked_one(machine):
     assert any("not the locked file" in message for message in machine.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["folder", "index"])
 def test_a_forged_wheel_is_refused_by_name(machine, where):
     locked, forged = make_wheel("alpha", "1.0"), make_wheel("alpha", "1.0", "forged")
@@ -143,6 +146,7 @@ def test_a_forged_wheel_is_refused_by_name(machine, where):
     assert not machine.cache.has(wheel.sha256)
 
 
+@pytest.mark.slow
 def test_an_index_that_lies_about_its_digest_is_refused(machine):
     locked, forged = make_wheel("alpha", "1.0"), make_wheel("alpha", "1.0", "forged")
     wheel = machine.publish(lock_wheel("alpha", "1.0", locked), locked)
@@ -153,6 +157,7 @@ def test_an_index_that_lies_about_its_digest_is_refused(machine):
     assert not machine.cache.has(wheel.sha256)
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_nowhere_is_named(machine):
     with pytest.raises(CapsuleError) as caught:
         machine.fetch(lock_wheel("alpha", "1.0", b""))
@@ -177,6 +182,7 @@ def test_a_lock_that_contradicts_itself_reaches_no_program(machine, monkeypatch,
     assert caught.value.code == "CAP-I305"
 
 
+@pytest.mark.slow
 def test_builds_of_pytorchs_own_are_located_by_uv(machine):
     torch = make_wheel("torch", "2.13.0+cpu")
     wheel = machine.publish(lock_wheel("torch", "2.13.0+cpu", torch), torch)

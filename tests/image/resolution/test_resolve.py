@@ -139,6 +139,7 @@ def test_locks_dependencies_and_own_needs_from_index_and_folder(machine):
     assert wheels[1].filename == "beta-2.1-py3-none-any.whl"
 
 
+@pytest.mark.slow
 def test_no_wheel_is_unpacked_to_be_hashed(machine):
     make_wheel(machine.folder, "beta", "2.1")
     machine.wheels(make_spec("beta"))
@@ -309,6 +310,7 @@ def test_locks_again_without_a_network(machine, monkeypatch):
     assert caught.value.code == "CAP-L105"
 
 
+@pytest.mark.slow
 def test_lock_is_deterministic_and_names_no_place(torch_machine):
     machine = torch_machine
     for name, version in {"pydantic": "2.12", "rfc8785": "0.1.4", "xxhash": "3.6"}.items():
@@ -335,6 +337,7 @@ def test_cuda_lock_reports_its_libraries(torch_machine):
     assert cuda_libraries(lock) == {"CUDA": "13.0.96", "cuDNN": "9.20.0.48", "cuBLAS": "13.1.1.3"}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.from_regex(r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$"), max_size=3)

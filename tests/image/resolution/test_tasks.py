@@ -145,6 +145,7 @@ def real_gymnasium(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Gymnasium warns of environments that are out of date
 def test_the_real_packages_are_read(cache, tmp_path):
     """The wheels are made again of what is installed, with the files that are looked at."""

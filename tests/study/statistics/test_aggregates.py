@@ -54,6 +54,7 @@ def test_aggregates_by_hand():
     assert optimality_gap(tasks) == pytest.approx((1 / 2 + 0 + 2 / 3) / 3)
 
 
+@pytest.mark.slow
 @given(TASKS, st.randoms())
 def test_order_does_not_matter(tasks, random):
     shuffled = [random.sample(task, len(task)) for task in random.sample(tasks, len(tasks))]

@@ -77,6 +77,7 @@ def test_the_interval_of_one_task_is_that_of_scipy(scores):
     assert found[1:] == pytest.approx((wanted.low, wanted.high), abs=tolerance)
 
 
+@pytest.mark.slow
 def test_most_intervals_contain_the_true_mean():
     # 200 intervals of a level of 95 % that are right independently: 180 are five standard errors
     # below 190, and percentile intervals of 20 runs are a little narrow.

@@ -90,6 +90,7 @@ def test_a_test_of_normal_groups_is_that_of_scipy(sizes, offset, monkeypatch):
     assert found.p_value == pytest.approx(float(wanted.pvalue), abs=1e-10)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(GROUPS)
 def test_an_exact_p_value_is_the_share_of_all_arrangements(groups):
@@ -208,6 +209,7 @@ def test_groups_whose_deviations_differ_only_between_them():
     assert found.permutation_p_value == pytest.approx(2 / math.comb(8, 4))
 
 
+@pytest.mark.slow
 def test_the_test_is_cautious_with_five_scores():
     # The docstring's 3 %: of 500 pairs, two to four standard errors around it.
     pairs = np.random.default_rng(1).normal(size=(500, 2, 5)).tolist()

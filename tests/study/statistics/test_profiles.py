@@ -50,6 +50,7 @@ def test_a_profile_descends_from_one_to_zero(tasks):
     assert shares == sorted(shares, reverse=True)
 
 
+@pytest.mark.slow
 @given(TASKS, st.randoms(), st.integers(-5, 5))
 def test_order_and_shifts_do_not_matter(tasks, random, shift):
     shuffled = [random.sample(task, len(task)) for task in random.sample(tasks, len(tasks))]

@@ -247,6 +247,7 @@ print(os.urandom(4).hex())
     assert run(plain, (1,)).output != run(plain, (6,)).output
 
 
+@pytest.mark.slow
 def test_recorded_randomness_of_tasks_has_their_own_paths(run):
     from capsule.entropy.journal import read_journal
 
@@ -257,6 +258,7 @@ def test_recorded_randomness_of_tasks_has_their_own_paths(run):
     assert paths == {"0~1", "0~3"}
 
 
+@pytest.mark.slow
 def test_work_within_work_draws_its_own_bytes_however_long_its_path_is(run):
     code = """
 from capsule.training.arrivals.scopes import Scope, next_place
@@ -312,6 +314,7 @@ def test_a_program_that_takes_another_path_is_told_so(run, code, recorded, repea
     assert message in error.message
 
 
+@pytest.mark.slow
 def test_calls_that_end_without_a_recorded_result_are_told_so(run):
     code = """
 from multiprocessing.pool import ThreadPool
@@ -323,6 +326,7 @@ with ThreadPool(2) as pool:
     assert "never gets the result of task" in error.message
 
 
+@pytest.mark.slow
 def test_fewer_arrivals_leave_another_log(run):
     live = run(with_numbers(MAIL, SENT=2, TAKEN=2))
     again = run(with_numbers(MAIL, SENT=2, TAKEN=1), replay=live.log)
@@ -386,6 +390,7 @@ def test_waits_without_an_order_of_their_own_are_refused(run, code, message):
     assert message in error.message
 
 
+@pytest.mark.slow
 def test_without_the_library_of_random_profiles_waits_need_names(run):
     error = refusal(run("arrivals.as_completed([])", entropy=None))
     assert error.code == "CAP-T382"

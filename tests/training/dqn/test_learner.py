@@ -149,6 +149,7 @@ def test_adam_and_several_updates_an_interval_are_torchs(make, tmp_path, norm):
         np.testing.assert_allclose(after[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_play_is_random_until_learning_starts_and_exploration_follows_its_schedule(make, tmp_path):
     learner = make(tmp_path / "trace")
     rates = {}

@@ -210,6 +210,7 @@ def histories(draw):
     return "".join(letters)
 
 
+@pytest.mark.slow
 @given(
     text=histories(),
     capacity=st.integers(3, 12),

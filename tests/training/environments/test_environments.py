@@ -91,6 +91,7 @@ def _first_episode(environment, count):
     return some_actions(environment, count)[: 1 if environment.actions == 2 else count]
 
 
+@pytest.mark.slow
 @every_suite
 def test_equal_seeds_give_equal_episodes_and_others_do_not(spec):
     one, streams = make(spec, 1)

@@ -223,6 +223,7 @@ def tampered(state, **changes):
     return state
 
 
+@pytest.mark.slow
 def test_damaged_marks_are_refused(pairs):
     one, other = begun(pairs["breakout"])
     advance(one, some_actions(one, 50))

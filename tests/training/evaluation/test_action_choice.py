@@ -20,6 +20,7 @@ def test_greedy_takes_the_first_of_the_largest_values_of_the_rows_asked_for():
     assert greedy(np.array([[0, 2, 2], [7, 0, 0], [1, 2, 3]], np.float32), [2, 0]) == [2, 1]
 
 
+@pytest.mark.slow
 def test_sampled_actions_have_the_probabilities_of_the_policy():
     found = drawn(Sampled(SeedsSpec(root=4), 3), 4_000)
     for row, probabilities in enumerate(special.softmax(LOGITS.astype(np.float64), axis=1)):

@@ -342,6 +342,7 @@ def test_an_environment_returns_to_its_instruction_or_says_that_it_does_not():
     assert environment.state() != state  # the sight is the same
 
 
+@pytest.mark.slow
 def test_a_learner_goes_on_from_its_state(make):
     whole, resumed = make(), make()
     while whole.step < 100:

@@ -198,6 +198,7 @@ def test_one_update_equals_a_float64_reference(make, units, norm, truncation):
         assert np.abs(move).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_the_first_square_is_one_and_the_first_rate_is_whole(make):
     learner = make()
     before = learner.tensors()
@@ -411,6 +412,7 @@ def test_a_log_of_this_spec_that_no_run_of_it_can_have_made_is_refused(make):
         train(make(COUNTING, trainer=LIVE, replay=edited(log, actors=5, played=fewer)))
 
 
+@pytest.mark.slow
 def test_a_log_that_is_too_short_is_followed_to_its_end(make):
     log = parse_schedule(log_of(train(make(COUNTING, trainer=LIVE))))
     short = edited(log, played=log.played[: 4 * 12], lags=log.lags[: 4 * 12])

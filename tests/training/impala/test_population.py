@@ -323,6 +323,7 @@ def test_the_ancestry_is_a_forest_of_the_first_members(steps, seed):
     assert [found.current(member).number for member in range(4)] == [current[m] for m in range(4)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(STEPS, st.integers(0, 99))
 def test_a_seed_is_one_population(steps, seed):

@@ -113,6 +113,7 @@ def learned(member):
     return bits({name: array for name, array in tensors if not name.startswith("versions/")})
 
 
+@pytest.mark.slow
 def test_a_copy_is_of_parameters_and_means_and_of_nothing_else(make):
     learner = population(make)
     before, copy = at_its_first_copy(learner)

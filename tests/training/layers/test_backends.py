@@ -222,6 +222,7 @@ def test_convolutions_equal_torchs(instructions, layer, rectified):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_convolutions_together_are_those_one_by_one(instructions):
     frames = torch.randint(0, 256, (2 * IMAGES + 3, 20, 20), dtype=torch.uint8)
     stacks = frames.unfold(0, 4, 1).permute(0, 3, 1, 2)  # overlapping, as in a replay memory

@@ -53,6 +53,7 @@ def test_rescaling_by_hand():
     assert invert_rescale(torch.tensor([0.0, 1.0]), 0.0).tolist() == [0.0, 3.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.floats(-1e6, 1e6, width=32), st.sampled_from([0.0, 1e-3, 1e-2, 0.5]))
 def test_both_ways_are_exact_to_a_few_roundings_everywhere(number, epsilon):
@@ -184,6 +185,7 @@ def targets_of(case):
     return double_q_targets(**tensors, steps=case["steps"], epsilon=case["epsilon"])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(sequences())
 def test_targets_are_the_equation_term_by_term(case):

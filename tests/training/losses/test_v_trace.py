@@ -78,6 +78,7 @@ def expected_of(parts, rho_bar, c_bar, decay, action_values="targets"):
 LEVELS = st.sampled_from([0.5, 1.0, 2.2, 3.7, math.inf])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 12), st.integers(1, 3), st.integers(0, 2**32 - 1),
@@ -119,6 +120,7 @@ def test_by_hand_with_action_values_of_the_baseline():
     assert targets.advantages.tolist() == [[2 * (1 + 0.5 * 4 - 10)], [0.5 * (2 + 0.5 * 8 - 4)]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rho_bar", [1.0, 3.7, 1e9])
 @pytest.mark.parametrize("decay", [1.0, 0.9])

@@ -157,6 +157,7 @@ def reference(weights, instructions):
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 @BOTH
 def test_features_and_gradients_equal_torchs(products):
     net = channel(products)
@@ -208,6 +209,7 @@ def test_a_longer_instruction_in_the_batch_changes_no_bit():
 SENTENCES = st.lists(st.sampled_from(BABYAI_WORDS), max_size=9).map(" ".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(SENTENCES, min_size=1, max_size=21))
 def test_a_row_alone_gets_what_it_gets_in_a_batch(sentences):
@@ -269,6 +271,7 @@ def test_instruction_sets_give_equal_bits():
         assert all(map(same_bits, first, other))
 
 
+@pytest.mark.slow
 @BOTH
 def test_no_instruction_has_features_and_gradients_of_zero(products):
     features, *gradients = results_of(channel(products), told("", ""))

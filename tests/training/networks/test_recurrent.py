@@ -317,6 +317,7 @@ def test_a_sequence_is_its_steps_bit_for_bit(name, recurrent):
     assert same_bits(states, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @FEED_FORWARD
 def test_a_row_alone_gets_what_it_gets_in_a_batch(name, recurrent):
@@ -419,6 +420,7 @@ def test_gradients_with_resets_are_those_of_separate_unrolls():
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @FEED_FORWARD
 def test_every_parameter_gets_a_gradient(name, recurrent):

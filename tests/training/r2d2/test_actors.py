@@ -368,6 +368,7 @@ def test_a_state_of_other_seeds_is_refused(start):
     assert refusal.value.code == "CAP-T201"
 
 
+@pytest.mark.slow
 def test_streams_belong_to_one_actor_each(start):
     settings = settings_of("sticky", actors=3)
     actors = start(settings, 1)
@@ -408,6 +409,7 @@ def test_the_ladder_of_exploration_rates():
     np.testing.assert_allclose(np.diff(logarithms), 7 / 255 * np.log(0.4))
 
 
+@pytest.mark.slow
 def test_hundreds_of_actors_live_in_one_process():
     settings = settings_of(actors=256, network=recurrent("cartpole"))
     made = play(settings, 20, parameters_of(settings))

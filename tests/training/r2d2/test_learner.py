@@ -208,6 +208,7 @@ def test_processes_and_threads_change_nothing(make):
     assert len(heads) == 1
 
 
+@pytest.mark.slow
 def test_actors_take_new_parameters_when_they_are_due(make):
     learner = train(make(), 600)
     assert learner.step // 6 % 10 == 0
@@ -217,6 +218,7 @@ def test_actors_take_new_parameters_when_they_are_due(make):
         assert torch.equal(learner.acting.flat, online) == due
 
 
+@pytest.mark.slow
 def test_the_target_is_copied_every_target_interval(make):
     learner = train(make(), 300)
     copied = []

@@ -561,6 +561,7 @@ def test_a_sequence_whose_place_is_taken_is_not_gathered():
 # Actors are the shards
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_an_actor_is_independent_of_the_others(data):
@@ -625,6 +626,7 @@ def perform(replay, history, first):
     return log
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data(), layouts())
 def test_a_snapshot_continues_with_the_same_bits(data, layout):

@@ -143,6 +143,7 @@ def padded(leaves):
     return leaves + [0.0] * (width - len(leaves))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EXACT, min_size=1, max_size=40), st.lists(st.floats(0, 1, exclude_max=True)))
 def test_exact_weights_are_found_as_by_looking_at_each(leaves, uniforms):
@@ -157,6 +158,7 @@ def test_exact_weights_are_found_as_by_looking_at_each(leaves, uniforms):
     assert found == [naive_find(leaves, number) for number in numbers]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(ANY, min_size=1, max_size=40),
@@ -173,6 +175,7 @@ def test_any_weights_are_found_by_the_rule(leaves, uniforms):
     assert all(leaves[index] > 0 for index in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(1, 40))
 def test_the_tree_is_a_function_of_its_leaves(data, size):

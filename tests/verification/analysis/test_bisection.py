@@ -171,6 +171,7 @@ def test_what_cannot_be_executed_is_refused(honest, honest_bundle, patched, diff
     assert refused(differ, *untrusted, bisect=True) == ("CAP-V078", 3)
 
 
+@pytest.mark.slow
 def test_what_is_no_run_is_refused(honest, differ, tmp_path):
     assert refused(differ, tmp_path / "nothing", honest.folder) == ("CAP-V071", 2)
     assert refused(differ, tmp_path, honest.folder) == ("CAP-V071", 2)

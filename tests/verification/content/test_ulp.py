@@ -89,6 +89,7 @@ def test_sequences_are_the_sum_of_their_pairs(pairs):
     assert whole.relative == max((each.relative for each in single), default=0.0)
 
 
+@pytest.mark.slow
 @given(
     arrays(np.float32, array_shapes(max_dims=2, max_side=5), elements=st.floats(width=32)),
     st.integers(0, 24),

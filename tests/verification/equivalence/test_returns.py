@@ -107,6 +107,7 @@ def test_an_absolute_tolerance_is_held_to_the_scale_of_the_verifiers_own_returns
     assert outcome_of(compared(found, found, absolute=1000.0)) == "within"
 
 
+@pytest.mark.slow
 def test_as_many_starts_as_said_to_be_needed_decide():
     recorded = sample(4, 25)
     found = compared(recorded, shifted(recorded, 0, noise=25), absolute=12.0)

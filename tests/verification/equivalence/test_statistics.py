@@ -78,6 +78,7 @@ def test_a_rank_sum_of_many_is_the_corrected_normal_test(span):
     assert (found.statistic, found.p_value) == pytest.approx((expected.statistic, expected.pvalue))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(RETURNS.filter(bool), min_size=2, max_size=7))
 def test_signed_ranks_with_ties_are_the_permutation_test(differences):
@@ -138,6 +139,7 @@ def test_ranks_are_scipys(values):
 # --- sizes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(SMALL, SMALL)
 def test_cliffs_delta_counts_pairs(first, second):
     signs = [(b > a) - (b < a) for a, b in itertools.product(first, second)]

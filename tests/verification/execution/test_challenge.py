@@ -422,6 +422,7 @@ def test_a_state_larger_than_the_run_was_allowed_to_be_is_refused(run_of, opened
     assert "more than limits.disk_mb" in refused_layout(recorded, tmp_path)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(0, 255), st.sampled_from([0, 1]))
 def test_a_changed_byte_is_refused_or_changes_no_file(
@@ -454,6 +455,7 @@ FILES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(FILES, min_size=1, max_size=3))
 def test_states_come_back_as_they_were_kept(tmp_path_factory, states):
@@ -740,6 +742,7 @@ def test_states_between_trace_records_are_refused():
         spec_of("dqn", recording={"checkpoint_interval": 404})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["segments:1", "segments:30", "segments:all", "fresh-seed"])
 def test_a_mode_is_written_as_it_is_read(text):
     mode = Mode.parse(text)

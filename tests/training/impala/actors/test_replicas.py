@@ -200,6 +200,7 @@ def counts(found):
 REQUESTS = ACTORS * 2 * 5
 
 
+@pytest.mark.slow
 @BOTH
 def test_with_every_layer_on_no_load_shows(products, settings, serve):
     made = settings(products)
@@ -221,6 +222,7 @@ def test_without_request_seeds_who_comes_first_is_in_the_result(settings, serve)
     assert names == {"environment/0", "no-op/0"}  # no account of a stream that was not used
 
 
+@pytest.mark.slow
 def test_without_routing_who_comes_first_decides_who_answers(settings, serve):
     """With the two layers above, that still reaches no result; without them it would."""
     made = settings(FIXED_ORDER, determinism={"deterministic_routing": False})

@@ -162,6 +162,7 @@ def test_a_live_schedule_keeps_its_lag_and_replays_to_the_same_slots(sizes, data
     assert again == learned
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(BOUNDED, st.data())
 def test_a_live_schedule_goes_on_after_a_resumption_and_replays(sizes, data):
