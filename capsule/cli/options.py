@@ -357,7 +357,8 @@ MetricsOption = Annotated[
     str | None,
     option(
         "--metrics FORM:PLACE",
-        "Also write the metrics while the run lasts: tensorboard:FOLDER or csv:FILE.",
+        "Also write the metrics while the run lasts: tensorboard:FOLDER, csv:FILE, mlflow:FOLDER "
+        "or wandb:FOLDER (offline).",
         OUTPUT,
     ),
 ]

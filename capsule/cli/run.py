@@ -201,7 +201,7 @@ def _following(
     from capsule.export.live import follow, parse_target
 
     parse_target(metrics)
-    return lambda directory, reporter: follow(metrics, directory.name, directory / WORK, reporter)
+    return lambda directory, reporter: follow(metrics, directory, reporter)
 
 
 def _directory(

@@ -10,17 +10,20 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from capsule.experiment.beneath import open_beneath
 from capsule.experiment.contract import WORKSPACE, Event
+from capsule.export.mlflow import open_mlflow
 from capsule.export.runs import TRAINING, Point, event_values, line_values
 from capsule.export.table import COLUMNS, row, table_text
 from capsule.export.tensorboard import EVENT_FILE, EventWriter
+from capsule.export.wandb import open_wandb
 from capsule.host.errors import CapsuleError
 from capsule.host.reporter import Reporter
+from capsule.host.run_directory import WORK
 from capsule.report.subject import METRICS, JsonLines
 
 RECORDED = f"{WORKSPACE}/outputs/{METRICS}"  # in a run directory
@@ -32,7 +35,7 @@ class _Sink(Protocol):
         """Write a value so that readers see it at once."""
 
 
-_Opener = Callable[[Path, str, ExitStack], _Sink]
+_Opener = Callable[[Path, Path], AbstractContextManager[_Sink]]  # of a place and a run directory
 
 
 class FollowingReporter:
@@ -64,9 +67,10 @@ class FollowingReporter:
             for step, values in self._new(event):
                 for name, value in values.items():
                     self._sink.write(TRAINING + name, Point(step, value, event.time))
-        except OSError as error:
+        except (CapsuleError, OSError) as error:
             self._sink = None
-            self.note(f"--metrics: no further metrics are written: {error.strerror}")
+            reason = error.message if isinstance(error, CapsuleError) else error.strerror
+            self.note(f"--metrics: no further metrics are written: {reason}")
 
     def _new(self, event: Event) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the event's own metrics, unless the last one had the same, and a program's."""
@@ -108,42 +112,47 @@ class _RecorderTail:
 
 
 @contextmanager
-def follow(target: str, run: str, work: Path, reporter: Reporter) -> Iterator[Reporter]:
+def follow(target: str, directory: Path, reporter: Reporter) -> Iterator[Reporter]:
     """Yield a reporter that also writes metrics.
 
     Args:
-        target: ``tensorboard:FOLDER`` or ``csv:FILE``. A file of CSV is appended to.
-        run: Name of the run.
-        work: The run directory of the contract.
+        target: Form and place, as ``--metrics`` names them.
+        directory: Folder of the run, which has its lock.
         reporter: Told about everything.
 
     Raises:
-        CapsuleError: CAP-P206, the target has another form or cannot be written.
+        CapsuleError: CAP-P206, the target has another form or cannot be written; CAP-P205, the
+            package that writes it is not installed.
     """
     opener, place = parse_target(target)
     with ExitStack() as stack:
         try:
-            sink = opener(place, run, stack)
+            sink = stack.enter_context(opener(place, directory))
         except OSError as error:
             raise CapsuleError(
                 "CAP-P206",
                 f"--metrics {target!a} cannot be written: {error.strerror}",
                 fix="Name a place that you may write to.",
             ) from error
-        yield FollowingReporter(reporter, sink, work)
+        yield FollowingReporter(reporter, sink, directory / WORK)
 
 
-def _open_events(folder: Path, run: str, stack: ExitStack) -> _Sink:
+@contextmanager
+def _open_events(folder: Path, directory: Path) -> Iterator[_Sink]:
     """Open a new event file in the run's folder; a resumed run gets a further one."""
     started = time.time()
-    path = folder / run / EVENT_FILE.format(seconds=int(started))
+    path = folder / directory.name / EVENT_FILE.format(seconds=int(started))
     path.parent.mkdir(parents=True, exist_ok=True)
-    return EventWriter(stack.enter_context(path.open("ab", buffering=0)), started)
+    with path.open("ab", buffering=0) as stream:
+        yield EventWriter(stream, started)
 
 
-def _open_table(path: Path, run: str, stack: ExitStack) -> _Sink:
+@contextmanager
+def _open_table(path: Path, directory: Path) -> Iterator[_Sink]:
+    """Open a new file of CSV, or append to an existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Table(stack.enter_context(path.open("ab", buffering=0)), run)
+    with path.open("ab", buffering=0) as stream:
+        yield _Table(stream, directory.name)
 
 
 class _Table:
@@ -159,11 +168,16 @@ class _Table:
         self._stream.write(table_text([row(self._run, name, *point)]).encode())
 
 
-_OPENERS: dict[str, _Opener] = {"tensorboard": _open_events, "csv": _open_table}
+_OPENERS: dict[str, _Opener] = {
+    "tensorboard": _open_events,
+    "csv": _open_table,
+    "mlflow": open_mlflow,
+    "wandb": open_wandb,
+}
 
 
 def parse_target(target: str) -> tuple[_Opener, Path]:
-    """Return what opens the file that ``--metrics`` names, and the place that it names.
+    """Return what opens the place that ``--metrics`` names, and the place.
 
     Raises:
         CapsuleError: CAP-P206, the target has another form.
@@ -172,7 +186,8 @@ def parse_target(target: str) -> tuple[_Opener, Path]:
     if form not in _OPENERS or not place:
         raise CapsuleError(
             "CAP-P206",
-            f"--metrics {target!a} is neither tensorboard:FOLDER nor csv:FILE",
+            f"--metrics {target!a} is not tensorboard:FOLDER, csv:FILE, mlflow:FOLDER or "
+            "wandb:FOLDER",
             fix="Write for example --metrics tensorboard:logs",
         )
     return _OPENERS[form], Path(place)

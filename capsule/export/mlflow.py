@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from capsule.export.folders import new_folder
-from capsule.export.runs import ExportedRun, Metric
-from capsule.host.errors import CapsuleError
+from capsule.export.runs import ExportedRun, Point, read_directory
+from capsule.host.errors import CapsuleError, ExitCode
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*(/[A-Za-z0-9_][A-Za-z0-9_.\- ]*)*")
 _MAX_NAME = 250  # of a metric or a parameter (mlflow/utils/validation.py)
@@ -23,6 +25,57 @@ _MAX_VALUE = 6000  # characters of a parameter
 _LOCAL = 4  # SourceType: run on the user's machine
 _STATUS = {"running": 1, "finished": 3, "failed": 4}  # RunStatus; every other state is KILLED
 _KILLED = 5
+
+
+class LiveRun:
+    """A run in a file store that is still executed."""
+
+    def __init__(self, place: Path) -> None:
+        """Write to the folder of a run."""
+        self._place = place
+
+    def write(self, name: str, point: Point) -> None:
+        """Append a value, which readers see at once.
+
+        Raises:
+            CapsuleError: CAP-P204, MLflow allows no such name of a metric.
+            OSError: The value cannot be written.
+        """
+        _check_name(name)
+        path = self._place / "metrics" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as stream:
+            stream.write(_line(point, None).encode())
+
+
+@contextmanager
+def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveRun]:
+    """Add the run of a run directory to a file store while it is executed.
+
+    It is a run in progress until the end of the block. Then it has finished, was killed (an
+    interrupted run, which a later one with the same directory continues) or has failed.
+
+    Raises:
+        CapsuleError: CAP-P202, the run directory is malformed.
+        OSError: A file cannot be written.
+    """
+    run = read_directory(directory)
+    experiment = _experiment(folder.resolve(), run)
+    place = experiment / run.id
+    if not place.exists():
+        with new_folder(place) as unfinished:
+            _write_run(run, unfinished, experiment)
+    status, ended = _STATUS["failed"], None
+    _write_facts(place, _facts(run, experiment, _STATUS["running"], ended))
+    try:
+        yield LiveRun(place)
+        status = _STATUS["finished"]
+    except (CapsuleError, KeyboardInterrupt) as error:
+        if not isinstance(error, CapsuleError) or error.exit_code == ExitCode.INTERRUPTED:
+            status = _KILLED
+        raise
+    finally:
+        _write_facts(place, _facts(run, experiment, status, time.time()))
 
 
 def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
@@ -37,7 +90,8 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
     """
     for run in runs:
         experiment = _experiment(folder.resolve(), run)
-        _check_names(run.metrics)
+        for metric in run.metrics:
+            _check_name(metric.name)
         with new_folder(experiment / run.id) as place:
             _write_run(run, place, experiment)
 
@@ -63,9 +117,25 @@ def _experiment(folder: Path, run: ExportedRun) -> Path:
 
 
 def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
-    facts: dict[str, Any] = {
+    status = _STATUS.get(run.state, _KILLED)
+    _write_facts(place, _facts(run, experiment, status, run.finished))
+    (place / "artifacts").mkdir()
+    for metric in run.metrics:
+        lines = (_line(point, run.started) for point in metric.points)
+        _write(place / "metrics" / metric.name, "".join(lines))
+    for name, value in run.parameters.items():
+        _write(place / "params" / name, value[:_MAX_VALUE])
+    for name, value in {"mlflow.runName": run.name, **run.facts}.items():
+        _write(place / "tags" / name, value)
+
+
+def _facts(
+    run: ExportedRun, experiment: Path, status: int, finished: float | None
+) -> dict[str, Any]:
+    """Return the content of a run's ``meta.yaml``."""
+    return {
         "artifact_uri": (experiment / run.id / "artifacts").as_uri(),
-        "end_time": None if run.finished is None else _milliseconds(run.finished),
+        "end_time": None if finished is None else _milliseconds(finished),
         "entry_point_name": "",
         "experiment_id": experiment.name,
         "lifecycle_stage": "active",
@@ -76,34 +146,26 @@ def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
         "source_type": _LOCAL,
         "source_version": "",
         "start_time": _milliseconds(run.started),
-        "status": _STATUS.get(run.state, _KILLED),
+        "status": status,
         "tags": [],
         "user_id": "",
     }
-    _write_facts(place, facts)
-    (place / "artifacts").mkdir()
-    for metric in run.metrics:
-        lines = (
-            f"{_milliseconds(run.started if each.time is None else each.time)} "
-            f"{each.value!r} {each.step}\n"
-            for each in metric.points
+
+
+def _line(point: Point, started: float | None) -> str:
+    """Return the line of a value; one without a time has that of the run's start."""
+    moment = started if point.time is None else point.time
+    return f"{_milliseconds(moment)} {point.value!r} {point.step}\n"
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+        raise CapsuleError(
+            "CAP-P204",
+            f"MLflow does not allow the name of the metric {name!a}",
+            fix="Export the run to csv or tensorboard, or log the metric under a name of "
+            "letters, digits, '_', '-', '.', ' ' and '/'.",
         )
-        _write(place / "metrics" / metric.name, "".join(lines))
-    for name, value in run.parameters.items():
-        _write(place / "params" / name, value[:_MAX_VALUE])
-    for name, value in {"mlflow.runName": run.name, **run.facts}.items():
-        _write(place / "tags" / name, value)
-
-
-def _check_names(metrics: Iterable[Metric]) -> None:
-    for metric in metrics:
-        if not _NAME.fullmatch(metric.name) or len(metric.name) > _MAX_NAME:
-            raise CapsuleError(
-                "CAP-P204",
-                f"MLflow does not allow the name of the metric {metric.name!a}",
-                fix="Export the run to csv or tensorboard, or log the metric under a name of "
-                "letters, digits, '_', '-', '.', ' ' and '/'.",
-            )
 
 
 def _write_facts(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -149,7 +149,7 @@ def read_runs(path: Path, policy: TrustPolicy) -> tuple[ExportedRun, ...]:
     """
     directories = sorted(run_directories(path)) if path.is_dir() else []
     if directories:
-        return tuple(map(_of_directory, directories))
+        return tuple(map(read_directory, directories))
     if path.is_dir() or path.suffix in (".yaml", ".yml", ".json"):
         raise CapsuleError(
             "CAP-P201",
@@ -206,7 +206,12 @@ def _of_study(path: Path, policy: TrustPolicy) -> Iterator[ExportedRun]:
                 )
 
 
-def _of_directory(path: Path) -> ExportedRun:
+def read_directory(path: Path) -> ExportedRun:
+    """Read the run of a run directory, whether it has ended or not.
+
+    Raises:
+        CapsuleError: CAP-P202, a file of it is malformed.
+    """
     found, lock, work = read_run(path), read_lock(path / LOCK), path / WORK
     try:
         if isinstance(lock.spec.trainer, CommandTrainer):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.export.runs import ExportedRun
+from capsule.export.runs import ExportedRun, Point, read_directory
 from capsule.host.errors import CapsuleError
 
 if TYPE_CHECKING:
@@ -26,33 +27,72 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
         OSError: A file cannot be written.
     """
     wandb = _package()
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = wandb.Settings(
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        host="unknown",
-        quiet=True,
-        silent=True,
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
     for run in runs:
-        opened = wandb.init(
-            mode="offline",
-            dir=folder,
-            project=run.lock.spec.name,
-            name=run.name,
-            id=run.id,
-            config={**run.parameters, **run.facts},
-            settings=settings,
-        )
+        opened = _init(wandb, run, folder)
         for step, values in _by_step(run):
             opened.log(values, step=step)
         opened.finish()
     wandb.teardown()  # its own process writes the files, and the end of them only now
+
+
+class LiveRun:
+    """An offline run that is still executed."""
+
+    def __init__(self, opened: Any) -> None:
+        """Log to a run that ``wandb.init`` returned."""
+        self._opened = opened
+
+    def write(self, name: str, point: Point) -> None:
+        """Log a value. W&B keeps the values of a step together and writes them with the next."""
+        time = {} if point.time is None else {"_timestamp": point.time}
+        self._opened.log({name: point.value, **time}, step=point.step)
+
+
+@contextmanager
+def open_wandb(folder: Path, directory: Path) -> Iterator[LiveRun]:
+    """Log the run of a run directory while it is executed, as :func:`export_wandb` writes it.
+
+    A run that is continued has another offline run with the same id, which W&B's server joins to
+    the first. After an error, W&B has the run as failed.
+
+    Raises:
+        CapsuleError: CAP-P205, the package ``wandb`` is not installed; CAP-P202, the run directory
+            is malformed.
+        OSError: A file cannot be written.
+    """
+    wandb = _package()
+    opened = _init(wandb, read_directory(directory), folder)
+    status = 1
+    try:
+        yield LiveRun(opened)
+        status = 0
+    finally:
+        opened.finish(exit_code=status)
+        wandb.teardown()
+
+
+def _init(wandb: ModuleType, run: ExportedRun, folder: Path) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    return wandb.init(
+        mode="offline",
+        dir=folder,
+        project=run.lock.spec.name,
+        name=run.name,
+        id=run.id,
+        config={**run.parameters, **run.facts},
+        settings=wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            host="unknown",
+            quiet=True,
+            silent=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        ),
+    )
 
 
 def _package() -> ModuleType:

@@ -5,19 +5,22 @@ import errno
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
-from capsule.execution import _EventTail
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
 from capsule.export.live import RECORDED, FollowingReporter, follow, parse_target
 from capsule.host.errors import CapsuleError
+from capsule.outcome import EventTail
 from capsule.report.progress import SilentReporter
 from capsule.training.own_program import recorder
 from capsule.training.own_program.program import _HELPER_FOLDER
 from tests.export.conftest import TRAINING, content, logged
 from tests.export.test_tensorboard import scalars
+from tests.export.test_wandb import is_history, records, values_of
 
 EVENTS = [
     Event.model_validate_json(line) for line in content(TRAINING, "run/events.jsonl").splitlines()
@@ -35,14 +38,23 @@ class Told(SilentReporter):
         self.events.append(event)
 
 
+@pytest.fixture
+def directory(tmp_path):
+    """Make the directory of a run that has not begun."""
+    folder = tmp_path / "runs" / "mine"
+    (folder / "work").mkdir(parents=True)
+    (folder / "lock.json").write_bytes(content(TRAINING, "spec/lock.json"))
+    return folder
+
+
 def rows(path):
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))
 
 
-def test_a_row_is_there_as_soon_as_its_event_is(tmp_path):
+def test_a_row_is_there_as_soon_as_its_event_is(tmp_path, directory):
     told, path = Told(), tmp_path / "logs" / "metrics.csv"
-    with follow(f"csv:{path}", "mine", tmp_path / "work", told) as reporter:
+    with follow(f"csv:{path}", directory, told) as reporter:
         for number, event in enumerate(EVENTS):
             reporter.event(event)
             assert told.events == EVENTS[: number + 1]
@@ -55,19 +67,17 @@ def test_a_row_is_there_as_soon_as_its_event_is(tmp_path):
     assert [(row["run"], row["step"]) for row in losses] == [("mine", "400")]
 
 
-def test_a_resumed_run_appends_to_its_table(tmp_path):
+def test_a_resumed_run_appends_to_its_table(tmp_path, directory):
     for event in EVENTS[1], EVENTS[-1]:
-        with follow(
-            f"csv:{tmp_path / 'metrics.csv'}", "mine", tmp_path / "work", Told()
-        ) as reporter:
+        with follow(f"csv:{tmp_path / 'metrics.csv'}", directory, Told()) as reporter:
             reporter.event(event)
     text = (tmp_path / "metrics.csv").read_text()
     assert text.count("run,metric") == 1
     assert {row["step"] for row in rows(tmp_path / "metrics.csv")} == {"200", "400"}
 
 
-def test_tensorboard_shows_a_run_that_still_lasts(tmp_path):
-    with follow(f"tensorboard:{tmp_path}", "mine", tmp_path / "work", Told()) as reporter:
+def test_tensorboard_shows_a_run_that_still_lasts(tmp_path, directory):
+    with follow(f"tensorboard:{tmp_path}", directory, Told()) as reporter:
         for event in EVENTS:
             reporter.event(event)
         shown = scalars(tmp_path / "mine")["training/loss"]
@@ -77,10 +87,10 @@ def test_tensorboard_shows_a_run_that_still_lasts(tmp_path):
         assert shown[0].wall_time in [event.time for event in EVENTS]
 
 
-def test_events_of_the_run_directory_reach_the_table(tmp_path):
+def test_events_of_the_run_directory_reach_the_table(tmp_path, directory):
     """The tail that an execution polls passes them on."""
-    with follow(f"csv:{tmp_path / 'metrics.csv'}", "mine", tmp_path / "work", Told()) as reporter:
-        tail = _EventTail(tmp_path / "events.jsonl", reporter)
+    with follow(f"csv:{tmp_path / 'metrics.csv'}", directory, Told()) as reporter:
+        tail = EventTail(tmp_path / "events.jsonl", reporter)
         with (tmp_path / "events.jsonl").open("w") as stream:
             stream.write(json.dumps({"time": 1.5, "kind": "progress", "step": 7, "loss": 0.25}))
             stream.write("\n")
@@ -90,15 +100,15 @@ def test_events_of_the_run_directory_reach_the_table(tmp_path):
     assert row["time"] == "1.5"
 
 
-def test_a_program_is_followed_by_what_its_recorder_writes(tmp_path, monkeypatch):
+def test_a_program_is_followed_by_what_its_recorder_writes(tmp_path, directory, monkeypatch):
     """The recorder and the run directory are the real ones; the container is left out."""
-    work = tmp_path / "work"
+    work = directory / "work"
     assert Path(RECORDED) == Path(WORKSPACE) / _HELPER_FOLDER / recorder.METRICS
     monkeypatch.setenv(OUTPUT_VARIABLE, str(work / WORKSPACE / _HELPER_FOLDER))
     monkeypatch.setenv(STATE_VARIABLE, str(work / "state"))
     shown = []
     with (
-        follow(f"csv:{tmp_path / 'metrics.csv'}", "own", work, Told()) as reporter,
+        follow(f"csv:{tmp_path / 'metrics.csv'}", directory, Told()) as reporter,
         recorder.run() as program,
     ):
         for step in range(1, 4):
@@ -114,13 +124,13 @@ def test_a_program_is_followed_by_what_its_recorder_writes(tmp_path, monkeypatch
     assert [row["time"] for row in rows(tmp_path / "metrics.csv")][::2] == ["1.5", "2.5", "3.5"]
 
 
-def test_a_resumed_program_is_followed_from_where_it_resumes(tmp_path):
-    work = tmp_path / "work"
+def test_a_resumed_program_is_followed_from_where_it_resumes(tmp_path, directory):
+    work = directory / "work"
     path = work / RECORDED
     path.parent.mkdir(parents=True)
     path.write_text('{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
     event = Event(time=1.0, kind="progress", step=0)
-    with follow(f"csv:{tmp_path / 'metrics.csv'}", "own", work, Told()) as reporter:
+    with follow(f"csv:{tmp_path / 'metrics.csv'}", directory, Told()) as reporter:
         reporter.event(event)
         path.write_text('{"step": 1, "loss": 1}\n')  # it resumes from step 1
         reporter.event(event)
@@ -129,10 +139,10 @@ def test_a_resumed_program_is_followed_from_where_it_resumes(tmp_path):
     assert [(row["step"], row["value"]) for row in rows(tmp_path / "metrics.csv")] == [("2", "3.0")]
 
 
-def test_no_link_of_a_program_is_followed(tmp_path):
-    told, work = Told(), tmp_path / "work"
+def test_no_link_of_a_program_is_followed(tmp_path, directory):
+    told, work = Told(), directory / "work"
     (tmp_path / "secret").write_text('{"step": 1, "loss": 42}\n')
-    with follow(f"csv:{tmp_path / 'metrics.csv'}", "own", work, told) as reporter:
+    with follow(f"csv:{tmp_path / 'metrics.csv'}", directory, told) as reporter:
         (work / RECORDED).parent.mkdir(parents=True)
         (work / RECORDED).symlink_to(tmp_path / "secret")
         reporter.event(Event(time=1.0, kind="progress", step=1))
@@ -156,18 +166,101 @@ def test_a_full_disk_ends_the_metrics_and_not_the_run():
     assert told.events == EVENTS
 
 
-@pytest.mark.parametrize("target", ["metrics.csv", "csv:", "mlflow:folder", ""])
+@pytest.mark.parametrize("target", ["metrics.csv", "csv:", "comet:folder", ""])
 def test_another_target_is_refused(target):
     with pytest.raises(CapsuleError) as raised:
         parse_target(target)
     assert raised.value.code == "CAP-P206"
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, directory):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(CapsuleError) as raised,
-        follow(f"csv:{tmp_path / 'file' / 'metrics.csv'}", "mine", tmp_path / "work", Told()),
+        follow(f"csv:{tmp_path / 'file' / 'metrics.csv'}", directory, Told()),
     ):
         raise AssertionError("it was opened")
     assert raised.value.code == "CAP-P206"
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """Return a function that returns the only run of a file store, as MLflow reads it."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    def read():
+        client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+        (experiment,) = client.search_experiments()
+        (run,) = client.search_runs([experiment.experiment_id])
+        history = client.get_metric_history(run.info.run_id, "training/loss")
+        return run.info, {point.step: point.value for point in history}
+
+    return read
+
+
+def test_mlflow_shows_a_run_that_still_lasts(tmp_path, directory, mlflow):
+    with follow(f"mlflow:{tmp_path / 'mlruns'}", directory, Told()) as reporter:
+        for event in EVENTS:
+            reporter.event(event)
+        run, losses = mlflow()
+        assert (run.run_name, run.status, run.end_time) == ("mine", "RUNNING", None)
+        assert losses == logged("loss")
+    run, losses = mlflow()
+    assert (run.status, losses) == ("FINISHED", logged("loss"))
+    assert run.end_time >= run.start_time
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (CapsuleError("CAP-E012", "the run was interrupted", fix=""), "KILLED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (CapsuleError("CAP-E010", "training ended", fix=""), "FAILED"),
+        (RuntimeError(), "FAILED"),
+    ],
+)
+def test_mlflow_shows_how_a_run_ended_and_that_it_was_resumed(
+    tmp_path, directory, mlflow, error, status
+):
+    target = f"mlflow:{tmp_path / 'mlruns'}"
+    with pytest.raises(type(error)), follow(target, directory, Told()) as reporter:
+        reporter.event(EVENTS[1])
+        raise error
+    assert mlflow()[0].status == status
+    with follow(target, directory, Told()) as reporter:
+        assert mlflow()[0].status == "RUNNING"
+        reporter.event(EVENTS[-1])
+    run, losses = mlflow()
+    assert (run.status, losses) == ("FINISHED", logged("loss"))
+
+
+def test_a_name_that_mlflow_does_not_allow_ends_the_metrics_and_not_the_run(tmp_path, directory):
+    told, target = Told(), f"mlflow:{tmp_path / 'mlruns'}"
+    with follow(target, directory, told) as reporter:
+        path = directory / "work" / RECORDED
+        path.parent.mkdir(parents=True)
+        path.write_text('{"step": 1, "../../x": 2}\n')
+        reporter.event(Event(time=1.0, kind="progress", step=1))
+    (note,) = told.notes
+    assert note.startswith("--metrics: no further metrics are written: MLflow does not allow")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_wandb_has_what_a_run_logged_and_how_it_ended(tmp_path, directory, fails):
+    with suppress(RuntimeError), follow(f"wandb:{tmp_path}", directory, Told()) as reporter:
+        for event in EVENTS:
+            reporter.event(event)
+        if fails:
+            raise RuntimeError
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    found = records(path)
+    (run,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    assert (run.display_name, run.project) == ("mine", "dqn")
+    rows = map(values_of, filter(is_history, found))
+    assert {row["_step"]: row["training/loss"] for row in rows if "training/loss" in row} == logged(
+        "loss"
+    )
+    (ended,) = [record.exit for record in found if record.WhichOneof("record_type") == "exit"]
+    assert ended.exit_code == int(fails)

@@ -51,6 +51,16 @@ def records(path):
     return found
 
 
+def is_history(record):
+    return record.WhichOneof("record_type") == "history"
+
+
+def values_of(record):
+    """Return the values of a record of history, by name."""
+    items = record.history.item
+    return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+
+
 @pytest.mark.slow
 def test_wandb_reads_the_metrics_and_the_settings(tmp_path):
     export_wandb(RUNS, tmp_path / "out")
@@ -62,14 +72,7 @@ def test_wandb_reads_the_metrics_and_the_settings(tmp_path):
     assert settings["seeds.root"] == RUNS[0].parameters["seeds.root"]
     assert settings["capsule.claim_id"] == RUNS[0].claims.claim_id()
     assert run.host == "unknown"
-    rows = [
-        {
-            item.key or item.nested_key[0]: json.loads(item.value_json)
-            for item in record.history.item
-        }
-        for record in found
-        if record.WhichOneof("record_type") == "history"
-    ]
+    rows = list(map(values_of, filter(is_history, found)))
     assert {row["_step"]: row["training/loss"] for row in rows if "training/loss" in row} == logged(
         "loss"
     )
