@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from capsule.experiment.contract import StreamProfile
 from capsule.experiment.errors import CapsuleError
+from capsule.experiment.trainers import Initialization
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
 from capsule.training.networks.own_module import OwnModule
 from capsule.training.state.trace import arrays_digest
@@ -40,7 +41,11 @@ class BaseTrainer:
     _train_state: TrainState
 
     def __init__(
-        self, context: TrainerContext, shapes: Mapping[str, Shape], module: OwnModule | None
+        self,
+        context: TrainerContext,
+        shapes: Mapping[str, Shape],
+        module: OwnModule | None,
+        initialization: Initialization = "uniform",
     ) -> None:
         """Draw theta.
 
@@ -48,6 +53,7 @@ class BaseTrainer:
             context: The run.
             shapes: Name to shape of the network's parameters.
             module: The user module that is a part of the network, if one is.
+            initialization: Distribution of the other parameters.
         """
         self._context, self._spec = context, context.spec
         self._streams, self._trace, self._device = context.streams, context.trace, context.device
@@ -55,7 +61,7 @@ class BaseTrainer:
         self.returns: deque[float] = deque(maxlen=RETURNS_KEPT)
         self.loss: float | None = None
         self.online = Parameters(shapes, context.device)
-        initialize(self.online, context.streams["initialization"])
+        initialize(self.online, context.streams["initialization"], initialization)
         if module is not None:
             module.initialize(self.online.views, context.streams["initialization"])
         self._gradient = self.online.flat[:0]  # the last one, empty before the first

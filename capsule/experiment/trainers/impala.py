@@ -14,6 +14,7 @@ from capsule.experiment.fields import (
     PositiveInt,
     Probability,
     Word,
+    added,
 )
 from capsule.experiment.trainers.checks import require_micro_batches, require_no_units
 from capsule.experiment.trainers.layers import Layers, Module, Named, by_kind
@@ -106,6 +107,7 @@ class UnrollReplaySpec(Model):
 
 
 Truncation = Literal["bootstrap", "terminal"]
+Initialization = Literal["uniform", "truncated-normal"]
 
 
 ImpalaNetworkName = Annotated[Literal["shallow", "nature", "residual", "small-conv", "mlp"], Named]
@@ -134,6 +136,15 @@ class ImpalaTrainer(Model):
     hidden_units: PositiveInt = Field(
         256,
         description="Units of the dense layer after the convolutions; 'residual' always has 256.",
+    )
+    initialization: Initialization = added(
+        absent="uniform",
+        description=(
+            "Distribution of the initial parameters. 'uniform': weights and biases from "
+            "-1/sqrt(fan-in) to 1/sqrt(fan-in). 'truncated-normal': weights with the standard "
+            "deviation 1/sqrt(fan-in), none beyond two of it, and biases of 0, as in the authors' "
+            "code."
+        ),
     )
     language: LanguageSpec | None = Field(
         None, description="How environment.instruction is read; null: there is no instruction."

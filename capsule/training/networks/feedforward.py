@@ -7,7 +7,8 @@ flat observations. Hidden layers end in rectifiers. ``nature`` and ``shallow`` s
 1, and pad nothing.
 
 Weights and biases start uniform in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``, the default of Torch7
-that DQN used. They are drawn from the stream ``initialization``, never from torch's generator.
+that DQN used, or normal as in the authors' code of IMPALA (:func:`initialize`). They are drawn from
+the stream ``initialization``, never from torch's generator.
 
 Images are kept channels-last, which was the faster layout here, and flattened in the order row,
 column, channel. That permutes the columns of the first dense layer compared with implementations
@@ -22,6 +23,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +31,13 @@ import torch
 from numpy.typing import NDArray
 
 from capsule.experiment.errors import CapsuleError
-from capsule.experiment.trainers import Activation, LayersSpec, ModuleSpec, OwnNetwork
+from capsule.experiment.trainers import (
+    Activation,
+    Initialization,
+    LayersSpec,
+    ModuleSpec,
+    OwnNetwork,
+)
 from capsule.training.layers import kernels
 from capsule.training.layers.backends import LayerBackend
 from capsule.training.networks.own_module import OwnModule
@@ -354,16 +362,40 @@ def images(observations: torch.Tensor, scale: float) -> torch.Tensor:
     return (floats.mul_(scale) if scale != 1.0 else floats).permute(0, 3, 1, 2)
 
 
-def initialize(parameters: Parameters, stream: Stream) -> None:
-    """Draw every parameter, in order, element by element in C order."""
+def initialize(
+    parameters: Parameters, stream: Stream, distribution: Initialization = "uniform"
+) -> None:
+    """Draw every parameter, in order, element by element in C order.
+
+    Args:
+        parameters: What to draw.
+        stream: One uniform number is drawn for each element that is not 0.
+        distribution: ``uniform``: weights and biases in ``[-1/sqrt(fan_in), 1/sqrt(fan_in))``.
+            ``truncated-normal``: weights normal with standard deviation ``1/sqrt(fan_in)``, on the
+            condition that they are within two of it, and biases 0: the defaults of Sonnet 1, with
+            which the authors of IMPALA train (github.com/google-deepmind/scalable_agent).
+    """
     arrays: dict[str, NDArray[np.float32]] = {}
-    bound = 0.0
+    scale = 0.0
     for name, view in parameters.views.items():
-        if name.endswith("weight"):  # a bias shares the fan-in of the weight before it
-            bound = 1.0 / math.sqrt(math.prod(view.shape[1:]))
-        uniforms = stream.uniforms(view.numel()).reshape(view.shape)
-        arrays[name] = ((2.0 * uniforms - 1.0) * bound).astype(np.float32)
+        is_weight = name.endswith("weight")
+        if is_weight:  # a bias shares the fan-in of the weight before it
+            scale = 1.0 / math.sqrt(math.prod(view.shape[1:]))
+        if distribution == "truncated-normal" and not is_weight:
+            arrays[name] = np.zeros(view.shape, np.float32)
+            continue
+        drawn = stream.uniforms(view.numel()).reshape(view.shape)
+        units = 2.0 * drawn - 1.0 if distribution == "uniform" else _truncated_normal(drawn)
+        arrays[name] = (units * scale).astype(np.float32)
     parameters.load(arrays)
+
+
+def _truncated_normal(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return standard normal numbers within [-2, 2] by inversion, in Python's own arithmetic."""
+    normal = NormalDist()
+    least, most = normal.cdf(-2.0), normal.cdf(2.0)
+    drawn = (normal.inv_cdf(least + (most - least) * each) for each in uniforms.flat)
+    return np.fromiter(drawn, np.float64, uniforms.size).reshape(uniforms.shape)
 
 
 def flatten(gradient: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import truncnorm
 from torch import nn
 
 from capsule.experiment.errors import CapsuleError
@@ -28,9 +29,9 @@ def nature(actions=4, hidden=512):
     )
 
 
-def initialized(network, seed=0):
+def initialized(network, seed=0, **distribution):
     parameters = Parameters(network.shapes, CPU)
-    initialize(parameters, Stream("initialization", seed))
+    initialize(parameters, Stream("initialization", seed), **distribution)
     return parameters
 
 
@@ -329,3 +330,18 @@ def test_a_tanh_does_not_depend_on_its_neighbours(numbers):
     alone = torch.cat([FIXED_ORDER.tanh(whole[at : at + 1]) for at in range(len(numbers))])
     assert together.numpy().tobytes() == alone.numpy().tobytes()
     torch.testing.assert_close(together.double(), whole.double().tanh(), rtol=0, atol=2e-7)
+
+
+def test_the_truncated_normal_is_scipys_by_inversion():
+    network = nature(hidden=8)
+    parameters = initialized(network, seed=3, distribution="truncated-normal")
+    stream = Stream("initialization", 3)
+    for name, array in parameters.arrays().items():
+        if name.endswith("bias"):
+            assert not array.any()
+            continue
+        uniforms = stream.uniforms(array.size).reshape(array.shape)
+        scale = 1 / np.sqrt(np.prod(array.shape[1:]))
+        expected = truncnorm.ppf(uniforms, -2, 2, scale=scale)
+        np.testing.assert_allclose(array, expected, rtol=1e-6, atol=1e-12)
+        assert np.abs(array).max() <= 2 * scale

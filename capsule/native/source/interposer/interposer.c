@@ -79,7 +79,7 @@ static int choice(const char *name, int otherwise, const char *const *words) {
     if (!value) return otherwise;
     for (int i = 0; words[i]; i++)
         if (matches(value, words[i])) return i;
-    refuse("%s is '%s', which is none of its values", name, value);
+    refuse("%s is '%s', which is not one of its values", name, value);
 }
 
 static void open_journal(void) {
@@ -108,7 +108,7 @@ static int64_t number(const char *name, int64_t most) {
     errno = 0;
     long long read = strtoll(value, &end, 10);
     if (*end || errno || read < 0 || read > most)
-        refuse("%s is '%s', which is no number for it", name, value);
+        refuse("%s is '%s', which is not a number from 0 to %lld", name, value, (long long)most);
     return read;
 }
 
