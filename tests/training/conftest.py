@@ -17,6 +17,7 @@ from capsule.experiment.errors import CapsuleError
 from capsule.experiment.spec import Spec
 from capsule.experiment.variables import environment_variables
 from capsule.native import native_part
+from tests.training.warm_start import SERVERS_OF_THIS_PROCESS
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,16 +108,26 @@ def start_variables(spec):
     return environment_variables(spec) | shim
 
 
-def start_run(directory, *, environment=None, **options):
-    """Start ``python -m capsule.training`` as an engine does."""
+def start_run(directory, *, environment=None, warm=None, **options):
+    """Start ``python -m capsule.training`` as an engine does.
+
+    A run that is started warm begins in a process in which torch is imported already, see
+    :mod:`tests.training.warm_start`: by default that of a spec's own variables. What other runs are
+    compared with is started as an engine starts it.
+    """
+    if warm is None:
+        warm = environment is None and not options
     variables = environment
     if variables is None:
         job = Job.model_validate_json((directory / contract.JOB).read_bytes())
         variables = start_variables(job.spec)
     base = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    variables = {**base, "PYTHONPATH": str(ROOT), **variables}
+    if warm:
+        return SERVERS_OF_THIS_PROCESS.start(directory, variables)
     return subprocess.Popen(
         [sys.executable, "-m", "capsule.training", str(directory)],
-        env={**base, "PYTHONPATH": str(ROOT), **variables},
+        env=variables,
         stderr=subprocess.PIPE,
         text=True,
         **options,
@@ -161,7 +172,7 @@ def claimed(directory):
 def cartpole_run(tmp_path_factory):
     """A finished CartPole run; not to be changed."""
     directory = new_run(tmp_path_factory.mktemp("runs") / "cartpole", make_spec(CARTPOLE))
-    status, errors = finish_run(directory)
+    status, errors = finish_run(directory, warm=False)
     assert status == 0, errors
     return directory
 

@@ -119,5 +119,7 @@ def test_a_damaged_directory_is_refused(saved_run, tmp_path, name, damage, code)
     directory = shutil.copytree(saved_run, tmp_path / "damaged")
     path = directory / name
     path.write_bytes(damage(path.read_bytes()))
-    status, errors = finish_run(directory, environment=start_variables(make_spec(CARTPOLE)))
+    status, errors = finish_run(
+        directory, environment=start_variables(make_spec(CARTPOLE)), warm=True
+    )
     assert (status, read(directory, contract.FAILURE)["code"]) == (6, code), errors

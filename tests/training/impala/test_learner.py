@@ -509,8 +509,8 @@ def test_a_dead_actor_is_told_and_the_run_goes_on_from_its_saved_state(make, mon
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def finish(directory):
-    status, errors = finish_run(directory)
+def finish(directory, **options):
+    status, errors = finish_run(directory, **options)
     assert status == 0, errors
     return claimed(directory)
 
@@ -518,7 +518,7 @@ def finish(directory):
 @pytest.mark.slow
 def test_a_run_that_was_killed_at_any_moment_resumes_to_the_same_bytes(tmp_path, one_core):
     whole = new_run(tmp_path / "whole", make_spec(TASK))
-    expected = finish(whole)
+    expected = finish(whole, warm=False)
     moment = random.SystemRandom().random()
     killed = new_run(tmp_path / "killed", make_spec(TASK))
     kill_when_traced(killed, (whole / contract.TRACE).stat().st_size * moment)
@@ -535,5 +535,5 @@ def test_a_live_run_that_was_killed_replays_to_what_it_claims(tmp_path):
     assert parse_schedule(log).updates == 30
     again = new_run(tmp_path / "again", spec)
     (again / contract.SCHEDULE_REPLAY).write_bytes(log)
-    assert finish(again) == expected
+    assert finish(again, warm=False) == expected
     assert (again / contract.SCHEDULE).read_bytes() == log

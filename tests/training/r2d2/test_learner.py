@@ -321,7 +321,7 @@ def test_a_lost_life_can_end_returns(make, life_loss):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     directory = new_run(tmp_path_factory.mktemp("r2d2") / "whole", make_spec(TASK))
-    status, errors = finish_run(directory)
+    status, errors = finish_run(directory, warm=False)
     assert status == 0, errors
     return directory
 
