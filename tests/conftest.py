@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,14 +78,26 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def deterministic(one_thread):
-    """Have torch refuse what is not deterministic, too."""
+@contextmanager
+def strictly():
+    """Have torch use one thread, and refuse what is not deterministic."""
     import torch
 
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def deterministic():
+    """Have torch use one thread, and refuse what is not deterministic."""
+    with strictly():
+        yield
 
 
 @pytest.fixture

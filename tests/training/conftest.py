@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,15 @@ def claimed(directory):
     return result, {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
+@pytest.fixture
+def one_core():
+    """Have children run on one core, and so in one process."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.fixture(scope="session")
 def cartpole_run(tmp_path_factory):
     """A finished CartPole run; not to be changed."""
@@ -187,9 +197,9 @@ def saved_run(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def open_trainer(tmp_path):
-    """A function that makes a trainer in a run directory, which may have a log to follow."""
+@contextmanager
+def trainers_in(folder):
+    """Yield a function that makes a trainer in a run directory, which may have a log to follow."""
     import torch
 
     from capsule.training.registry import make_trainer
@@ -203,7 +213,7 @@ def open_trainer(tmp_path):
         # Without the environment that a run starts in, only 'native' keeps its promises.
         changes = {"accelerator": {"kind": "cpu", "numerics": "native"}} | changes
         spec = make_spec(document, **changes).training()
-        directory = tmp_path / str(next(numbers))
+        directory = folder / str(next(numbers))
         state = directory / contract.STATE
         state.mkdir(parents=True)
         if replay is not None:
@@ -222,7 +232,16 @@ def open_trainer(tmp_path):
         learners.append(learner)
         return learner
 
-    yield build
-    for learner in learners:
-        learner.close()
-        learner.trace.close()
+    try:
+        yield build
+    finally:
+        for learner in learners:
+            learner.close()
+            learner.trace.close()
+
+
+@pytest.fixture
+def open_trainer(tmp_path):
+    """See :func:`trainers_in`."""
+    with trainers_in(tmp_path) as build:
+        yield build

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -60,7 +61,7 @@ ROUNDED_TO_SINGLE = ("sqrt", "log2", "log10", "asin", "acos", "atan", "tan")
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["portable-v3", "portable-v2"])
 def test_vector_functions_are_accurate_and_binary32_correctly_rounded(profile):
-    found = python(VECTORS, profile)
+    found = dict(answers(profile)["vectors"])
     assert found.pop("log10.float64")[0] < 2.0  # the C library's
     assert all(worst < 1.0 for worst, _ in found.values()), found
     assert {found[f"{name}.float32"][1] for name in ROUNDED_TO_SINGLE} == {0}
@@ -114,25 +115,28 @@ def test_special_values_are_those_of_the_c_library():
             expected.append(wanted)
     found = [
         [float(number) for number in text.strip("[]").split(", ")]
-        for text in python(EDGES, "portable-v3")
+        for text in answers("portable-v3")["edges"]
     ]
     np.testing.assert_array_max_ulp(np.array(found), np.array(expected), 1)
 
 
+ROOTS = """
+import torch, numpy as np
+unequal = 0
+for kind in (np.float32, np.float64):
+    for size in (*range(1, 40), 100_003):
+        numbers = np.arange(1, size + 1, dtype=np.int64) * 2654435761 % (1 << 24)
+        given = (numbers / 1024).astype(kind)
+        tensor = torch.from_numpy(given.copy())
+        unequal += int((tensor.sqrt().numpy() != np.sqrt(given)).sum())
+        unequal += int((tensor.sqrt_().numpy() != np.sqrt(given)).sum())
+print(json.dumps(unequal))
+"""
+
+
 @pytest.mark.slow
 def test_the_square_root_is_that_of_ieee_754_in_place_and_at_every_length():
-    code = (
-        "import torch, numpy as np\nunequal = 0\n"
-        "for kind in (np.float32, np.float64):\n"
-        "    for size in (*range(1, 40), 100_003):\n"
-        "        numbers = np.arange(1, size + 1, dtype=np.int64) * 2654435761 % (1 << 24)\n"
-        "        given = (numbers / 1024).astype(kind)\n"
-        "        tensor = torch.from_numpy(given.copy())\n"
-        "        unequal += int((tensor.sqrt().numpy() != np.sqrt(given)).sum())\n"
-        "        unequal += int((tensor.sqrt_().numpy() != np.sqrt(given)).sum())\n"
-        "print(json.dumps(unequal))"
-    )
-    assert python(code, "portable-v3") == 0
+    assert answers("portable-v3")["roots"] == 0
 
 
 SETTLED = """
@@ -143,10 +147,33 @@ print(json.dumps(torch_flags.expect(cpu.read_back(name, 1), "library")))
 """
 
 
+# What each interpreter of answers() is asked; the last changes what follows it.
+ASKED = {
+    "portable-v3": {"vectors": VECTORS, "edges": EDGES, "roots": ROOTS, "settled": SETTLED},
+    "portable-v3-strict": {"settled": SETTLED},
+    "portable-v2": {"vectors": VECTORS, "settled": SETTLED},
+}
+IN_TURN = """
+import contextlib, io
+answers = {{}}
+for name, text in {programs!r}.items():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(text, dict(globals()))
+    answers[name] = json.loads(printed.getvalue())
+print(json.dumps(answers))
+"""
+
+
+@cache
+def answers(profile):
+    """Run the programs of a portable profile in one interpreter, whose start takes seconds."""
+    return python(IN_TURN.format(programs=ASKED[profile]), profile)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", PORTABLE)
 def test_portable_profiles_take_effect(profile):
-    flags = python(SETTLED, profile)
+    flags = answers(profile)["settled"]
     narrow = profile == "portable-v2"
     assert flags["torch.cpu_capability"] == ("DEFAULT" if narrow else "AVX2")
     assert flags["mkl.branch"] == ("SSE4_2" if narrow else "AVX2")

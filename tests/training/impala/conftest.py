@@ -1,7 +1,5 @@
 """IMPALA's trainer on a small task, and what its tests share."""
 
-import os
-
 import pytest
 
 from tests.training.conftest import CARTPOLE
@@ -34,12 +32,3 @@ def make(open_trainer):
     return lambda document=TASK, *arguments, **options: open_trainer(
         document, *arguments, **options
     )
-
-
-@pytest.fixture
-def one_core():
-    """Have children run on one core, and so in one process."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    yield
-    os.sched_setaffinity(0, cores)

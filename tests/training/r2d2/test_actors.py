@@ -231,8 +231,10 @@ def check_same(experience, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("life_loss", ["roll", "reset"])
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    ("name", "life_loss"),  # there is no life to lose in CartPole
+    [("cartpole", "roll"), ("breakout", "roll"), ("breakout", "reset"), ("sticky", "reset")],
+)
 def test_an_experience_is_what_the_actor_alone_would_have_made(name, life_loss):
     settings = settings_of(name, actors=3, life_loss=life_loss)
     parameters = parameters_of(settings)
@@ -299,12 +301,12 @@ def test_the_replay_memory_finds_every_recurrent_state_that_it_needs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cartpole", "breakout"])
-def test_any_number_of_processes_gives_the_same_bits(name, start):
+@pytest.mark.parametrize(("name", "numbers"), [("cartpole", (1, 2, 4)), ("breakout", (1, 2))])
+def test_any_number_of_processes_gives_the_same_bits(name, numbers, start):
     settings = settings_of(name, actors=5, network=recurrent(name), steps=15)
     first, second = (parameters_of(settings, seed) for seed in (1, 2))
     made = []
-    for processes in (1, 2, 4):
+    for processes in numbers:
         actors = start(settings, processes)
         assert len(multiprocessing.active_children()) == (processes if processes > 1 else 0)
         experiences = [act(actors, first), act(actors), act(actors, second)]
@@ -312,7 +314,7 @@ def test_any_number_of_processes_gives_the_same_bits(name, start):
         made.append((bits(experiences), bits(state), actors.profiles()))
         actors.close()
         assert not multiprocessing.active_children()
-    assert made[0] == made[1] == made[2]
+    assert all(each == made[0] for each in made)
     actors = [bits(experience) for experience in experiences[0]]
     assert len(set(actors)) == len(actors)
 
@@ -461,11 +463,11 @@ def check_death(actors, who):
 
 @pytest.mark.slow
 def test_a_process_killed_while_it_acts_is_named(start):
-    settings = settings_of(steps=1_000_000)
+    settings = settings_of(steps=1_000_000, actors=1)
     actors = start(settings, 2)
     actors.begin(parameters_of(settings).flat)
     os.kill(process_of(0).pid, signal.SIGKILL)
-    check_death(actors, "process 0 (actors 0, 2, …, 4)")
+    check_death(actors, "process 0 (actor 0)")
 
 
 @pytest.mark.slow
@@ -486,14 +488,12 @@ def test_orders_to_stop_are_the_trainers_but_a_kill_is_a_kill(start):
 @pytest.mark.slow
 def test_an_exception_in_a_process_is_told_with_its_settings(start):
     network = recurrent("cartpole")
-    settings = settings_of(actors=2, network=TellingNetwork(**vars(network)))
+    settings = settings_of(actors=1, network=TellingNetwork(**vars(network)))
     actors = start(settings, 2)
     with pytest.raises(CapsuleError) as failure:
         act(actors, parameters_of(settings))
     assert failure.value.code == "CAP-T332"
-    process, _, what = failure.value.message.partition(": ")
-    assert process in ("process 0 (actor 0)", "process 1 (actor 1)")
-    assert what == "ValueError: 1 threads, strict: True"
+    assert failure.value.message == "process 0 (actor 0): ValueError: 1 threads, strict: True"
     assert not multiprocessing.active_children()
 
 

@@ -1,7 +1,6 @@
 """R2D2: one update against float64, its schedule, its processes, its variants, resumption."""
 
 import copy
-import os
 from pathlib import Path
 
 import numpy as np
@@ -204,7 +203,7 @@ def test_one_update_equals_a_float64_reference(make, burn_in):
 
 @pytest.mark.slow
 def test_processes_and_threads_change_nothing(make):
-    heads = {train(make(workers=workers), 900).trace.head for workers in (1, 2, 4)}
+    heads = {train(make(workers=workers), 900).trace.head for workers in (1, 3)}
     assert len(heads) == 1
 
 
@@ -327,14 +326,9 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path):
+def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path, one_core):
     again = new_run(tmp_path / "again", make_spec(TASK))
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})  # which a child inherits
-    try:
-        status, errors = finish_run(again)
-    finally:
-        os.sched_setaffinity(0, cores)
+    status, errors = finish_run(again)
     assert status == 0, errors
     assert claimed(again) == claimed(whole_run)
     streams = {profile["name"]: profile for profile in read(again, contract.STREAMS)["streams"]}
@@ -346,7 +340,7 @@ def test_a_run_on_one_core_gives_the_same_bytes(whole_run, tmp_path):
 @pytest.mark.parametrize(
     "moment", [*(pytest.param(moment, marks=pytest.mark.soak) for moment in (0.1, 0.5)), 0.93]
 )
-def test_a_killed_run_resumes_to_the_same_bytes(whole_run, tmp_path, moment):
+def test_a_killed_run_resumes_to_the_same_bytes(whole_run, tmp_path, one_core, moment):
     directory = new_run(tmp_path / "killed", make_spec(TASK))
     kill_when_traced(directory, (whole_run / contract.TRACE).stat().st_size * moment)
     assert finish_run(directory)[0] == 0

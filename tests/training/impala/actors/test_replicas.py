@@ -317,12 +317,11 @@ def test_a_run_learns_the_same_bits_in_either_mode_on_any_number_of_replicas(
     chained = {"independent": True, "own_row": 0}
     common |= chained if products is FIXED_ORDER else {"independent": False, "own_row": requests}
     assert evidence(alone) == Inference(replicas=0, **common)
-    several = [(2, 2), (1, 4)] if products is FIXED_ORDER else [(2, 1)]
-    for workers, replicas in several:
-        trainer = begin(workers=workers, replicas=replicas, **SERVED)
-        assert digests(trainer, UPDATES) == expected
-        assert evidence(trainer) == Inference(replicas=replicas, **common)
-        trainer.close()
+    workers, replicas = (1, 3) if products is FIXED_ORDER else (2, 1)
+    trainer = begin(workers=workers, replicas=replicas, **SERVED)
+    assert digests(trainer, UPDATES) == expected
+    assert evidence(trainer) == Inference(replicas=replicas, **common)
+    trainer.close()
     if products is FIXED_ORDER:
         assert digests(begin(), UPDATES) == expected
 
