@@ -256,8 +256,8 @@ def test_a_rank_that_dies_is_named_and_any_number_goes_on_from_what_was_saved(be
 
 @pytest.mark.slow
 def test_a_run_that_loses_a_learner_is_resumed(tmp_path, one_core):
-    changes = {"trainer": {"total_steps": 2_400}, "recording": {"checkpoint_interval": 300}}
-    spec = make_spec(IMPALA, **changes, evaluation={"interval": 2_400})
+    changes = {"trainer": {"total_steps": 3_600}, "recording": {"checkpoint_interval": 300}}
+    spec = make_spec(IMPALA, **changes, evaluation={"interval": 3_600})
     whole = new_run(tmp_path / "whole", spec)
     status, errors = finish_run(whole, warm=False)
     assert status == 0, errors
