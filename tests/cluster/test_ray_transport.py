@@ -84,22 +84,13 @@ def cluster(token):
         yield started
 
 
-@pytest.fixture
-def third(cluster):
-    """A function that adds a node with one processor, which is gone after the test."""
-    added = []
-
-    def add(**options):
-        added.append(cluster.add_node(num_cpus=1, **options))
-        return added[-1]
-
-    yield add
-    for node in added:
-        if node in cluster.worker_nodes:
-            cluster.remove_node(node)
-    # The head gives work to a node until it knows that the node is gone: a worker of the next test
-    # would be lost at once, and start again wherever there is no free processor, as on the head.
-    cluster.wait_for_nodes(timeout=120)
+@pytest.fixture(scope="module")
+def odd(cluster):
+    """A third node with one processor and other numerics, which a test may lose."""
+    node = cluster.add_node(num_cpus=1, node_name="odd", env_vars=OTHER_NUMERICS)
+    yield node
+    if node in cluster.worker_nodes:
+        cluster.remove_node(node)
 
 
 @pytest.fixture
@@ -173,19 +164,18 @@ def log_of(slots):
 # --- the same bits --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.soak  # those of losses show it, too
+@pytest.mark.parametrize("workers", [1, 2])
 def test_lockstep_on_a_cluster_has_the_bits_of_one_process(workers, start):
     settings = settings_of()
     made = play(start(settings, workers=workers), lockstep(), settings)
     assert made.digest == serial(settings, lockstep()).digest
-    assert made.digest != serial(settings, lockstep(lag=2)).digest
 
 
 @pytest.mark.slow
 def test_frames_of_a_game_come_back_as_they_were(start):
     settings = settings_of(BREAKOUT)
-    made = play(start(settings), lockstep(updates=4), settings, updates=4)
+    made = play(start(settings, workers=1), lockstep(updates=4), settings, updates=4)
     assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
 
 
@@ -197,7 +187,7 @@ def test_a_live_schedule_is_replayed_on_any_transport(start):
     transport.close()
     log = log_of(live.slots)
     assert serial(settings, Recorded(log, 2)).digest == live.digest
-    assert play(start(settings), Recorded(log, 2), settings).digest == live.digest
+    assert play(start(settings, workers=1), Recorded(log, 2), settings).digest == live.digest
 
 
 @pytest.mark.slow
@@ -228,6 +218,7 @@ def test_a_worker_that_is_killed_costs_no_bit(start):
     transport = start(settings)
     made = play(transport, lockstep(), settings, during=killer(transport, [3, 4, 8]))
     assert made.digest == serial(settings, lockstep()).digest
+    assert made.digest != serial(settings, lockstep(lag=2)).digest
 
 
 def killer(transport, updates):
@@ -245,30 +236,24 @@ def killer(transport, updates):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_costs_no_bit(start, cluster, third):
-    settings = settings_of()
-    node = third(node_name="doomed")
-    transport = start(settings, workers=3)
-    nodes = {worker.node for worker in transport._workers}
-    assert node.node_id in nodes
+def test_an_exception_in_a_worker_is_told_and_one_that_is_always_lost_is_given_up(
+    start, monkeypatch
+):
+    class Dying:
+        """Without the package of :class:`NodeWorker`, whose import is the work of a start."""
 
-    def lose(update):
-        if update == 4:
-            cluster.remove_node(node, allow_graceful=False)
-
-    made = play(transport, lockstep(), settings, during=lose)
-    assert node.node_id not in {worker.node for worker in transport._workers}
-    assert made.digest == serial(settings, lockstep()).digest
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_always_lost_is_given_up(start, monkeypatch):
-    class Dying(NodeWorker):
         def prepare(self, *_):
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = settings_of()
     transport = start(settings, workers=1)
+    transport.publish({0: np.zeros(3, np.float32)})
+    transport.begin([ray_transport.ActorRequest(1, 0)])
+    with pytest.raises(CapsuleError) as failure:
+        transport.finished()
+    assert failure.value.code == "CAP-T332"
+    assert "RuntimeError" in failure.value.message
+    assert failure.value.message.startswith("node worker-")
     monkeypatch.setattr(ray_transport, "NodeWorker", Dying)
     transport._ray.kill(transport._workers[0].handle)
     with pytest.raises(CapsuleError) as failure:
@@ -282,8 +267,7 @@ def test_a_worker_that_is_always_lost_is_given_up(start, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_node_with_other_numerics_is_refused_by_name(start, third):
-    odd = third(node_name="odd", env_vars=OTHER_NUMERICS)
+def test_a_node_with_other_numerics_is_refused_by_name(start, odd):
     with pytest.raises(CapsuleError) as failure:
         start(settings_of(products=LIBRARY), workers=3)
     assert failure.value.code == "CAP-T351"
@@ -292,11 +276,23 @@ def test_a_node_with_other_numerics_is_refused_by_name(start, third):
 
 
 @pytest.mark.slow
-def test_sums_of_our_own_have_these_bits_on_that_node_too(start, third):
-    third(node_name="odd", env_vars=OTHER_NUMERICS)
+def test_sums_of_our_own_have_these_bits_on_that_node_too_whose_loss_costs_no_bit(
+    start, cluster, odd
+):
     settings = settings_of()
-    made = play(start(settings, workers=3), lockstep(updates=4), settings, updates=4)
-    assert made.digest == serial(settings, lockstep(updates=4), updates=4).digest
+    transport = start(settings, workers=3)
+    assert odd.node_id in {worker.node for worker in transport._workers}
+
+    def lose(update):
+        if update == 4:
+            cluster.remove_node(odd, allow_graceful=False)
+
+    made = play(transport, lockstep(), settings, during=lose)
+    assert odd.node_id not in {worker.node for worker in transport._workers}
+    assert made.digest == serial(settings, lockstep()).digest
+    # The head gives work to a node until it knows that the node is gone: a worker of the next test
+    # would be lost at once, and start again wherever there is no free processor, as on the head.
+    cluster.wait_for_nodes(timeout=120)
 
 
 @pytest.mark.slow
@@ -304,7 +300,7 @@ def test_a_node_that_cannot_keep_the_profile_is_refused_by_name(start):
     portable = pins_of(make_spec(CARTPOLE), "portable-v3")
     variables = {**portable.variables, "LD_PRELOAD": ""}
     with pytest.raises(CapsuleError) as failure:
-        start(settings_of(), pins=portable._replace(variables=variables))
+        start(settings_of(), workers=1, pins=portable._replace(variables=variables))
     assert failure.value.code == "CAP-T108"
     assert failure.value.message.startswith("node worker-")
 
@@ -314,7 +310,7 @@ def test_workers_have_the_variables_of_the_run_before_they_start(start):
     """And under a portable profile, though this process is under none."""
     portable = pins_of(make_spec(CARTPOLE, determinism={"hash_seed": 7}), "portable-v3")
     settings = settings_of()
-    transport = start(settings, pins=portable)
+    transport = start(settings, workers=1, pins=portable)
     assert portable.variables["PYTHONHASHSEED"] == "7"
     assert portable.variables["LD_PRELOAD"].endswith("libcapsule-math.so")
     made = play(transport, lockstep(updates=4), settings, updates=4)
@@ -330,7 +326,7 @@ def test_a_variable_that_does_not_reach_a_worker_is_found(monkeypatch, start):
 
     monkeypatch.setattr(ray_transport, "NodeWorker", Forgetful)
     with pytest.raises(CapsuleError) as failure:
-        start(settings_of())
+        start(settings_of(), workers=1)
     assert failure.value.code == "CAP-T101"
     assert "PYTHONHASHSEED" in failure.value.message
 
@@ -343,19 +339,6 @@ def test_a_foreseen_failure_keeps_its_code_and_gets_a_name(start):
     with pytest.raises(CapsuleError) as failure:
         start(broken)
     assert failure.value.code == "CAP-T212"
-
-
-@pytest.mark.slow
-def test_an_exception_in_a_worker_is_told(start):
-    settings = settings_of()
-    transport = start(settings)
-    transport.publish({0: np.zeros(3, np.float32)})
-    transport.begin([ray_transport.ActorRequest(1, 0)])
-    with pytest.raises(CapsuleError) as failure:
-        transport.finished()
-    assert failure.value.code == "CAP-T332"
-    assert "RuntimeError" in failure.value.message
-    assert failure.value.message.startswith("node worker-")
 
 
 @pytest.mark.slow
