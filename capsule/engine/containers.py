@@ -54,6 +54,7 @@ PODMAN_PROCESSES = 32_768
 
 _LABEL = "capsule.run"
 _OWNER = "capsule.owner"
+_CONFLICT = 409  # also if another process is removing it
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 
 
@@ -194,10 +195,16 @@ class ContainerEngine:
 
     def _present_layers(self, image: Image) -> list[str]:
         """Return the longest run of the image's layers, from the bottom, that the engine has."""
+        from docker.errors import NotFound
+
         wanted = [layer.diff_id for layer in image.layers]
         longest = 0
         for summary in self._client.api.images():
-            found = self._client.api.inspect_image(summary["Id"])["RootFS"].get("Layers") or []
+            try:
+                inspected = self._client.api.inspect_image(summary["Id"])
+            except NotFound:  # another process has removed it since it was listed
+                continue
+            found = inspected["RootFS"].get("Layers") or []
             common = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, found, strict=False))
             longest = max(longest, sum(1 for _ in common))
         return wanted[:longest]
@@ -205,8 +212,9 @@ class ContainerEngine:
     def _remove_leftovers(self, run_directory: Path) -> None:
         """Remove containers of a Capsule that was killed; the caller holds the directory."""
         label = f"{_LABEL}={run_label(run_directory)}"
-        for container in self._client.containers.list(all=True, filters={"label": label}):
-            container.remove(force=True, v=True)
+        left = {"label": label}
+        for container in self._client.containers.list(all=True, filters=left, ignore_removed=True):
+            _remove(container)
         # After the containers, because an engine does not remove a network that is in use.
         for network in self._client.networks.list(filters={"label": label}):
             network.remove()
@@ -473,6 +481,19 @@ def require_closed_parent(run_directory: Path) -> None:
         "could enter it while the run writes there",
         fix=f"Give it to root alone: chown root {parent} && chmod 700 {parent}.",
     )
+
+
+def _remove(container: Container) -> None:
+    """Remove a container. Another Capsule removes what any killed one left, and may be faster."""
+    from docker.errors import APIError, NotFound
+
+    with suppress(NotFound):
+        try:
+            container.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code != _CONFLICT:
+                raise
+            container.wait(condition="removed")
 
 
 def _collect(container: Container, run_directory: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,13 @@ from capsule.bundle.bundle import Content, open_bundle, pack
 from capsule.bundle.claims import TrainingClaims
 from capsule.bundle.keys import load_private, load_public
 from capsule.experiment.canonical import canonical_json, parse_canonical_json, sha256_hex
+from tests.command_server import start_command
 from tests.hostile.genuine import rederive
 
 ROOT = Path(__file__).parents[2]
 
-# Real Breakout, a few hundred steps: 50 updates, two checkpoints, one target copy.
+# Real Breakout, a few hundred steps: 50 updates, two checkpoints, one target copy. The last layer
+# and the batches are small, since the tests execute this spec some thirty times.
 MICRO = """\
 schema: capsule/spec/v1
 name: micro
@@ -30,6 +30,9 @@ seeds: {root: 1}
 environment: {suite: atari, game: breakout}
 trainer:
   algorithm: dqn
+  hidden_units: 16
+  batch_size: 8
+  micro_batches: [5, 3]
   total_steps: 400
   replay_capacity: 400
   replay_start: 200
@@ -44,7 +47,8 @@ evaluation:
   min_actions: 4
   max_actions: 12
   max_minutes: 0.05
-recording: {trace_interval: 4, tensor_interval: 100, checkpoint_interval: 200}
+recording:
+  {trace_interval: 4, tensor_interval: 100, checkpoint_interval: 200, segment_states: true}
 limits: {memory_mb: 4096, minutes: 20}
 """
 
@@ -63,13 +67,7 @@ class Done:
 
 
 def capsule(*arguments: object, cwd: Path) -> Done:
-    done = subprocess.run(
-        [sys.executable, "-m", "capsule", *map(str, arguments)],
-        cwd=cwd,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-    )
+    done = start_command(*arguments, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -120,6 +118,14 @@ def run(workplace: Path, *arguments: object, spec: str = "micro.yaml") -> Run:
 @pytest.fixture(scope="session")
 def micro(workplace: Path) -> Run:
     return run(workplace)
+
+
+@pytest.fixture(scope="session")
+def again(workplace: Path, micro: Run) -> Run:
+    """Another run of the same spec, which Bob signs as well, with its image in the bundle."""
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", workplace / "bob"]
+    subprocess.run(make, check=True)
+    return run(workplace, "--ssh-key", workplace / "bob", "--embed-image", "--output", "again")
 
 
 Change = Callable[[dict[str, bytes]], None]

@@ -13,24 +13,13 @@ from capsule.image.cache import Cache
 from capsule.report.progress import open_reporter
 from capsule.verification.request import Mode, VerifyRequest
 from capsule.verification.verify import verify
-from tests.end_to_end.conftest import MICRO, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
 
-SPEC = MICRO.replace("algorithm: dqn", "algorithm: dqn\n  hidden_units: 16").replace(
-    "checkpoint_interval: 200", "checkpoint_interval: 200, segment_states: true"
-)
 
-
-@pytest.fixture(scope="module")
-def kept(workplace):
-    (workplace / "kept.yaml").write_text(SPEC)
-    return run(workplace, spec="kept.yaml")
-
-
-def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(kept, monkeypatch):
+def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(micro, monkeypatch):
     monkeypatch.setattr("capsule.verification.execution.challenge.choose", lambda *_: [1])
-    report = verified(kept, "segments:1")
+    report = verified(micro, "segments:1")
     assert report.verdict == "reproduced-segments", report
     (segment,) = report.challenge.segments
     assert (segment.begins, segment.ends, segment.equal) == (200, 400, True)
@@ -41,24 +30,24 @@ def test_a_segment_goes_on_from_its_state_and_a_fresh_seed_is_answered(kept, mon
     assert "1 more and the evaluation were not executed" in report.summary
 
 
-def verified(kept, mode):
-    trust = TrustPolicy(keys=(load_public(kept.public),))
-    request = VerifyRequest(kept.bundle, trust, Mode.parse(mode))
+def verified(micro, mode):
+    trust = TrustPolicy(keys=(load_public(micro.public),))
+    request = VerifyRequest(micro.bundle, trust, Mode.parse(mode))
     with open_reporter(quiet=True) as reporter:
         return verify(request, Cache(), reporter)
 
 
-def test_an_image_that_recites_is_told_from_one_that_computes(kept, monkeypatch):
+def test_an_image_that_recites_is_told_from_one_that_computes(micro, monkeypatch):
     def recite(lock, engine, directory, *_, **__):
-        shutil.copytree(kept.directory / "work", directory, dirs_exist_ok=True)
+        shutil.copytree(micro.directory / "work", directory, dirs_exist_ok=True)
         return Result.model_validate_json((directory / contract.RESULT).read_bytes())
 
     monkeypatch.setattr(execution, "execute", recite)
-    assert verified(kept, "full").verdict == "reproduced-bitwise"  # it is fooled
-    report = verified(kept, "fresh-seed")
+    assert verified(micro, "full").verdict == "reproduced-bitwise"  # it is fooled
+    report = verified(micro, "fresh-seed")
     assert report.verdict == "not-reproduced"
     assert "does not compute from the seed" in report.summary
-    assert verified(kept, "segments:1").verdict == "not-reproduced"
+    assert verified(micro, "segments:1").verdict == "not-reproduced"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +59,7 @@ def test_an_image_that_recites_is_told_from_one_that_computes(kept, monkeypatch)
         (("--fresh-seed", "--mode", "integrity"), "CAP-V064"),
     ],
 )
-def test_a_challenge_that_cannot_be_is_refused_before_anything_runs(kept, tmp_path, options, code):
-    done = kept.verify(kept.bundle, *options, cwd=tmp_path)
+def test_a_challenge_that_cannot_be_is_refused_before_anything_runs(micro, tmp_path, options, code):
+    done = micro.verify(micro.bundle, *options, cwd=tmp_path)
     assert done.status == 2
     assert code in done.errors

@@ -74,7 +74,7 @@ def test_a_swapped_profile_is_found_out(recorded, tmp_path):
     done = first.verify(contradiction, "--mode", "integrity", cwd=tmp_path)
     assert (done.status, done.document["error"]["code"]) == (3, "CAP-V010")
     lie = forge(first, swap_and_claim, tmp_path / "b.capsule.tar")
-    done = first.verify(lie, cwd=tmp_path)
+    done = first.verify(lie, "--mode", "prefix:8", cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
     assert done.document["first_difference"]["step"] <= 4
 

@@ -76,7 +76,7 @@ def test_another_schedule_gives_another_run_and_its_first_difference_is_named(re
         put(files, replace(log, played=swapped))
 
     lie = forge(resumed, reorder, tmp_path / "lie.capsule.tar")
-    done = resumed.verify(lie, cwd=tmp_path)
+    done = resumed.verify(lie, "--mode", "prefix:80", cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
     first = done.document["first_difference"]
     assert (first["step"], first["component"]) == (40, "schedule")

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
+from unittest.mock import Mock
 
 import pytest
+from docker.errors import APIError, NotFound
 
 from capsule.engine import containers
 from capsule.engine.containers import ContainerEngine, run_label, task_user
@@ -22,7 +24,12 @@ pytestmark = pytest.mark.engine
 
 def containers_of(engine: ContainerEngine, run_directory):
     label = f"capsule.run={run_label(run_directory)}"
-    return engine._client.containers.list(all=True, filters={"label": label})
+    return listed(engine, filters={"label": label})
+
+
+def listed(engine, **options):
+    """Return the containers of an engine, but those that end meanwhile: others may use it, too."""
+    return engine._client.containers.list(all=True, ignore_removed=True, **options)
 
 
 def status(output):
@@ -248,7 +255,22 @@ def test_a_leftover_of_a_killed_capsule_is_removed(run, engine, run_directory, m
     leftover = engine._start(engine._settings(make_task("busybox sleep 60"), []), gpu=False)
     ended, _ = run("exit 0")
     assert ended.status == 0
-    assert leftover.id not in [found.id for found in engine._client.containers.list(all=True)]
+    assert leftover.id not in [found.id for found in listed(engine)]
+
+
+def test_a_leftover_that_another_capsule_is_removing_is_waited_for():
+    asked = []
+
+    class Leaving:
+        def remove(self, **_):
+            raise APIError("removal is already in progress", response=Mock(status_code=409))
+
+        def wait(self, condition):
+            asked.append(condition)
+            raise NotFound("it is gone")
+
+    containers._remove(Leaving())
+    assert asked == ["removed"]
 
 
 HOST = """\
@@ -317,7 +339,7 @@ def test_a_container_that_was_made_and_not_started_is_removed_too(engine, run, m
     gone = {**settings["labels"], "capsule.owner": f"{place}/{number}/{int(started) - 1}"}
     container = engine._client.containers.create(**{**settings, "labels": gone})
     engine.remove_abandoned(progress=lambda _: None)
-    assert container.id not in [each.id for each in engine._client.containers.list(all=True)]
+    assert container.id not in [each.id for each in listed(engine)]
 
 
 def test_a_run_whose_capsule_stands_still_ends_when_its_time_is_up(
