@@ -118,6 +118,8 @@ def _numerics(
     Raises:
         CapsuleError: CAP-M007, one profile was named and this Python has no torch.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from capsule.checkup import no_torch, numerics_check
     from capsule.machine.self_test import self_test
 
@@ -126,9 +128,9 @@ def _numerics(
     if profile == "all" and importlib.util.find_spec("torch") is None:
         yield no_torch(), None
         return
-    for name in PROFILES if profile == "all" else (profile,):
-        test = self_test(name)
-        yield numerics_check(test), test
+    with ThreadPoolExecutor(len(PROFILES)) as pool:  # each test is a process with one thread
+        for test in pool.map(self_test, PROFILES if profile == "all" else (profile,)):
+            yield numerics_check(test), test
 
 
 def _status(checks: list[Check], tests: list[SelfTest]) -> int:
