@@ -2,8 +2,8 @@
 
 The server imports the modules of the host side once. To import them takes as long as most commands
 themselves, and the tests execute some two hundred commands. A command has its own folder,
-environment, standard streams and exit status. That ``python -m capsule`` starts as well is tested in
-``tests/cli``.
+environment, standard streams and exit status. ``tests/cli`` tests that ``python -m capsule`` starts
+as well.
 """
 
 from __future__ import annotations

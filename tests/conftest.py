@@ -38,22 +38,23 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 def pytest_collection_modifyitems(items):
     """Group the tests: one process runs a group, and takes the groups in this order.
 
-    Containers and Ray clusters come first, since they take longest; each is a group, so that no two
-    tests of an engine run at the same time. A file is a group otherwise, and those with slow tests
-    precede the others. What imports JAX is last: a process should not fork after that.
+    Containers and Ray clusters come first, since they take longest. The tests of an engine are two
+    groups: "programs" has those that execute only images of their own, none of which another test
+    uses or removes. A file is a group otherwise, and those with slow tests precede the others. What
+    imports JAX is last: a process should not fork after that.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     ranks = {}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
-        if item.get_closest_marker("engine"):
-            group = "engine"
+        if mark:
+            group = mark.args[0]
         else:
-            group = mark.args[0] if mark else item.nodeid.split("::")[0]
+            group = "engine" if item.get_closest_marker("engine") else item.nodeid.split("::")[0]
         if mark is None:
             item.add_marker(pytest.mark.xdist_group(group))
-        position = {"engine": 0, "ray": 1, "jax": 4}.get(group, 2 if item.path in slow else 3)
-        ranks[item] = position
+        position = {"engine": 0, "programs": 1, "ray": 2, "jax": 5}.get(group)
+        ranks[item] = position if position is not None else 3 if item.path in slow else 4
     items.sort(key=ranks.__getitem__)
     return (yield)
 

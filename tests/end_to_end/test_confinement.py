@@ -33,7 +33,7 @@ from capsule.verification.verify import verify
 from tests.end_to_end.conftest import edit_json, forge, run
 from tests.end_to_end.hostile_program.attempts import ATTEMPTS, LISTENER, REFUSED, SECRET
 
-pytestmark = [pytest.mark.engine, pytest.mark.network]
+pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 PROGRAM = Path(__file__).parent / "hostile_program"
 SPEC = """\
@@ -110,7 +110,8 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert list(tmp_path.glob("capsule-verify-*")) == []
     client = connect("docker")
     try:
-        found = client.containers.list(all=True, filters={"label": "capsule.run"})
+        ours = {"label": "capsule.run"}
+        found = client.containers.list(all=True, filters=ours, ignore_removed=True)
         assert not [it for it in found if str(tmp_path) in str(it.attrs["Mounts"])]
     finally:
         client.close()

@@ -15,7 +15,7 @@ from capsule.host.errors import ExitCode
 from capsule.image.cache import Cache
 from tests.end_to_end.conftest import capsule, edit_json, forge, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.network]
+pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 SPEC = """\
 schema: capsule/spec/v1

@@ -6,7 +6,12 @@ import pytest
 
 from tests.end_to_end.conftest import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.network,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("programs"),
+]
 
 SPEC = """\
 schema: capsule/spec/v1

@@ -12,7 +12,7 @@ from capsule.experiment.arrival_log import parse_arrivals
 from capsule.experiment.canonical import sha256_hex
 from tests.end_to_end.conftest import ROOT, edit_json, forge, run
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 SPEC = "multi-turn/capsule.yaml"
 FEW = ("--set", "trainer.command=[python, agents.py, --agents, '4', --episodes, '12']")

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.network]
+from tests.command_server import start_command
+
+pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 SPEC = """\
 schema: capsule/spec/v1
@@ -47,14 +49,19 @@ app()
 """
 
 
-def execute(*arguments, cwd, program=("-m", "capsule"), **variables):
-    done = subprocess.run(
-        [sys.executable, *program, *map(str, arguments), "--json", "--quiet"],
-        cwd=cwd,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-    )
+def execute(*arguments, cwd, program=None, **variables):
+    """Execute a command of Capsule, or of another Capsule: a program's text."""
+    words = [*map(str, arguments), "--json", "--quiet"]
+    if program is None:
+        done = start_command(*words, cwd=cwd)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=cwd,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+        )
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
@@ -64,9 +71,9 @@ def older(tmp_path_factory):
     (folder / "older.yaml").write_text(SPEC)
     (folder / "tree").mkdir()
     (folder / "tree" / "score.py").write_text("print('score 3')\n")
-    subprocess.run([sys.executable, "-m", "capsule", "keygen", "alice"], cwd=folder, check=True)
+    assert start_command("keygen", "alice", cwd=folder).returncode == 0
     run = ("run", "older.yaml", "--key", "alice")
-    status, facts, errors = execute(*run, cwd=folder, program=("-c", OLDER))
+    status, facts, errors = execute(*run, cwd=folder, program=OLDER)
     assert status == 0, errors
     lock = json.loads((folder / "older.lock.json").read_text())
     return folder, facts["bundle"], lock["image"]["code"]["sha256"]
@@ -87,7 +94,7 @@ def test_code_that_nobody_released_is_executed_only_if_it_is_accepted(older):
 
 
 def test_code_of_a_release_is_executed_as_the_bundle_carries_it(older):
-    status, report, _ = verify(older, program=("-c", NEWER), RELEASED=older[2])
+    status, report, _ = verify(older, program=NEWER, RELEASED=older[2])
     assert (status, report["verdict"]) == (0, "reproduced-bitwise"), report
     assert report["summary"].endswith("; the training code was that of Capsule 0.0.9")
     assert (report["own_code"], report["image_rebuilt"]) == (True, True)

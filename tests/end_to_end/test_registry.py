@@ -8,7 +8,12 @@ import pytest
 from tests.end_to_end.conftest import capsule, run
 from tests.own_registry import running_registry
 
-pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.network,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("programs"),
+]
 
 PROGRAM = """\
 schema: capsule/spec/v1

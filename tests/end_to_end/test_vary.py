@@ -9,7 +9,7 @@ from tests.end_to_end.conftest import capsule, run
 from tests.end_to_end.test_own_script import SPEC, make
 from tests.verification.runs import CARTPOLE, merged
 
-pytestmark = [pytest.mark.network]
+pytestmark = [pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 SEEING = """\
 import os, time

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_server import start_command
+
 FOLDER = Path(__file__).parents[2] / "examples" / "other-programs"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 # The others are left to the soak tests: each takes a minute, mostly to install its packages.
@@ -23,8 +25,7 @@ pytestmark = pytest.mark.network
 
 
 def capsule(*arguments, cwd):
-    command = [sys.executable, "-m", "capsule", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    done = start_command(*arguments, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

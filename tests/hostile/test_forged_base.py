@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.network]
+from tests.command_server import start_command
+
+pytestmark = [pytest.mark.engine, pytest.mark.network, pytest.mark.xdist_group("programs")]
 
 SPEC = """\
 schema: capsule/spec/v1
@@ -40,9 +42,12 @@ app()
 """
 
 
-def execute(*arguments, cwd, program=("-m", "capsule"), **variables):
+def execute(*arguments, cwd, program=None, **variables):
+    """Execute a command of Capsule, or of another Capsule: a program's text."""
+    if program is None:
+        return start_command(*arguments, cwd=cwd, **variables)
     return subprocess.run(
-        [sys.executable, *program, *map(str, arguments)],
+        [sys.executable, "-c", program, *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, **variables},
         capture_output=True,
@@ -74,7 +79,7 @@ def verify(signed, *options, **variables):
 def forged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mallory")
     cache = {"CAPSULE_CACHE": str(folder / "cache")}  # nothing of his may be found in the usual one
-    signed, printed = run(folder, "mallory", program=("-c", ATTACK), **cache)
+    signed, printed = run(folder, "mallory", program=ATTACK, **cache)
     assert printed == "score 500\n"
     return signed
 
