@@ -2,8 +2,8 @@
 
 The server imports the modules of the host side once. To import them takes as long as most commands
 themselves, and the tests execute some two hundred commands. A command has its own folder,
-environment, standard streams and exit status. ``tests/cli`` tests that ``python -m capsule`` starts
-as well.
+environment, processors, standard streams and exit status. ``tests/cli`` tests that
+``python -m capsule`` starts as well.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def start_command(*arguments: object, cwd: Path, **variables: str) -> subprocess
             "words": words,
             "cwd": str(cwd),
             "environment": {**os.environ, **variables},
+            "processors": sorted(os.sched_getaffinity(0)),
             "streams": [f"/proc/{os.getpid()}/fd/{each.fileno()}" for each in (output, errors)],
         }
         server = _server(os.getpid())
@@ -112,6 +113,7 @@ def _import_host_side() -> Any:
 def _become(ask: Mapping[str, Any]) -> None:
     """Be the process that executes a command."""
     os.chdir(ask["cwd"])
+    os.sched_setaffinity(0, ask["processors"])
     os.environ.clear()
     os.environ.update(ask["environment"])
     for number, path in enumerate(("/dev/null", *ask["streams"])):
