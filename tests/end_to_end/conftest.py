@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,21 @@ def capsule(*arguments: object, cwd: Path) -> Done:
     done = start_command(*arguments, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Have commands and their runs, unless in containers, use one processor only.
+
+    Trainers with actors then have no processes for them, which changes no result. The start of each
+    takes as long as a small run.
+    """
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)
 
 
 @dataclass(frozen=True)

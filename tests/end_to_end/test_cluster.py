@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.end_to_end.conftest import run
+from tests.end_to_end.conftest import one_processor, run
 from tests.end_to_end.test_run import containers, docker, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -30,20 +30,20 @@ trainer:
   network: mlp
   hidden_units: 16
   recurrent_units: 8
-  total_steps: 6_000
+  total_steps: 2_400
   actors: 8
   batch_size: 4
   unroll_length: 10
   micro_batches: [2, 2]
 evaluation:
-  interval: 6_000
+  interval: 2_400
   starts: 2
   candidates: 6
   shortlist: 4
   min_actions: 0
   max_actions: 5
   max_minutes: 0.05
-recording: {trace_interval: 40, tensor_interval: 400, checkpoint_interval: 3_000}
+recording: {trace_interval: 40, tensor_interval: 400, checkpoint_interval: 1_200}
 limits: {memory_mb: 4096, processes: 4096, minutes: 20}
 """
 SECONDS = 1_000  # three containers with Ray on two busy cores
@@ -51,9 +51,10 @@ SECONDS = 1_000  # three containers with Ray on two busy cores
 
 @pytest.fixture(scope="module")
 def alone(workplace):
-    """A run of the spec without a cluster."""
+    """A run of the spec without a cluster, and without a container."""
     (workplace / "cluster.yaml").write_text(SPEC)
-    return run(workplace, spec="cluster.yaml")
+    with one_processor():
+        return run(workplace, "--engine", "bwrap", spec="cluster.yaml")
 
 
 def test_containers_give_the_bits_of_one_and_may_be_lost(alone, workplace, tmp_path):
@@ -66,7 +67,7 @@ def test_containers_give_the_bits_of_one_and_may_be_lost(alone, workplace, tmp_p
         text=True,
     )  # fmt: skip
     directory = wait_for(lambda: next(iter(tmp_path.glob("cluster-*")), None), process, SECONDS)
-    wait_for(lambda: traced(directory, 50), process, SECONDS)
+    wait_for(lambda: traced(directory, 10), process, SECONDS)
     names = {hostname(container): container for container in containers(directory)}
     assert sorted(names) == ["capsule", "worker-1", "worker-2"]
     docker("kill", "--signal", "KILL", names["worker-1"])

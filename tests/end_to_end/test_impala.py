@@ -9,7 +9,7 @@ from capsule.bundle import run_bundle
 from capsule.bundle.bundle import open_bundle
 from capsule.bundle.claims import TrainingClaims
 from capsule.experiment.schedule_log import parse_schedule
-from tests.end_to_end.conftest import Run, capsule, edit_json, forge
+from tests.end_to_end.conftest import Run, capsule, edit_json, forge, one_processor
 from tests.end_to_end.test_run import containers, docker, resume, start, traced, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.network]
@@ -76,7 +76,8 @@ def test_another_schedule_gives_another_run_and_its_first_difference_is_named(re
         put(files, replace(log, played=swapped))
 
     lie = forge(resumed, reorder, tmp_path / "lie.capsule.tar")
-    done = resumed.verify(lie, "--mode", "prefix:80", cwd=tmp_path)
+    with one_processor():
+        done = resumed.verify(lie, "--mode", "prefix:80", "--engine", "bwrap", cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (1, "not-reproduced")
     first = done.document["first_difference"]
     assert (first["step"], first["component"]) == (40, "schedule")

@@ -1,7 +1,6 @@
 """A user's own script, from its source tree to a verdict."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from capsule.experiment.lock import Lock
 from capsule.experiment.spec import CodeSpec
 from capsule.image.cache import Cache
 from capsule.image.resolution.project import capture_project
-from tests.end_to_end.conftest import capsule, edit_json, forge, run
+from tests.end_to_end.conftest import capsule, edit_json, forge, one_processor, run
 
 pytestmark = pytest.mark.network
 
@@ -205,12 +204,8 @@ def test_a_script_that_asks_the_machine_is_reproduced_on_fewer_processors(
     """The time, processors, a listing, addresses and names of temporary folders."""
     options = ("--engine", "process", "--set", f"entropy.mode={mode}")
     own = run(workplace, *options, spec=make(workplace, f"machine-{mode}", MACHINE))
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(usable)})
-    try:
+    with one_processor():
         done = verify(own, own.bundle, tmp_path)
-    finally:
-        os.sched_setaffinity(0, usable)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
 
 
