@@ -123,14 +123,16 @@ def environment(tmp_path):
     ],
     ids=["dqn-layers", "dqn-module", "r2d2-module", "impala-module"],
 )
-def test_a_killed_run_resumes_to_the_same_bytes(environment, tmp_path, algorithm, network):
+def test_a_killed_run_resumes_to_the_same_bytes(
+    environment, tmp_path, one_core, algorithm, network
+):
     spec = spec_of(algorithm, network)
     whole, killed = (new_run(tmp_path / name, spec) for name in ("whole", "killed"))
     status, errors = finish_run(whole, environment=environment(spec))
     assert status == 0, errors
     size = (whole / contract.TRACE).stat().st_size
-    kill_when_traced(killed, size / 2, environment=environment(spec))
-    assert finish_run(killed, environment=environment(spec))[0] == 0
+    kill_when_traced(killed, size / 2, environment=environment(spec), warm=True)
+    assert finish_run(killed, environment=environment(spec), warm=True)[0] == 0
     assert claimed(killed) == claimed(whole)
 
 
