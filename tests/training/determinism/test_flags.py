@@ -172,7 +172,7 @@ def test_a_missing_gpu_ends_the_run_with_its_own_status(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     directory = new_run(tmp_path / "gpu", make_spec(CARTPOLE, accelerator=CUDA))
-    status, errors = finish_run(directory)
+    status, errors = finish_run(directory, warm=False)
     assert (status, read(directory, contract.FAILURE)["code"]) == (4, "CAP-T105")
     assert "CUDA" in errors
     assert not (directory / contract.RESULT).exists()
