@@ -122,7 +122,10 @@ def test_the_specs_of_the_papers_are_their_defaults():
         ("r2d2-atari", ()),
         (
             "impala-atari",
-            ("actors", "annealing", "hidden_units", "network", "schedule", "truncation"),
+            (
+                *("actors", "annealing", "hidden_units", "initialization", "network"),
+                *("schedule", "truncation"),
+            ),
         ),
     ):
         trainer = load_spec(SMALL.with_name(f"{name}.yaml")).trainer

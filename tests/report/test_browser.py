@@ -144,6 +144,7 @@ def test_curves_of_two_runs_differ_in_more_than_colour(browser, page):
     assert len(set(drawn)) == 3
 
 
+@pytest.mark.slow
 def test_the_verdict_is_on_the_first_printed_page(browser, page, tmp_path):
     browser.show(page)
     printed = browser.command("Page.printToPDF", preferCSSPageSize=True)

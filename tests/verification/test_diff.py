@@ -150,6 +150,7 @@ def better(evaluation):
     evaluation["points"][-1].update(returns=["0x1.9000000000000p+8"] * 2)
 
 
+@pytest.mark.slow
 def test_edited_results_that_were_signed(honest, honest_bundle, key, tmp_path):
     def lie(files):
         edit_json(files, run_bundle.RUN + contract.EVALUATION, better)
@@ -238,12 +239,14 @@ def test_nothing_explains_equal_pins_and_other_numbers(honest, patched, tmp_path
     assert "capsule diagnose" in evidence(found)
 
 
+@pytest.mark.slow
 def test_the_story_takes_about_thirty_lines(honest_bundle, other_numerics):
     lines = list(divergence_lines(compared(honest_bundle, other_numerics.folder)))
     assert len(lines) <= 29
     assert ("cause", "arithmetic (likely)") in lines
 
 
+@pytest.mark.slow
 def test_the_command_prints_writes_and_ends_with_the_result(
     honest, honest_bundle, patched, tmp_path
 ):

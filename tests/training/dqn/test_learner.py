@@ -120,6 +120,7 @@ def test_one_update_equals_a_float64_reference(make, tmp_path):
         np.testing.assert_allclose(after[f"optimizer/mean/{tail}"], mean, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [None, 0.5])
 def test_adam_and_several_updates_an_interval_are_torchs(make, tmp_path, norm):
     settings = {"optimizer": "adam", "learning_rate": 0.01, "max_gradient_norm": norm}

@@ -162,6 +162,7 @@ def test_a_time_limit_is_no_end_of_the_return(trained, algorithm, name):
     assert value == pytest.approx(ENDLESS, abs=0.8)
 
 
+@pytest.mark.slow
 def test_impala_can_take_a_time_limit_for_the_end_as_its_authors_code_does(trained):
     value = value_of(*trained("impala", "numbers", truncation="terminal"))
     assert 1 < value < FINITE

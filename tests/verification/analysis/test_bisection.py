@@ -222,6 +222,7 @@ def test_a_side_that_does_not_repeat_its_trace_is_refused(honest, sides, execute
     assert "step 120, actions" in caught.value.message
 
 
+@pytest.mark.slow
 def test_equal_runs_have_nothing_to_bisect(honest, sides):
     (side,) = sides(honest)
     with pytest.raises(CapsuleError) as caught:
