@@ -69,7 +69,7 @@ def contents(own):
 
 @pytest.mark.parametrize("engine", ["docker", pytest.param("process", marks=pytest.mark.soak)])
 def test_numbers_repeat_on_a_busy_machine_and_nothing_is_left_of_killed_verifications(
-    workplace, tree, engine, tmp_path, busy, monkeypatch
+    workplace, tree, engine, tmp_path, request, monkeypatch
 ):
     """One run and one verification; two more executions of what ``verify`` executes."""
     own = run(workplace, "--engine", engine, spec=tree)
@@ -79,6 +79,7 @@ def test_numbers_repeat_on_a_busy_machine_and_nothing_is_left_of_killed_verifica
     for moment in ("capsule-*-held", "capsule-verify-*-held/run/stdout.txt"):
         kill_verify(own, engine, lambda moment=moment: any(places.glob(moment)))
     assert list(places.glob("*.capsule-held"))
+    request.getfixturevalue("busy")  # from here on
     done = own.verify(own.bundle, "--engine", engine, cwd=tmp_path)
     assert (done.status, done.document["verdict"]) == (0, "reproduced-bitwise"), done.output
     assert list(places.iterdir()) == []
