@@ -132,7 +132,7 @@ def compiled(tmp_path_factory):
 
     def compile_program(source, *flags):
         target = folder / source.stem
-        command = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.28"]
+        command = [sys.executable, "-m", "ziglang", "cc", "-O1", "-target", "x86_64-linux-gnu.2.36"]
         command += ["-fno-sanitize=all", *flags, str(source.resolve()), "-o", str(target)]
         subprocess.run(
             command, cwd=native, env={**os.environ, **caches}, check=True, capture_output=True
