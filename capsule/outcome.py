@@ -27,8 +27,7 @@ MAX_READ_BYTES = 1 << 20
 MAX_SHOWN_EVENTS = 10  # of those that came since the last poll
 Document = TypeVar("Document", bound=Model)
 
-# What an exit status of the training side means for the host, if it is not a failed training: a
-# machine that cannot decide, and a program that does not repeat what was recorded of it.
+# What to do about an execution that the engine ended, by its reason.
 FIXES = {
     "out-of-memory": "Raise limits.memory_mb, or lower trainer.replay_capacity.",
     "timed-out": "Raise limits.minutes; the run can be resumed with 'capsule run --resume'.",

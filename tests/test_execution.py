@@ -11,20 +11,8 @@ from capsule.execution import VariedSurroundings, look
 from capsule.experiment import contract
 from capsule.experiment.errors import CapsuleError, ExitCode
 from capsule.experiment.spec import SourcesSpec
+from capsule.report.progress import SilentReporter
 from tests.verification.runs import CARTPOLE, IMPALA, make_lock, merged
-
-
-class Recorder:
-    """Keeps events."""
-
-    def __init__(self):
-        self.events = []
-
-    def note(self, message):
-        raise NotImplementedError
-
-    def event(self, event):
-        self.events.append(event)
 
 
 class Refusing:
@@ -45,7 +33,7 @@ class Refusing:
 def test_an_image_is_built_where_it_cannot_run(monkeypatch):
     monkeypatch.setattr(execution, "_obtain", lambda *_: None)
     engine, lock = Refusing(), make_lock(CARTPOLE)
-    facts = {"sources": SourcesSpec(), "reporter": Recorder()}
+    facts = {"sources": SourcesSpec(), "reporter": SilentReporter()}
     with pytest.raises(CapsuleError, match="CAP-E003"):
         execution.prepare(lock, engine, None, **facts)
     assert engine.prepared == []

@@ -32,7 +32,7 @@ MAX_READ_BYTES = 16 << 20  # of what came since the last event, which was about 
 
 class _Sink(Protocol):
     def write(self, name: str, point: Point) -> None:
-        """Write a value so that readers see it at once."""
+        """Write a value."""
 
 
 _Opener = Callable[[Path, Path], AbstractContextManager[_Sink]]  # of a place and a run directory

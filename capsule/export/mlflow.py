@@ -27,7 +27,7 @@ _STATUS = {"running": 1, "finished": 3, "failed": 4}  # RunStatus; every other s
 _KILLED = 5
 
 
-class LiveRun:
+class LiveStoreRun:
     """A run in a file store that is still executed."""
 
     def __init__(self, place: Path) -> None:
@@ -49,14 +49,15 @@ class LiveRun:
 
 
 @contextmanager
-def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveRun]:
+def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveStoreRun]:
     """Add the run of a run directory to a file store while it is executed.
 
     It is a run in progress until the end of the block. Then it has finished, was killed (an
     interrupted run, which a later one with the same directory continues) or has failed.
 
     Raises:
-        CapsuleError: CAP-P202, the run directory is malformed.
+        CapsuleError: CAP-P202, the run directory is malformed; CAP-P204, it has metrics whose names
+            MLflow does not allow.
         OSError: A file cannot be written.
     """
     run = read_directory(directory)
@@ -65,10 +66,10 @@ def open_mlflow(folder: Path, directory: Path) -> Iterator[LiveRun]:
     if not place.exists():
         with new_folder(place) as unfinished:
             _write_run(run, unfinished, experiment)
-    status, ended = _STATUS["failed"], None
-    _write_facts(place, _facts(run, experiment, _STATUS["running"], ended))
+    status = _STATUS["failed"]
+    _write_facts(place, _facts(run, experiment, _STATUS["running"], None))
     try:
-        yield LiveRun(place)
+        yield LiveStoreRun(place)
         status = _STATUS["finished"]
     except (CapsuleError, KeyboardInterrupt) as error:
         if not isinstance(error, CapsuleError) or error.exit_code == ExitCode.INTERRUPTED:
@@ -90,8 +91,6 @@ def export_mlflow(runs: Iterable[ExportedRun], folder: Path) -> None:
     """
     for run in runs:
         experiment = _experiment(folder.resolve(), run)
-        for metric in run.metrics:
-            _check_name(metric.name)
         with new_folder(experiment / run.id) as place:
             _write_run(run, place, experiment)
 
@@ -121,6 +120,7 @@ def _write_run(run: ExportedRun, place: Path, experiment: Path) -> None:
     _write_facts(place, _facts(run, experiment, status, run.finished))
     (place / "artifacts").mkdir()
     for metric in run.metrics:
+        _check_name(metric.name)
         lines = (_line(point, run.started) for point in metric.points)
         _write(place / "metrics" / metric.name, "".join(lines))
     for name, value in run.parameters.items():

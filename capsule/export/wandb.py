@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,21 +36,28 @@ def export_wandb(runs: Iterable[ExportedRun], folder: Path) -> None:
     wandb.teardown()  # its own process writes the files, and the end of them only now
 
 
-class LiveRun:
+class LiveOfflineRun:
     """An offline run that is still executed."""
 
-    def __init__(self, opened: Any) -> None:
-        """Log to a run that ``wandb.init`` returned."""
-        self._opened = opened
+    def __init__(self, opened: Any, error: type[Exception]) -> None:
+        """Log to a run that ``wandb.init`` returned, which raises ``error`` if it cannot log."""
+        self._opened, self._error = opened, error
 
     def write(self, name: str, point: Point) -> None:
-        """Log a value. W&B keeps the values of a step together and writes them with the next."""
+        """Log a value. W&B keeps the values of a step together and writes them with the next.
+
+        Raises:
+            OSError: The value cannot be logged.
+        """
         time = {} if point.time is None else {"_timestamp": point.time}
-        self._opened.log({name: point.value, **time}, step=point.step)
+        try:
+            self._opened.log({name: point.value, **time}, step=point.step)
+        except self._error as error:
+            raise OSError(errno.EIO, str(error)) from error
 
 
 @contextmanager
-def open_wandb(folder: Path, directory: Path) -> Iterator[LiveRun]:
+def open_wandb(folder: Path, directory: Path) -> Iterator[LiveOfflineRun]:
     """Log the run of a run directory while it is executed, as :func:`export_wandb` writes it.
 
     A run that is continued has another offline run with the same id, which W&B's server joins to
@@ -64,7 +72,7 @@ def open_wandb(folder: Path, directory: Path) -> Iterator[LiveRun]:
     opened = _init(wandb, read_directory(directory), folder)
     status = 1
     try:
-        yield LiveRun(opened)
+        yield LiveOfflineRun(opened, wandb.Error)
         status = 0
     finally:
         opened.finish(exit_code=status)

@@ -37,7 +37,7 @@ def test_an_honest_bundle_is_reproduced_bit_for_bit(micro, tmp_path):
     assert micro.bundle.read_bytes() == before
 
 
-def test_two_runs_have_one_claim_id_whoever_signs_as_well(micro, again, workplace):
+def test_another_signature_does_not_change_the_claim_id(micro, again, workplace):
     assert again.claim_id == micro.claim_id
     (workplace / "allowed").write_text(f"bob@lab {(workplace / 'bob.pub').read_text()}")
     options = ("--allowed-signers", "allowed", "--mode", "integrity", "--json", "--quiet")

@@ -13,12 +13,13 @@ from mlflow.tracking import MlflowClient
 
 from capsule.experiment.contract import OUTPUT_VARIABLE, STATE_VARIABLE, WORKSPACE, Event
 from capsule.export.live import RECORDED, FollowingReporter, follow, parse_target
+from capsule.export.wandb import LiveOfflineRun
 from capsule.host.errors import CapsuleError
 from capsule.outcome import EventTail
 from capsule.report.progress import SilentReporter
 from capsule.training.own_program import recorder
 from capsule.training.own_program.program import _HELPER_FOLDER
-from tests.export.conftest import TRAINING, content, logged
+from tests.export.conftest import PROGRAM, TRAINING, content, logged
 from tests.export.test_tensorboard import scalars
 from tests.export.test_wandb import is_history, records, values_of
 
@@ -244,6 +245,33 @@ def test_a_name_that_mlflow_does_not_allow_ends_the_metrics_and_not_the_run(tmp_
     (note,) = told.notes
     assert note.startswith("--metrics: no further metrics are written: MLflow does not allow")
     assert not (tmp_path / "x").exists()
+
+
+def test_an_error_of_wandb_ends_the_metrics_and_not_the_run():
+    class Failing:
+        def log(self, *_, **__):
+            raise LookupError("the service has ended")
+
+    told = Told()
+    reporter = FollowingReporter(told, LiveOfflineRun(Failing(), LookupError), Path("work"))
+    for event in EVENTS:
+        reporter.event(event)
+    assert told.notes == ["--metrics: no further metrics are written: the service has ended"]
+    assert told.events == EVENTS
+
+
+def test_a_resumed_run_with_such_a_name_writes_nothing(tmp_path, directory):
+    path = directory / "work" / RECORDED
+    path.parent.mkdir(parents=True)
+    path.write_text('{"step": 1, "../../../x": 2}\n')
+    (directory / "lock.json").write_bytes(content(PROGRAM, "spec/lock.json"))
+    with (
+        pytest.raises(CapsuleError, match="CAP-P204"),
+        follow(f"mlflow:{tmp_path / 'mlruns'}", directory, Told()),
+    ):
+        raise AssertionError("it was opened")
+    assert not list(tmp_path.rglob("x"))
+    assert not list((tmp_path / "mlruns").rglob("params"))
 
 
 @pytest.mark.slow

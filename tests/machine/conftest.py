@@ -40,8 +40,8 @@ def nvml_library(compiled, tmp_path_factory):
     return folder
 
 
-# Executes programs, each in a process of its own, which begins with what most of them import. The
-# stand-in is not among it: a program that asks for GPUs loads it.
+# Forks a process for each program, after importing the modules that most programs need. The
+# stand-in is not loaded here: a program that asks for GPUs loads it.
 SERVER = """
 import json, os, sys, traceback
 import capsule.cli.common, capsule.machine.fingerprint, tests.machine.test_compare
