@@ -32,7 +32,10 @@ from capsule.experiment.mounts import file_system_of, is_mounted_read_only
 from capsule.training.determinism.child_processes import note_start, note_torch
 from capsule.training.state.run_directory import write_document
 
+# A user program can write to the file as well, so what is read of it is bounded.
 MAX_ACCOUNT_BYTES = 64 << 20
+# The digit leaves out nvidiactl and nvidia-uvm, which are not GPUs. dxg belongs to WSL 2, and kfd
+# to AMD's driver.
 _GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*")
 _UP, _REJECTED = 0x0001, 0x0200  # RTF_UP, RTF_REJECT of linux/route.h
 _MULTICAST = "ff"  # the first byte of such an IPv6 address
@@ -58,6 +61,7 @@ def accounted(directory: Path, flags: Mapping[str, str]) -> Iterator[None]:
     before = os.environ.get(contract.RUN_VARIABLE)
     os.environ[contract.RUN_VARIABLE] = str(directory.absolute())
     try:
+        # This interpreter started without the variable, so the hook at its start wrote nothing.
         note_start()
         note_torch({name: value for name, value in flags.items() if name.startswith("torch.")})
         yield
@@ -122,6 +126,7 @@ def interfaces(routes: Iterable[tuple[str, int]]) -> dict[str, Reach]:
     """
     found: dict[str, Reach] = {}
     for interface, prefix in routes:
+        # An interface keeps its widest reach, whatever routes follow.
         if interface != "lo" and found.get(interface) != "everywhere":
             found[interface] = "neighbours" if prefix else "everywhere"
     return found
@@ -155,12 +160,16 @@ def _routes_4() -> Iterator[tuple[str, int]]:
     for line in _lines("/proc/net/route")[1:]:
         interface, _, _, flags, *_, mask, _, _, _ = line.split()
         if _usable(flags):
+            # The kernel prints the mask in the machine's byte order, which does not change how many
+            # bits are set.
             yield interface, int(mask, 16).bit_count()
 
 
 def _routes_6() -> Iterator[tuple[str, int]]:
     for line in _lines("/proc/net/ipv6_route"):
         destination, prefix, *_, flags, interface = line.split()
+        # The kernel gives every interface that is up a route for multicast, which says nothing
+        # about how far the interface reaches.
         if _usable(flags) and not destination.startswith(_MULTICAST):
             yield interface, int(prefix, 16)
 

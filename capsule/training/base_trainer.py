@@ -83,6 +83,8 @@ class BaseTrainer:
         Raises:
             CapsuleError: CAP-T151, it is not a finite number.
         """
+        # On a GPU this waits for the gradient, so it is never part of a captured region
+        # (cuda_graph.py).
         losses = [float(part) for part in parts]
         self._trace.add("loss", struct.pack(f"<{len(losses)}d", *losses))
         # sum() of floats gives other bits from Python 3.12 on, and fsum() rejects infinities.

@@ -94,6 +94,8 @@ class Checkpointer:
         """
         step = self._learner.step
         claimed = self._claims(step)
+        # States are also saved between claimed checkpoints that are far apart: a replay memory
+        # rejects more entries after a state than its slack holds.
         if claimed or final or step % state_interval(self._spec) == 0:
             tensors = self._learner.tensors()
             digests = tensor_digests(tensors)
@@ -103,6 +105,7 @@ class Checkpointer:
                 # bytes.
                 self._claim(tensors, digests)
             self._save(tensors, digests)
+            # Now, because the next state overwrites this one and removes its tensors.
             self._keep_state()
         return claimed
 
@@ -126,6 +129,8 @@ class Checkpointer:
         self._checkpoints.append(checkpoint)
         path = self._directory / contract.CHECKPOINTS / contract.checkpoint_name(step)
         write_document(path.with_name(f"{path.name}.json"), checkpoint)
+        # Of earlier checkpoints only the digests are claimed: a bundle has the tensors of the last
+        # one.
         if step == self._spec.trainer.total_steps:
             save_tensors(path.with_name(f"{path.name}.safetensors"), tensors)
         # The index follows the files that it names, so that a killed run never lists a missing
@@ -134,6 +139,8 @@ class Checkpointer:
         write_document(self._directory / contract.CHECKPOINT_INDEX, index)
 
     def _save(self, tensors: dict[str, NDArray[np.float32]], digests: dict[str, str]) -> None:
+        # These snapshots make the trace and a recorded schedule durable up to here, before the
+        # state that refers to them replaces the previous one.
         state = ResumeState(
             spec=self._spec.digest(),
             step=self._learner.step,

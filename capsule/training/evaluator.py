@@ -102,6 +102,8 @@ class Evaluator:
             for _ in range(self._workers)
         ]
         progress = self._load_progress() or self._choose_starts(makers[0])
+        # A resumed evaluation has not drawn the starts in this process, but the stream's position
+        # is claimed (streams.json).
         self._stream.restore(progress.stream)
         starts, points = progress.evaluation.starts, list(progress.evaluation.points)
         waiting = iter(self._steps[len(points) :])
@@ -109,6 +111,8 @@ class Evaluator:
         def point(make_env: MakeEnvironment, step: int) -> EvaluationPoint:
             return self._evaluate_network(make_env, starts, step)
 
+        # Progress is saved for whole batches, so the saved points belong to the first steps, and
+        # their number says where a resumed evaluation continues.
         with ThreadPoolExecutor(self._workers) as pool:
             while steps := list(islice(waiting, self._workers)):
                 points += pool.map(point, makers, steps)  # fewer steps leave makers idle
@@ -145,6 +149,7 @@ class Evaluator:
     def _evaluate_network(
         self, make_env: MakeEnvironment, starts: Starts, step: int
     ) -> EvaluationPoint:
+        # Each thread evaluates another network, so each has parameters of its own.
         parameters = self._learner.online.zeros_like()
         parameters.load(load_file(self._path(step)))
         spec, policy = self._spec.evaluation, self._interruptible(parameters)
@@ -173,5 +178,7 @@ class _Interruptible:
 
 def evaluated_steps(spec: TrainingSpec) -> list[int]:
     """Return the steps whose networks are evaluated: 0 if asked for, every interval, the end."""
+    # range() leaves the total out, so that it is evaluated once where it is a multiple of the
+    # interval as well.
     total, interval = spec.trainer.total_steps, spec.evaluation.interval
     return [*range(0 if spec.evaluation.initial else interval, total, interval), total]

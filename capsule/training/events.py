@@ -29,6 +29,8 @@ class EventLog:
         now, (before, step) = time.monotonic(), self._last
         if now - before >= _PROGRESS_SECONDS:
             self._last = (now, self._learner.step)
+            # Zero stands for the time before the first event. A resumed run began at a later step,
+            # which was not restored yet when this log was made, so no speed is known then.
             speed = (self._learner.step - step) / (now - before) if step else None
             self.write("progress", speed=speed)
 

@@ -58,11 +58,14 @@ def play(directory: Path, job: Job, order: EpisodeOrder, camera: Camera) -> Eval
     from capsule.training.trainer import TrainerContext
 
     spec = job.spec.training()
+    # Only the seed of the evaluation matters: the checkpoint's tensors replace all that the trainer
+    # draws.
     seeds = spec.seeds.model_copy(update={"root": order.seed})
     device = flags.device_of(spec)
     workers = flags.usable_cores()
     state = directory / contract.STATE
     state.mkdir(exist_ok=True)
+    # A trainer needs a trace, but nothing is recorded in it here.
     trace = Trace(directory / contract.TRACE)
     trainer = make_trainer(
         TrainerContext(state, spec, seeds, make_streams(seeds), trace, device, workers)

@@ -46,12 +46,14 @@ def run(directory: Path) -> None:
         Interrupted: The run was asked to stop; it can be started again.
         CapsuleError: The run failed, as ``failure.json`` tells, too.
     """
+    # The failure of an earlier attempt says nothing about this one.
     (directory / contract.FAILURE).unlink(missing_ok=True)
     attempt: TrainingAttempt | None = None
     try:
         if (directory / contract.RESULT).exists():
             return
         job = read_job(directory)
+        # A program's flags are read back in a child (program.py), so torch is never imported here.
         if isinstance(job.spec.trainer, CommandTrainer):
             run_program(directory, job, job.spec.trainer)
             return
@@ -100,6 +102,7 @@ class TrainingAttempt:
         workers, evaluators = processors_of(job, device.type, workers)
         state = directory / contract.STATE
         state.mkdir(parents=True, exist_ok=True)
+        # An attempt that was killed inside write_atomic() left a file under a temporary name.
         for folder in (directory, directory / contract.CHECKPOINTS, state, state / NETWORKS):
             remove_unfinished(folder)
         seeds = _drawn(directory, spec.seeds)
@@ -136,6 +139,7 @@ class TrainingAttempt:
             self._trace,
             keeps_states=spec.recording.segment_states and not job.segment,
         )
+        # Last, because what was made above has drawn from the streams and begun episodes.
         self._checkpointer.restore()
 
     def run(self) -> None:
@@ -156,6 +160,7 @@ class TrainingAttempt:
 
     def _train(self) -> None:
         learner, interval = self.learner, self._spec.recording.trace_interval
+        # The network before training, or once more the one of the step at which the run resumes.
         self._evaluator.keep_network()
         while learner.step < self._end:
             if self._dense is None:
@@ -165,9 +170,12 @@ class TrainingAttempt:
             if learner.step == self._spec.trainer.total_steps and learner.step % interval:
                 learner.record()  # the steps since the last record
             self._evaluator.keep_network()
+            # After the record of this step, because a claimed checkpoint contains the head of the
+            # trace.
             if self._checkpointer.checkpoint(final=learner.step == self._end):
                 self._events.write("checkpoint")
             self._events.progress()
+            # At the end only the evaluation is left to interrupt, and it looks at the flag itself.
             if self._stop.is_set() and learner.step < self._end:
                 self._checkpointer.save_state()
                 raise Interrupted
@@ -183,6 +191,7 @@ class TrainingAttempt:
         for name, data in learner.artifacts().items():
             write_atomic(directory / name, data)
         record_mechanisms(directory, learner.use())
+        # Closed before the result names its head, so that the file has every record by then.
         self._trace.close()
         self._events.write("finish")
         result = Result(
@@ -194,6 +203,7 @@ class TrainingAttempt:
             parameters=collective_digest(learner.online.arrays()),
             seconds=self._checkpointer.seconds(),
         )
+        # From here on the run is finished, and run() leaves its directory alone.
         write_document(directory / contract.RESULT, result)
 
 
@@ -208,6 +218,7 @@ def _drawn(directory: Path, seeds: SeedsSpec) -> SeedsSpec:
     if not seeds.random:
         return seeds
     path = directory / contract.STATE / _DRAWN_SEED
+    # The seed is in its file before any stream is made from it, so that a killed run keeps it.
     if not path.exists():
         # 53 bits: numbers in canonical JSON (RFC 8785) are doubles.
         write_document(path, DrawnSeed(root=secrets.randbits(53)))

@@ -231,6 +231,8 @@ class Ranks:
         for other, share in zip(self._others, theirs, strict=True):
             # All are asked before anything is computed here, so that they compute meanwhile.
             other.ask(_Rank.differentiate, theta, [shards[number] for number in share])
+        # Keyed by number, because the gradients are added in the order of the shards and not of the
+        # ranks that return them.
         found = {number: self._differentiate(shards[number]) for number in mine}
         for other, share in zip(self._others, theirs, strict=True):
             for number, (loss, gradient) in zip(share, other.answer(), strict=True):

@@ -127,4 +127,5 @@ class Trainer(Protocol):
 def state_interval(spec: TrainingSpec) -> int:
     """Return the most steps from one resume state to the next."""
     unit = spec.trainer.interval_steps
+    # A multiple of the unit, because a state is saved between two intervals and never within one.
     return min(spec.recording.checkpoint_interval, max(unit, STATE_STEPS // unit * unit))

@@ -89,5 +89,6 @@ class FactoredGradient:
         """Return the gradient of every parameter tensor, float32 ``[size]``, in memory order."""
         found: dict[int, list[torch.Tensor]] = {}
         for piece in self.pieces(0, 1):
+            # A copy, because pieces() uses the memory of a piece again for the next one.
             found.setdefault(piece.tensor, []).append(added(piece.parts).clone())
         return [torch.cat(found[tensor]) for tensor in range(len(self._names))]

@@ -255,7 +255,10 @@ class DeepQLearning(BaseTrainer):
             gradient.losses, share=self._trainer.batch_size, fix="Lower trainer.learning_rate."
         )
         if isinstance(self.optimizer, Adam):
+            # Outside the region, because a CUDA graph repeats the numbers of the host as they were
+            # at its capture.
             self.optimizer.advance()
+        # Theta changes only now: the actor and all shards have read theta_k.
         self._descent()
 
     def _descend(self) -> None:
@@ -281,6 +284,8 @@ class DeepQLearning(BaseTrainer):
             number: Of the shard.
             indices: Of its transitions, int64 ``[rows]``.
         """
+        # A GPU reads its pinned windows later, but it has done so by the next update: _take_loss()
+        # waited for the gradient.
         batch = self._replay.gather(indices, out=self._windows[number].numpy())
         arrays = (batch.actions, batch.rewards, batch.terminals)
         sources = self._windows[number], *map(torch.from_numpy, arrays)
@@ -306,6 +311,8 @@ class DeepQLearning(BaseTrainer):
                 self.target.views, self.network.inputs(windows[:, 1:])
             )
             targets = bootstrap_targets(rewards, terminals, next_values, self._trainer.discount)
+        # The wide weights are a plain tensor among leaves, so autograd passes through them to the
+        # convolutions without computing their own gradient.
         views = {**self.online.views, **self._leaves}
         features = self.network.features(views, self.network.inputs(windows[:, :-1]))
         outputs = self.network.wide(views, features)

@@ -190,6 +190,8 @@ class ReplayMemory:
         slots = self._ring.at(indices[:, None] + self._window)
         # With mode="raise" numpy would fill a buffer of its own first and copy it into ``out``.
         frames = np.take(self._frames, slots, axis=0, out=out, mode="clip")
+        # Without the last column: the marks there are those of the next transition, or of an entry
+        # that is still to be written.
         marks = self._marks[slots[:, :-1]]
         terminals = (marks[:, -1] & _TERMINAL) != 0
         for row, column in np.argwhere(_before_episode(marks)):

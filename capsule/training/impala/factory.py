@@ -42,9 +42,11 @@ def make_impala(context: TrainerContext, trainer: ImpalaTrainer) -> Impala:
             CAP-T344, there is a schedule to follow which is none, or another's.
     """
     spec = context.spec
+    # It has streams of its own, so that nothing it draws moves those of the run.
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     schedule = make_schedule(context, trainer)
     settings = make_settings(context, trainer, example)
+    # For the processes of this machine that answer the actors they play. Replicas test themselves.
     tested = require_batch_invariance(settings)
     transport = make_transport(context, trainer, settings, schedule.lag)
     executor = Executor(schedule, transport, trainer.actors)
@@ -135,6 +137,7 @@ def make_transport(
         CapsuleError: CAP-T321, the bits of a row depend on its batch in a replica.
     """
     numerics = context.spec.cpu_numerics
+    # On a cluster every process answers its own actors, with the bits that replicas would give.
     if cluster := os.environ.get(contract.CLUSTER_VARIABLE):
         from capsule.training.impala.actors.ray.transport import RayTransport, pins_of
 
@@ -183,6 +186,7 @@ def make_network(
 def _log_to_follow(path: Path, spec: TrainingSpec, trainer: ImpalaTrainer) -> ScheduleLog:
     log = parse_schedule(path.read_bytes())
     bound = max(log.lags, default=0)
+    # The last one equals the lag of the spec unless the log exceeds it.
     found = log.spec, log.actors, log.batch, max(bound, trainer.schedule.policy_lag)
     wanted = spec.digest(), trainer.actors, trainer.fresh, trainer.schedule.policy_lag
     if found != wanted:

@@ -65,11 +65,13 @@ class ImpalaGradient:
         # Where no action is taken, a reward of the state's own value and a discount of 0 make that
         # value its target: earlier steps bootstrap from it, and it is not trained.
         rewards = torch.where(batch.acted, batch.rewards, values[:-1])
+        # Targets are constants (section 4.2): they are made of numbers without a gradient.
         targets = self._correction.targets(
             log_target.detach(), batch.log_behaviour, rewards, batch.discounts, values
         )
         loss = impala_losses(
             log_target,
+            # Where no action is taken, no entropy is rewarded.
             policy.entropies * batch.acted,
             baselines[:-1],
             targets,

@@ -124,8 +124,11 @@ class Impala(BaseTrainer):
 
     def train_step(self) -> None:
         """Learn one batch of unrolls."""
+        # This has an effect only after a start or a resumption, because the interval before has
+        # published already.
         self.publish()
         self.learn()
+        # Before the record is written and a state saved, so that the actors play meanwhile.
         self.publish()
         if self.step % self._spec.recording.trace_interval == 0:
             self.record()
@@ -166,6 +169,7 @@ class Impala(BaseTrainer):
         """
         self._trainer = self._trainer.model_copy(update=dict(values))
         self.optimizer.epsilon = self._trainer.rmsprop_epsilon
+        # The learners were made with the previous values, of which their processes have copies.
         self._learners.close()
         self._learners = self._make_learners(self._trainer, self.online)
         if tensors is not None:
@@ -235,6 +239,7 @@ class Impala(BaseTrainer):
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return copies of all trained tensors, by group and name, and older policy versions."""
+        # Unrolls of the next updates are played with older versions, so a resumed run needs them.
         versions = self._executor.versions
         older = {_VERSION.format(version): versions[version] for version in self._older()}
         return super().tensors() | older
@@ -267,6 +272,7 @@ class Impala(BaseTrainer):
             {version: tensors[_VERSION.format(version)] for version in self._older()},
         )
         if self._recorder is not None:
+            # What was recorded after the state was saved comes again, perhaps in another order.
             self._recorder.cut(self.updates)
         if self._replay is not None:
             self._replay.restore(state["replay"])
@@ -294,6 +300,7 @@ class Impala(BaseTrainer):
     def use(self) -> TrainerUse:
         """Say where the network was, what decided the order of unrolls, and who answered actors."""
         source = self._executor.schedule
+        # A schedule that is followed is recorded once more, but the log decided it.
         kept = source == "live" and self._recorder is not None
         return TrainerUse(
             device=str(self.online.flat.device),

@@ -145,6 +145,7 @@ def explore(values: Hyperparameters, rules: PopulationSpec, stream: Stream) -> H
 def _changed(value: float, rules: PopulationSpec, uniform: float) -> float:
     if uniform >= rules.probability:
         return value
+    # The same draw decides the direction: each half of the range below `probability` is one.
     grows = uniform < rules.probability / 2
     return value * rules.factor if grows else value / rules.factor
 

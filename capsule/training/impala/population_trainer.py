@@ -164,6 +164,7 @@ class ImpalaPopulation:
     def train_step(self) -> None:
         """Let every member that is ready evolve; then have every member learn one batch."""
         self._evolve()
+        # Before any member learns, so that the actors of all members play meanwhile.
         for member in self._members:
             member.publish()
         for number, member in enumerate(self._members):
@@ -184,6 +185,8 @@ class ImpalaPopulation:
 
     def _evolve(self) -> None:
         for number, member in enumerate(self._members):
+            # In the order of the members: one that evolves later is compared with what an earlier
+            # one has just become.
             if self._population.ready(number):
                 generation = self._population.evolve(number)
                 member.adopt(generation.hyperparameters, self._copied(generation))
@@ -265,6 +268,7 @@ class ImpalaPopulation:
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             with _named(number):
                 member.restore(step, state["members"][number], own)
+            # The members were made with their initial values. Those of their generations apply now.
             member.adopt(self._population.current(number).hyperparameters)
         self._sum_up()
 

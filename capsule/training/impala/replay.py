@@ -67,6 +67,7 @@ class UnrollReplay:
         alive = min(self.count, self._capacity)
         drawn = self.count - alive + stream.integers(alive, count)
         fields = self._ring.fields.items()
+        # Without returns, which were counted when the unrolls were fresh.
         return drawn, [
             Unroll(**{name: array[slot] for name, array in fields}, returns=[])
             for slot in self._ring.at(drawn).tolist()
@@ -80,6 +81,7 @@ class UnrollReplay:
         """
         self._ring.keep()
         fields = self._ring.fields.items()
+        # A resumed memory opens its files before any unroll shows these.
         shapes = {name: [a.dtype.str, list(a.shape[1:])] for name, a in fields}
         return {"count": self.count, "shapes": shapes, "digest": self._digest()}
 

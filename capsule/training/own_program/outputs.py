@@ -37,6 +37,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     workspace, state = directory / contract.WORKSPACE, directory / contract.STATE
     if trainer.resumable and state.is_dir() and any(state.iterdir()):
         return True
+    # A program that starts over must find what an uninterrupted one finds, and nothing else.
     for folder in (workspace, state):
         if folder.exists():
             shutil.rmtree(folder)
@@ -46,6 +47,7 @@ def make_workspace(directory: Path, job: Job, trainer: CommandTrainer) -> bool:
     else:
         # Links are copied as links, which is what the locked tree has, and lead nowhere meanwhile.
         shutil.copytree(_project(), workspace, symlinks=True)
+    # The copy is checked and not its source, because the copy is what the program sees.
     _check_source(workspace, job.tree)
     return False
 
@@ -63,6 +65,7 @@ def collect_outputs(directory: Path, tree: Mapping[str, str], trainer: CommandTr
             file cannot be read.
     """
     entries = _entries(directory / contract.WORKSPACE)
+    # Checked before any content is read, because hashing everything may take long.
     _check_limits(entries, tree, trainer)
     files, kept = {}, set()
     for entry in entries:

@@ -70,12 +70,15 @@ def run_program(directory: Path, job: Job, trainer: CommandTrainer) -> None:
             it failed, CAP-T303 an output cannot be claimed, CAP-T305 the source tree is not the
             locked one.
     """
+    # The program has another working folder, and finds this one by its variables.
     directory = directory.absolute()
     events, ended = directory / contract.EVENTS, directory / contract.ENDED
     drop_partial_line(events)
     if not ended.exists():
         started = time.monotonic()
         _run_to_its_end(directory, job, trainer)
+        # From here on the program is not executed again: if an output below cannot be claimed, only
+        # the listing is repeated.
         write_document(ended, Ended(seconds=time.monotonic() - started))
     outputs = collect_outputs(directory, job.tree, trainer)
     write_document(directory / contract.OUTPUTS, outputs)
@@ -96,6 +99,7 @@ def _run_to_its_end(directory: Path, job: Job, trainer: CommandTrainer) -> None:
         watch = Watch(directory, job.tree, trainer)
         begin_arrivals(directory, resumed=resumed)
         if not resumed:
+            # Its lines are those of an attempt that is started over.
             (directory / contract.INTERPRETERS).unlink(missing_ok=True)
         process = _execute(directory, spec, trainer, resumed=resumed, stop=stop, watch=watch)
     collect_arrivals(directory)
@@ -166,6 +170,8 @@ def _execute(
         # Before the copying is waited for: a process that is left over may hold the pipe open.
         _end_leftovers()
         _finished(copying, path)
+    # The reasons for which this process ended the program come before the status that its end gave
+    # it.
     if watch.error is not None:
         raise watch.error
     check_arrivals(directory)
@@ -195,6 +201,7 @@ def _start(
     command = _command(spec, trainer)
     _await_number()
     try:
+        # Standard error stays that of this process, whose engine keeps it in output.log.
         return subprocess.Popen(
             command,
             cwd=workspace,
@@ -290,6 +297,7 @@ def _children() -> Iterator[int]:
     own = str(os.getpid())
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended
+            # The name before the last parenthesis may contain parentheses and blanks itself.
             if (folder / "stat").read_text().rpartition(")")[2].split()[1] == own:
                 yield int(folder.name)
 

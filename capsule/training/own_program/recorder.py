@@ -144,6 +144,7 @@ class Recorder:
 
     def _append(self, name: str, values: dict[str, Any]) -> None:
         if name not in self._files:
+            # A program that starts over must not append to the lines of an earlier run.
             mode = "a" if self.resumed else "w"
             self._files[name] = (self.outputs / name).open(mode, encoding="utf-8", newline="\n")
         self._files[name].write(json.dumps(values, allow_nan=False) + "\n")

@@ -135,6 +135,7 @@ def q_values(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Q-values of one step, float32 ``[rows, actions]``, and the states after it."""
     observations, actions, rewards, states, _ = inputs
+    # A reset takes the given states, which a single step begins with in any case.
     values, after = network.unroll(
         parameters.views,
         observations.unsqueeze(0),
@@ -219,7 +220,10 @@ class SequenceWorker(ActorWorker[EpsilonGreedyActor, Experience]):
         values, after = self._evaluate(version, rows)
         for row, seen in zip(rows, values, strict=True):
             self._act(row, step, made[row], seen)
+        # After _act(), which keeps the states before the step where a sequence begins.
         self._rows.states[rows] = after
+        # Before the next episodes begin, because a truncated one still needs the value of its last
+        # frame, with the state that its last step left.
         cut_off = [row for row in rows if made[row].ended[step] and not made[row].terminals[step]]
         self._close(version, step, {row: made[row] for row in cut_off})
         for row, experience in made.items():

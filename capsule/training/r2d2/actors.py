@@ -66,6 +66,8 @@ class Actors:
         """
         self._require_idle()
         if parameters is not None:
+            # The numbers begin anew in each attempt, which no result shows: they only tell workers
+            # which parameters to use.
             self._version += 1
             flat = parameters.detach().cpu().numpy().copy()
             self._transport.publish({self._version: flat})

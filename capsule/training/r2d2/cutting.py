@@ -141,6 +141,8 @@ class EpisodeCutter:
             if not (complete or (ended and steps > trained_before)):
                 break
             before = max(0, begin - layout.burn_in)
+            # What the prefix lacks at the beginning of the episode becomes padding, so that the
+            # trained rows of all sequences begin at the same row.
             front = before - (begin - layout.burn_in)
             found.append(
                 CutSequence(

@@ -25,9 +25,11 @@ LOWEST_PRIORITY = 1e-6  # so that a sequence without errors is drawn now and the
 def make_r2d2(context: TrainerContext, trainer: R2d2Trainer) -> R2D2:
     """Make the trainer with its actors and its replay memory."""
     spec = context.spec
+    # It has streams of its own, so that nothing it draws moves those of the run.
     example = make_environment(spec.environment, make_streams(context.seeds), training=True)
     network = make_network(trainer, example, spec.accelerator)
     settings = actor_settings(context, trainer, example, sequence_layout(trainer))
+    # With lag 0 older parameters are dropped, as all actors act with the newest ones.
     transport = local_transport(
         settings,
         trainer.actors,

@@ -133,6 +133,7 @@ class R2D2(BaseTrainer):
         # however fast the actors are.
         experiences = self._actors.finish()
         if learns:
+            # On a GPU this waits for the gradient, so the actors are waited for first.
             found = [self._priorities(shard.errors, shard.valid) for shard in shards]
             self._replay.update_priorities(indices, np.concatenate(found))
         for actor, experience in enumerate(experiences):
@@ -163,6 +164,7 @@ class R2D2(BaseTrainer):
         due = self.step // self._trainer.actors % self._trainer.actor_update_interval == 0
         if due:
             self.acting.copy_from(self.online)
+        # The workers of a resumed run have no parameters yet, even where no copy is due.
         parameters = self.acting.flat if due or not self._sent else None
         self._actors.begin(parameters)
         self._sent = True
@@ -202,6 +204,7 @@ class R2D2(BaseTrainer):
         best = largest.unsqueeze(2)  # the only action to select from
         window = _Window(*(each.to(self._device) for each in self._window(batch)))
         trained = self._trainer.sequence_length
+        # Selection and evaluation both use the actor's own values, as it has no target network.
         errors = self._targets(window, best, best) - taken[:trained]
         priorities = self._priorities(errors, window.valid[:trained])
         self._replay.update_priorities(indices, priorities)
@@ -217,6 +220,8 @@ class R2D2(BaseTrainer):
         trainer = self._trainer
         draw = self._replay.sample(self._streams["minibatch"], trainer.batch_size)
         self._trace.add("indices", draw.indices)
+        # For the whole minibatch at once, because weights are divided by its largest one. A shard
+        # alone may have another.
         weights = torch.from_numpy(
             importance_weights(draw.probabilities, trainer.importance_exponent)
         )
@@ -328,6 +333,8 @@ class R2D2(BaseTrainer):
         first = self._trainer.burn_in
         received = batch.rewards[first:]
         if self._trainer.asymmetric_clipping:
+            # The tanh in it is computed in float64 and then rounded, which hides nearly all
+            # differences between mathematical libraries.
             received = clip_rewards(received.astype(np.float64))
         arrays = (
             received,
@@ -364,6 +371,8 @@ class R2D2(BaseTrainer):
         """Descend the summed gradient, theta_k to theta_{k+1}."""
         fix = "Lower trainer.learning_rate or trainer.max_gradient_norm."
         self._take_loss([shard.loss for shard in shards], fix=fix)
+        # Outside the region, because a CUDA graph repeats the numbers of the host as they were at
+        # its capture.
         self.optimizer.advance()
         self._descent()
         self.updates += 1

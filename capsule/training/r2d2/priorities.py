@@ -87,6 +87,8 @@ class Priorities:
         Returns:
             Actors and numbers, int64 ``[batch]``, and probabilities, float64 ``[batch]``.
         """
+        # A block is larger than `kept` unless that is a power of two, but no draw gives one of its
+        # other leaves, which never have a weight.
         leaves = self.tree.sample(uniforms)
         actors, places = np.divmod(leaves, self._block)
         # A leaf does not say which sequence has it: it is the newest of those with this remainder.

@@ -165,6 +165,8 @@ class SequenceReplay:
         if self._capacity < layout.rows:
             raise ValueError(f"{self._capacity} entries an actor hold no sequence of {layout.rows}")
         self._history = frames.stack - 1
+        # At least one, because the entry before a sequence has the previous action and reward of
+        # its first row.
         self._reach = max(1, self._history)  # entries before a sequence that it needs, too
         self._kept = math.ceil(self._capacity / layout.period)  # sequences of an actor
         self._entries = Rings(
@@ -288,6 +290,8 @@ class SequenceReplay:
             "values": values,
         }
         last = self._entries.append(entry, actor)
+        # Sequences are numbered in the order in which they begin, so the first one that is kept
+        # ends the search.
         starts, number = self._sequences.fields["starts"], int(self._oldest[actor])
         while (
             number < self._sequences.counts[actor]
@@ -387,6 +391,8 @@ class SequenceReplay:
         finished, count = self._sequences.counts[actors], self._entries.counts[actors]
         # The table is a ring as well: the place of a sequence may hold a later one.
         known = (numbers >= 0) & (numbers < finished) & (of["numbers"] == numbers + 1)
+        # A ring overwrites its oldest entry first: if the earliest that is needed is there, all
+        # are.
         whole = of["starts"] - self._reach >= count - self._entries.slots
         if not (known & whole).all():
             raise ValueError("a sequence that is not, or no longer, in the memory")
@@ -394,6 +400,8 @@ class SequenceReplay:
         places = np.arange(-self._reach, self.layout.rows)[:, None] - of["fronts"]
         slots = self._entries.at(of["starts"] + places, actors)
         entries = self._entries.fields
+        # Slots outside an episode hold entries of another one, so what is read below is masked by
+        # these.
         begun = places >= -of["before"]
         taken = begun & (places < of["steps"])
         past = self._reach - 1  # the step before row 0
@@ -484,6 +492,7 @@ class SequenceReplay:
             cutter.first, cutter.opened, cutter.cut = first, begun, cut
             cutter.states = deque(document_array(states))
         self._priorities.restore(state)
+        # Counters and priorities came with the state. Only what lies in files can have changed.
         what = f"sequences of the checkpoint at entry {self.entries}"
         require_checkpoint(self.digest(), state["digest"], what)
 

@@ -31,6 +31,7 @@ class SumTree:
     def __init__(self, size: int) -> None:
         """Make a tree of ``size`` leaves of weight 0, at least one."""
         self.size = size
+        # Leaves beyond `size` fill up the power of two. They keep the weight 0 and are never found.
         self._width = 1 << (size - 1).bit_length()
         # Node 1 is the root, nodes 2n and 2n + 1 are the children of n; the leaves come last.
         self._nodes = np.zeros(2 * self._width)

@@ -137,6 +137,7 @@ static void enter_namespaces(void) {
     gid_t group = getegid();
     if (unshare(flags) == 0) return;
     if (unshare(flags | CLONE_NEWUSER) != 0) give_up("no namespaces");
+    /* Without a privilege the kernel takes a map of groups only after this (user_namespaces(7)). */
     write_file("/proc/self/setgroups", "deny");
     write_file("/proc/self/uid_map", "%u %u 1", user, user);
     write_file("/proc/self/gid_map", "%u %u 1", group, group);
@@ -194,6 +195,8 @@ static void show_machine(void) {
 
 /* Read-only, with all that is mounted below. */
 static void set_read_only(const char *path, bool read_only) {
+    /* mount_setattr(2), since Linux 5.12, changes a whole tree. A remount changes a single
+     * mount. */
     struct mount_attr change = {.attr_set = read_only ? MOUNT_ATTR_RDONLY : 0,
                                 .attr_clr = read_only ? 0 : MOUNT_ATTR_RDONLY};
     if (syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &change, sizeof change) != 0)
@@ -211,6 +214,7 @@ static void mount_temporary(const char *path) {
 
 /* A root in memory takes the place of the machine's, which moves below it. */
 static void replace_root(void) {
+    /* As a slave the tree shows no mount of this namespace to the machine. */
     if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
         mount("tmpfs", TEMPORARY, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755") != 0 ||
         mkdir(TEMPORARY MACHINE, 0700) != 0 ||
@@ -223,6 +227,8 @@ static void build_root(void) {
     show_machine();
     for (int i = 0; i < options.bind_count; i++)
         bind_folder(options.binds[i].from, options.binds[i].to);
+    /* While the machine's /proc is still visible below MACHINE: in a user namespace the kernel
+     * mounts a new one only then. */
     if (mkdir("/proc", 0555) != 0 || mkdir(TEMPORARY, 0755) != 0 ||
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
         give_up("no /proc of its own");
@@ -232,6 +238,7 @@ static void build_root(void) {
     set_read_only("/proc", false);
     for (int i = 0; i < options.bind_count; i++)
         if (options.binds[i].writable) set_read_only(options.binds[i].to, false);
+    /* Mounted after the rest was made read-only, so these stay writable. */
     mount_temporary(TEMPORARY);
     mount_temporary("/var/tmp");
     mount_temporary("/dev/shm");
@@ -242,6 +249,8 @@ static void build_root(void) {
 /* Have the kernel end this process with its parent, which holds the other end of `alive`. */
 static void end_with_parent(int alive) {
     struct pollfd end = {.fd = alive};
+    /* The parent may have ended before this order. getppid() gives 0 here, as the parent is in
+     * another namespace, so the pipe is asked. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (poll(&end, 1, 0) != 0) exit(REFUSED);
 }
@@ -275,6 +284,7 @@ int main(int count, char **words) {
     pid_t parent = getppid();
     read_options(count, words);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* It may have ended before that order was given. */
     if (getppid() != parent) return REFUSED;
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || pipe2(alive, O_CLOEXEC) != 0)

@@ -50,6 +50,7 @@ static long give(bool own, size_t size, void *out) {
 
 static long get_affinity(pid_t id, size_t size, void *out) {
     cpu_set_t set;
+    /* The kernel is asked for its errors only: there may be no such process. */
     long known = system_call(SYS_sched_getaffinity, id, sizeof set, (long)&set, 0, 0, 0);
     return known < 0 ? known : give(is_own(id), size, out);
 }

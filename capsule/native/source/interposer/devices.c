@@ -29,6 +29,7 @@
 
 enum kind { KIND_UNKNOWN, KIND_OTHER, KIND_DEVICE };
 
+/* Descriptors with higher numbers are inspected at each read. */
 static uint8_t kinds[1 << 16];
 
 static void forget_device(int fd) {
@@ -80,6 +81,7 @@ static int open_any(int directory, const char *path, int flags, mode_t mode) {
         path = "/dev/null";
         flags |= MARK;
     }
+    /* attach() opens the journal with this function before it has resolved any of `real`. */
     int fd = real.openat
                  ? real.openat(directory, path, flags, mode)
                  : (int)checked(system_call(SYS_openat, directory, (long)path, flags, mode, 0, 0));

@@ -114,6 +114,7 @@ void make_environment(char *made[], char *text, char *const given[], const char 
                         (kept.preload && starts_with(given[i], PRELOAD_NAME));
         if (!replaced) made[count++] = given[i];
     }
+    /* What the program set to another value keeps it; what it left out is put back. */
     for (size_t i = 0; i < kept.count; i++)
         if (!find_entry(given, kept.entries[i])) made[count++] = kept.entries[i];
     made[count++] = clock_entry(text);

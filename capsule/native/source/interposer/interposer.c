@@ -195,6 +195,7 @@ void describe_thread(struct thread *described, const char *process, const char *
 void become(const char *process, const char *path) {
     struct thread made;
     describe_thread(&made, process, path); /* either path may lie in `thread` */
+    /* The child of a fork keeps its creator's clock, and the processors that this one chose. */
     made.passed = thread.passed;
     made.monotonic = thread.monotonic;
     made.affinity = thread.affinity;
@@ -294,6 +295,7 @@ static void fresh(void *buffer, size_t size) {
 static void fresh_and_recorded(struct journal_counter *counter, void *buffer, size_t size) {
     size_t kept = capsule_kept_size(size);
     struct journal_call *call = record(JOURNAL_CALL, sizeof *call + kept);
+    /* The kernel writes into the record itself, which does not count before it is published. */
     fresh(call + 1, kept);
     capsule_expand(buffer, size, (const uint8_t *)(call + 1));
     call->counter = journal_offset(settings.journal, counter);
@@ -319,6 +321,7 @@ static _Noreturn void mismatch(const struct thread *self, enum source source, si
 
 /* Give what was recorded; false when the profile does not fit and the settings allow to go on. */
 static bool replay(struct thread *self, enum source source, void *buffer, size_t size) {
+    /* Another process may have found a mismatch, and then no answer may follow. */
     if (atomic_load_explicit(&settings.journal->failed, memory_order_relaxed)) end_whole_run();
     if (self->exhausted) return false;
     struct recorded_call call;

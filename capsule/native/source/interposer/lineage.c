@@ -122,6 +122,7 @@ static volatile bool *seen;
 bool was_forked_unseen(void) { return seen && !*seen; }
 
 void become_process(const char *process) {
+    /* First: this_thread() below would take the process for an unseen one, and begin again. */
     if (seen) *seen = true;
     strcpy(settings.process, process);
     become(process, CAPSULE_ROOT_PATH);
@@ -208,6 +209,7 @@ __attribute__((used)) static int after_vfork(long result) {
 __asm__(".globl vfork\n"
         ".type vfork, @function\n"
         "vfork:\n"
+        /* At a call the ABI has the stack aligned to 16 bytes. */
         "    sub $8, %rsp\n"
         "    call before_vfork\n"
         "    add $8, %rsp\n"
@@ -354,6 +356,7 @@ EXPORT int pthread_create(pthread_t *restrict made, const pthread_attr_t *restri
     capsule_path_thread(started->path, self->path, ++self->threads);
     int error = real.pthread_create(made, attributes, begin_thread, started);
     if (error) {
+        /* Unlike a fork that fails, a thread that was not created has taken no number. */
         self->threads--;
         free(started);
     }

@@ -75,6 +75,7 @@ static void complete(struct listing *listing) {
         listing->entries[listing->count++] = entry;
     }
     sort(listing->entries, listing->count, by_name);
+    /* The place after the entry, as telldir() gives it and seekdir() takes it. */
     for (size_t i = 0; i < listing->count; i++) listing->entries[i]->d_off = (off64_t)i + 1;
     listing->complete = true;
     COUNT(listings);

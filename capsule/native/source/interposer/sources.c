@@ -86,6 +86,7 @@ EXPORT long syscall(long number, ...) {
     long a[6];
     va_list arguments;
     va_start(arguments, number);
+    /* If the caller gave fewer, the rest is arbitrary, and the kernel does not read it. */
     for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
     va_end(arguments);
     if (number == SYS_getrandom)

@@ -293,6 +293,7 @@ EXPORT int mtx_timedlock(mtx_t *restrict mutex, const struct timespec *restrict 
 
 long futex_by_number(const long a[6]) {
     int command = (int)a[1] & FUTEX_CMD_MASK;
+    /* FUTEX_WAIT takes a duration, which is the same on every clock (futex(2)). */
     bool absolute = command == FUTEX_WAIT_BITSET || command == FUTEX_LOCK_PI ||
                     command == FUTEX_WAIT_REQUEUE_PI;
     const struct timespec *given = absolute ? (const struct timespec *)a[3] : NULL;

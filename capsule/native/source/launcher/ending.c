@@ -11,6 +11,7 @@ struct run run;
 static pid_t any_child(void) {
     pid_t child = 0;
     FILE *children = fopen("/proc/thread-self/children", "re");
+    /* Without the list, at least the program itself can be ended. */
     if (children == NULL) return run.root;
     if (fscanf(children, "%d", &child) != 1) child = 0;
     fclose(children);

@@ -16,6 +16,7 @@
 #define X32_BIT 0x40000000
 #define ARCH_SET_FS 0x1002
 #define MAP_TYPE_BITS 0x0f
+/* Since Linux 6.11. It is a type of mapping and not a flag, so other bits are masked out. */
 #define MAP_DROPPABLE 0x08
 
 #define LOAD(offset) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (offset))

@@ -56,6 +56,7 @@ static void write_report(int status, int outlived) {
             status, account_processes(), outlived);
     account_write(file);
     fputs("}\n", file);
+    /* Not ||, because the file is closed in either case. */
     if (ferror(file) | fclose(file))
         fail("CAP-R103", "%s cannot be written: %s", path, strerror(errno));
 }
@@ -88,6 +89,7 @@ static void set_preloads(void) {
 
 /* Libraries that would rather ask the processor (RDRAND, RDSEED) are told that it has no answer. */
 static void mask_processor(void) {
+    /* Bit 62 of the first word is RDRAND, bit 18 of the second RDSEED (OPENSSL_ia32cap(3)). */
     set_variable("OPENSSL_ia32cap", "~0x4000000000000000:~0x40000");
     set_variable("QT_NO_CPU_FEATURE", "rdrand");
     set_variable("SYSTEMD_RDRAND", "0");
@@ -175,9 +177,11 @@ static _Noreturn void become_program(const sigset_t *signals, pid_t launcher) {
     prctl(PR_SET_DUMPABLE, 1); /* it was the launcher's */
     /* The kernel ends the program with the launcher, however that ends. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* It may have ended before that order was given. */
     if (getppid() != launcher) _exit(FAILURE_STATUS);
     if (own_numbers) setsid(); /* programs see the numbers of their session and group, too */
     sigprocmask(SIG_SETMASK, signals, NULL);
+    /* Last, because from here on this process's own calls wait for the supervisor. */
     if (options->supervised) install_filter();
     execvp(options->program[0], options->program);
     tell(EXECUTION_FAILED, errno, -1);
@@ -225,6 +229,7 @@ static void start_program(const sigset_t *signals) {
     start_channel = ends[run.root == 0];
     close(ends[run.root != 0]);
     if (run.root == 0) become_program(signals, launcher);
+    /* After the fork, so that the program keeps the limit that it was given. */
     allow_descriptors();
     if (options->supervised) begin_supervision();
     events_watch(start_channel, EPOLLIN, &watch);
@@ -238,6 +243,7 @@ static int signal_descriptor;
 static void reap(void) {
     int status;
     tasks_reaping();
+    /* One signal may stand for the ends of several children. */
     for (pid_t child; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
         if (child != run.root) continue;
         if (start_channel >= 0) start_channel_ready(NULL, 0); /* did it become the program? */

@@ -140,6 +140,7 @@ const struct options *options_read(int count, char **words) {
     options.mode_name = options.clock = options.listings = "system";
     options.mode = MODE_SYSTEM;
     options.exhaustion = "fail";
+    /* The "+" ends the options at the program, whose own options are not for the launcher. */
     optind = 0; /* begin again */
     for (int option; (option = getopt_long(count, words, "+", long_options, NULL)) != -1;)
         set_option(option);

@@ -44,6 +44,7 @@ bool proc_may_be_creating(pid_t id) {
     char text[256];
     struct proc_stat stat;
     if (!proc_stat(id, &stat) || strchr("TtZXx", stat.state)) return false;
+    /* Unknown counts as possible: settle_creation() asks again, for a limited time. */
     if (read_file(id, "syscall", text, sizeof text) <= 0) return true;
     if (strncmp(text, "running", 7) == 0) return true;
     long number = strtol(text, NULL, 10);

@@ -214,6 +214,8 @@ static struct device *device_open(struct task *caller, int *readable) {
 static bool hand_over(const struct seccomp_notif *call, int descriptor, uint32_t flags) {
     struct seccomp_notif_addfd given = {
         .id = call->id,
+        /* In one step with the answer (Linux 5.14): between two steps a signal could leave the
+         * caller with a descriptor that it does not know. */
         .flags = SECCOMP_ADDFD_FLAG_SEND,
         .srcfd = (uint32_t)descriptor,
         .newfd_flags = flags & O_CLOEXEC,
@@ -389,6 +391,7 @@ void supervisor_begin(const struct options *given, int descriptor, pid_t root) {
     listener = descriptor;
     if (syscall(SYS_seccomp, SECCOMP_GET_NOTIF_SIZES, 0, &sizes) != 0)
         fail("CAP-R104", "this kernel has no system call notification: %s", strerror(errno));
+    /* A newer kernel writes more than this header knows, and an older one less. */
     notification_size = larger(sizes.seccomp_notif, sizeof(struct seccomp_notif));
     response_size = larger(sizes.seccomp_notif_resp, sizeof(struct seccomp_notif_resp));
     /* Answers come sooner when both run on one processor (Linux 6.6); nothing depends on it. */

@@ -65,6 +65,7 @@ static void sweep(void) {
 static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const char *process,
                              const char *thread, struct program *program) {
     if (task_count >= sweep_at) sweep();
+    /* The id may have been that of a task that ended, and was given again. */
     forget_task(id);
     struct task *task = calloc(1, sizeof *task);
     if (task == NULL) fail("CAP-R110", "the supervisor is out of memory");
@@ -80,6 +81,7 @@ static struct task *remember(pid_t id, uint64_t start, pid_t process_id, const c
     return task;
 }
 
+/* Thoroughly, an id that was given to a new task after the known one had ended is not known. */
 static bool is_known(pid_t id, bool thorough) {
     struct task *task = find(id);
     struct proc_stat stat;

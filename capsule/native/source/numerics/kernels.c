@@ -86,7 +86,7 @@ INLINE void rmsprop_momentum(float *restrict w, float *restrict v, float *restri
 }
 
 /* RMSProp with momentum in place, with `factor` times the gradient;
- * capsule/training/losses/impala.py has the formulas. */
+ * capsule/training/optimizers/rmsprop.py has the formulas. */
 DISPATCH(capsule_rmsprop, rmsprop_momentum,
          (float *restrict w, float *restrict v, float *restrict u, const float *restrict g,
           int64_t size, float factor, float decay, float rest, float momentum, float epsilon,
@@ -141,6 +141,7 @@ INLINE double exponential(double x) {
     x = x < -700 ? -700 : x > 700 ? 700 : x;
     double shifted = x * 0x1.71547652b82fep0 + shift; /* 1 / ln 2 */
     double whole = shifted - shift;
+    /* The first part of ln 2 ends in zeros, so that its product with `whole` is exact. */
     double r = (x - whole * 0x1.62e42fee00000p-1) - whole * 0x1.a39ef35793c76p-33; /* ln 2 in two */
     double sum = 1.0 / 479001600; /* the series up to r^12 / 12!, |r| <= ln 2 / 2 */
     sum = sum * r + 1.0 / 39916800;
@@ -261,6 +262,7 @@ static double logarithm(double x) {
 EXPORT void capsule_log_softmax(const float *logits, float *logarithms, float *probabilities,
                                 float *entropies, int64_t rows, int64_t actions) {
     for (int64_t row = 0; row < rows; row++) {
+        /* Exponents are taken relative to the largest logit, so that no weight exceeds 1. */
         float top = logits[0];
         for (int64_t k = 1; k < actions; k++) top = logits[k] > top ? logits[k] : top;
         double sum = 0, weighted = 0;

@@ -54,6 +54,8 @@ EXPORT void capsule_convolution(const struct convolution *k, const float *x, con
                                 const float *bias, float *y, float *scratch, int64_t rectified) {
     void (*finish)(float *, const float *, int64_t, int64_t) =
         rectified ? capsule_rectify : capsule_add_bias;
+    /* A patch is `size` runs of contiguous elements, a line apart: as segments of a product they
+     * need not be copied. */
     int64_t line = k->width * k->channels, run = k->size * k->channels;
     transpose(w, k->filters, k->size * run, scratch, k->filters);
     for (int64_t row = 0; row < k->rows; row++)

@@ -9,6 +9,7 @@ static atomic_int chosen = -1;
 static int best(void) {
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return SET_NONE;
+    /* Bits 1 and 2 of XCR0 are the state of SSE and AVX, bits 5 to 7 that of AVX-512. */
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
         return SET_NONE;

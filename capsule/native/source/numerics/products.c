@@ -196,6 +196,8 @@ static void multiply_blocks(const struct product *p) {
 
 void multiply(const struct product *product) {
     int narrow = product->columns <= NARROW && !product->turned;
+    /* Blocks cut the steps of one segment. With several, that would change the order of a chain,
+     * which goes through a segment before it begins the next. */
     if (product->segments > 1 || narrow) multiply_cached(product);
     else multiply_blocks(product);
 }

@@ -15,10 +15,12 @@ static void store32(uint8_t *bytes, uint32_t word) {
 
 /* ---- BLAKE2s-256, RFC 7693 ---- */
 
+/* The initialization vector, which is that of SHA-256 (section 2.6). */
 static const uint32_t blake2s_start[8] = {
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
 };
 
+/* SIGMA: the order of the message's words in each round (section 2.7). */
 static const uint8_t blake2s_order[10][16] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
@@ -68,6 +70,8 @@ static void blake2s_compress(struct capsule_blake2s *hash, bool last) {
 void capsule_blake2s_begin(struct capsule_blake2s *hash, const uint8_t *key) {
     memset(hash, 0, sizeof *hash);
     memcpy(hash->state, blake2s_start, sizeof hash->state);
+    /* The parameter block (section 2.5): fanout and depth are 1, and the digest is as long as a
+     * key. */
     hash->state[0] ^= 0x01010000 ^ CAPSULE_KEY_SIZE;
     if (key) {
         hash->state[0] ^= CAPSULE_KEY_SIZE << 8;

@@ -46,6 +46,7 @@ static struct journal_header *map_file(int fd) {
         journal->version = JOURNAL_VERSION;
         journal->machine = EM_X86_64;
         journal->capacity = capacity;
+        /* Last, because zero stands for a header that is not complete. */
         atomic_store(&journal->used, sizeof *journal);
     }
     if (journal->version == JOURNAL_VERSION && journal->capacity == capacity) return journal;
@@ -79,6 +80,7 @@ void *journal_claim(struct journal_header *journal, enum journal_type type, size
         bool ours =
             atomic_compare_exchange_strong(&record->claim, &claim, (uint64_t)type << 32 | length);
         uint64_t end = used + (ours ? length : (uint32_t)claim);
+        /* Fails if another process has moved it already, which comes to the same. */
         atomic_compare_exchange_strong(&journal->used, &used, end);
         if (ours) return record;
     }

@@ -49,6 +49,7 @@ static uint64_t read_number(const struct recording *recording, const uint8_t **a
     return number;
 }
 
+/* No size leads past the end, whatever the file states. */
 static const uint8_t *skip(const struct recording *recording, const uint8_t *at, uint64_t size) {
     return size < (uint64_t)(recording->end - at) ? at + size : recording->end;
 }

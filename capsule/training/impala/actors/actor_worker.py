@@ -119,6 +119,8 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         """Ask for the next actions of ``rows``, and keep count of how they came about."""
         requests = [self._actors[row].requests for row in rows]
         actors = np.array([self._played[row] for row in rows])
+        # Each answered request draws one word, so the number of words is the number of the next
+        # request. A resumed actor continues with it.
         numbers = np.array([each.account.draws for each in requests])
         answers = self._service.answer(Asked(version, actors, numbers, self._rows.inputs(rows)))
         origins = answers.words, answers.replicas, answers.sizes, answers.places
@@ -162,6 +164,7 @@ class UnrollWorker(ActorWorker[RequestingActor, Unroll]):
         made.terminals[step] = terminal
         if transition.ended:
             made.returns.append(self._actors[row].episode_return)
+            # A truncated episode stays until the next step, whose row shows its last frame.
             if terminal:
                 self._begin_episode(row)
 
@@ -189,6 +192,7 @@ def logits_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of one step, float32 ``[rows, actions]``, and the states after it."""
     observations, actions, rewards, states, instructions = inputs
+    # No row is said to begin an episode: _begin() has set the state of those that do to zero.
     logits, _, after = network.unroll(
         parameters.views,
         observations.unsqueeze(0),

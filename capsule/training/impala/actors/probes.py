@@ -14,6 +14,7 @@ from capsule.training.impala.actors.actor_worker import UnrollSettings
 from capsule.training.networks.feedforward import Parameters, Shape, initialize
 from capsule.training.state.streams import Stream
 
+# The same for all runs, because processes and nodes compare what they compute of equal inputs.
 _SEED = 1
 
 

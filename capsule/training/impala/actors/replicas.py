@@ -223,10 +223,12 @@ class Replicas:
         """
         for process in self._processes:
             process.answer()
+            # An answer comes only when a replica fails or ends: explain() looks for it.
             process.ask(Server.serve)
 
     def publish(self, versions: Mapping[int, NDArray[np.float32]]) -> None:
         """Give them the policy versions that may be asked for from now on."""
+        # Versions that are kept were sent before, and need not be sent again.
         new = {version: flat for version, flat in versions.items() if version not in self._known}
         self._known = set(versions)
         for news in self._news:
@@ -240,12 +242,16 @@ class Replicas:
             CapsuleError: CAP-T362, it died; or what it raised.
         """
         if isinstance(error, CapsuleError) and error.code == REPLICA.death:
+            # Without a time limit: a worker has noticed the end of a replica, so one of them has
+            # died or is about to say why it failed.
             ready: list[Any] = wait(list[Any](self._processes))
             for process in ready:
                 process.answer()
 
     def close(self) -> None:
         """End them, after every worker."""
+        # serve() waits for this pipe and not for the one that stop() closes, so a replica would be
+        # killed after STOP_SECONDS without this.
         for news in self._news:
             news.close()
         stop(self._processes)

@@ -77,6 +77,7 @@ def stream_profiles(seeds: SeedsSpec, actor: int, snapshot: Snapshot) -> list[St
         (stream, snapshot.document["streams"][name])
         for name, stream in actor_streams(seeds, actor).items()
     ]
+    # Otherwise some words came from streams of replicas, which keep no account.
     if requests["own_stream"] == requests["draws"]:
         accounts.append((request_account(seeds, actor), requests))
     return profiles_of(accounts, actor)
@@ -92,6 +93,7 @@ def stacked(unrolls: Sequence[Unroll], frame_stack: int) -> NDArray[Any]:
     observations = np.zeros((rows, len(unrolls), frame_stack, *frame.shape[1:]), frame.dtype)
     for column, unroll in enumerate(unrolls):
         for place in range(frame_stack):
+            # A row sees an older frame only if its episode had begun by then.
             seen = unroll.ages >= frame_stack - 1 - place
             observations[seen, column, place] = unroll.frames[place : place + rows][seen]
     return observations

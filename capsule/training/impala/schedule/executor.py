@@ -71,6 +71,7 @@ class Executor:
                 afterwards.
         """
         oldest = version - self.lag
+        # A new mapping, because a thread of the transport may still read the one before.
         self.versions = {v: kept for v, kept in self.versions.items() if v >= oldest}
         self.versions[version] = parameters
         self._transport.publish(self.versions)
@@ -88,6 +89,7 @@ class Executor:
                 raise RuntimeError(f"update {update} waits for an unroll that no actor plays")
             self._arrived |= {played.actor: played for played in self._transport.finished()}
         items = [self._take(actor) for actor in actors]
+        # Before the learner works on the items, so that their actors play meanwhile.
         self._begin(update)
         return items
 
@@ -105,6 +107,7 @@ class Executor:
         self.snapshots, self.trained = list(snapshots), list(trained)
         known = {actor: each for actor, each in enumerate(snapshots) if each is not None}
         self._transport.restore(known)
+        # The newest version is not among them: publish() adds it before anything is played.
         self.versions = dict(versions)
 
     def close(self) -> None:

@@ -36,10 +36,12 @@ class ScheduleRecorder:
     def append(self, update: int, slots: NDArray[np.int64]) -> None:
         """Record an update: int64 ``[batch, 2]``, actor and version of each unroll."""
         if not self._begun:
+            # No state was restored, so what an earlier attempt recorded does not count.
             self.cut(0)
         entry = slots.copy()
         # Lags, as in the log: they are bounded, while versions outgrow 16 bits.
         entry[:, 1] = update - entry[:, 1]
+        # Buffered: after a kill only what flush() made durable together with a saved state counts.
         self._file.write(entry.astype(_TYPE).tobytes())
 
     def flush(self) -> None:
@@ -67,6 +69,7 @@ class ScheduleRecorder:
     def log(self) -> ScheduleLog:
         """Return everything recorded."""
         self._file.flush()
+        # This moves the position for reading only: in append mode all writes go to the end.
         self._file.seek(0)
         entries: NDArray[Any] = np.frombuffer(self._file.read(), _TYPE).reshape(-1, 2)
         played, lags = (array("H", column.tolist()) for column in entries.T)

@@ -107,6 +107,7 @@ class Recorded:
     def version(self, actor: int, number: int, current: int) -> int | None:
         """See :class:`Schedule`."""
         versions = self._versions[actor]
+        # An unroll that the log does not have would never be trained on, so it is not played.
         if number == len(versions) or versions[number] > current:
             return None
         return versions[number]
@@ -164,6 +165,7 @@ class Live:
         """See :class:`Schedule`."""
         if len(arrived) < self._batch:
             return None
+        # As long as none is urgent, those that arrived first are taken.
         if not self._due(update, outstanding.values()):
             return list(arrived[: self._batch])
         # A copy, since a call that has to wait must change nothing.

@@ -82,6 +82,8 @@ class Cluster:
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             self._look_at_head()
+            # ray.wait() returns a single call unless it is told to wait for more. Those that are
+            # also there are taken at once.
             if self.ray.wait(calls, timeout=_CHECK_SECONDS)[0]:
                 answered: list[Any] = self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]
                 return answered

@@ -25,6 +25,7 @@ def pass_digest(settings: UnrollSettings) -> str:
     Raises:
         CapsuleError: CAP-T212 to CAP-T215, the environment is not available.
     """
+    # A worker has one thread, while this process may have more (determinism.threads).
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -46,5 +47,6 @@ def _pass(settings: UnrollSettings) -> Iterable[torch.Tensor]:
     logits, baselines, after = settings.network.unroll(leaves, *seen, instructions)
     flows = [uniforms(stream, *logits.shape) - 0.5, uniforms(stream, *baselines.shape) - 0.5]
     gradients = torch.autograd.grad([logits, baselines], list(leaves.values()), flows)
+    # Actions are drawn from what this kernel gives (act()), so its bits count as well.
     logarithms, _, _ = kernels.log_softmax(logits.detach().flatten(0, 1).contiguous())
     return [logits, logarithms, baselines, after, *gradients]

@@ -116,6 +116,8 @@ class RayTransport:
         self._of = {actor: self._workers[actor % count] for actor in range(actors)}
         try:
             with self._cluster.reached():
+                # All are started before the first one is waited for, so that they start side by
+                # side.
                 begun = [self._start_worker(worker, processors=1) for worker in self._workers]
                 for worker, answer in zip(self._workers, begun, strict=True):
                     self._admit(worker, answer)
@@ -126,6 +128,7 @@ class RayTransport:
     def publish(self, versions: Versions) -> None:
         """See :class:`Transport`."""
         self._versions = versions
+        # Ray's store keeps an object as long as this process refers to it.
         self._stored = {v: stored for v, stored in self._stored.items() if v in versions}
 
     def begin(self, requests: Sequence[ActorRequest]) -> None:
@@ -133,6 +136,7 @@ class RayTransport:
         with self._cluster.reached():
             for worker in self._workers:
                 theirs = [each for each in requests if self._of[each.actor] is worker]
+                # Noted before the call, so that they are asked for again if the worker is lost.
                 worker.requests |= {each.actor: each for each in theirs}
                 self._call(worker, theirs)
 
@@ -173,6 +177,7 @@ class RayTransport:
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": self._pins.variables},
         )
+        # A new process has no policy version, whatever the one before it was given.
         worker.known = set()
         worker.handle = made.remote()
         return worker.handle.prepare.remote(self._settings, worker.played, self._pins)
@@ -217,6 +222,7 @@ class RayTransport:
     def _replace(self, worker: _RemoteWorker, loss: _WorkerLostError) -> None:
         """Have another worker continue from the last snapshots."""
         self._admit(worker, self._again(worker, loss))
+        # Before it is asked again: the outstanding unrolls continue from these snapshots.
         self._restore(worker)
         self._call(worker, list(worker.requests.values()))
 
@@ -275,6 +281,8 @@ class RayTransport:
             )
         try:
             answer = self._ray.get(call)
+        # Before RayError, of which it is a subclass: the method raised, and its process still
+        # lives.
         except errors.RayTaskError as error:
             raise CapsuleError(
                 "CAP-T332",
@@ -335,6 +343,8 @@ class NodeWorker:
 
         node = ray.get_runtime_context().get_node_id()
         try:
+            # The first is what the interpreter was started with, the second what libraries read
+            # now.
             for environment in (environment_of("self"), os.environ):
                 check_start(environment, pins.variables)
             cpu.require(pins.numerics)
