@@ -47,6 +47,7 @@ def apply_patch(path: Path, patch: Mapping[str, Setting]) -> None:
             "CAP-S001", f"cannot read spec {path}: {error.strerror}", fix="Name an existing file."
         ) from error
     parse_spec(before, str(path))
+    # parse_spec() has checked that the file is UTF-8.
     after = patched(before.decode(), patch).encode()
     # Changing YAML as text is delicate. What is no valid spec must not replace the user's file.
     parse_spec(after, str(path))
@@ -70,6 +71,7 @@ def patched(text: str, patch: Mapping[str, Setting]) -> str:
     from ruamel.yaml.util import load_yaml_guess_indent
 
     yaml = YAML()
+    # By default, ruamel.yaml drops quotes, breaks long lines and indents lists in its own way.
     yaml.preserve_quotes = True
     yaml.width = MAX_WIDTH
     yaml.representer.add_representer(type(None), _null)
@@ -101,5 +103,6 @@ def set_fields(document: Any, patch: Mapping[str, Setting]) -> None:
         *sections, key = name.split(".")
         node = document
         for section in sections:
+            # A spec may leave out a section of which it has only defaults.
             node = node.setdefault(section, {})
         node[key] = value

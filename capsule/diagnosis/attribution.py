@@ -66,6 +66,7 @@ def _operators(report: InstrumentReport, *, failed: bool) -> Iterator[Finding]:
 
 def _judged(use: OperatorUse, report: InstrumentReport, *, failed: bool) -> tuple[str | None, str]:
     name = f"{use.operator} on {use.device}"
+    # What was seen comes before what torch documents.
     if use.differing and use.first_difference is not None:
         first = use.first_difference
         return "CAP-D201", (
@@ -75,6 +76,8 @@ def _judged(use: OperatorUse, report: InstrumentReport, *, failed: bool) -> tupl
         )
     if use.status == "with-flag" and report.algorithms == "off":
         return "CAP-D202", f"{name} was called {use.calls} times; torch lists: {use.documented}"
+    # With 'error', torch itself stops the run at such a call. If the run ended well, none of its
+    # calls was one.
     if use.status == "raises" and (failed or report.algorithms != "error"):
         return "CAP-D203", f"{name} was called {use.calls} times; torch lists: {use.documented}"
     if use.status == "unknown":
@@ -83,6 +86,7 @@ def _judged(use: OperatorUse, report: InstrumentReport, *, failed: bool) -> tupl
 
 
 def _warnings(report: InstrumentReport) -> Iterator[Finding]:
+    # The census of operators names these lines already.
     known = {str(use.where) for use in report.operators if use.status == "raises"}
     for warning in report.warnings:
         if str(warning.where) not in known:
@@ -97,6 +101,8 @@ def line_findings(first: InstrumentReport, second: InstrumentReport, spec: Spec)
     line with neither is taken to repeat what an earlier one began, unless there is no such line.
     """
     found = list(_seeding_findings(first, spec))
+    # Lines come in the order of their first assignment, so an earlier one may have led to a later
+    # one.
     clocks: set[str] = set()  # variables that hold a time
     for line in _differing_lines(first, second):
         explained = any(item.level == "error" for item in found)
@@ -107,6 +113,8 @@ def line_findings(first: InstrumentReport, second: InstrumentReport, spec: Spec)
             if cause != "race" or not explained:  # what came in another order stays so
                 found.append(line.finding(_CODES[cause], _REASONS[cause]))
         elif not explained and not line.names(clocks):
+            # Under any other mode, randomness of the system is derived or replayed, and so the same
+            # in both runs.
             system = spec.entropy.mode == "system" and _RANDOM.search(line.text)
             code = "CAP-D103" if system else "CAP-D109"
             found.append(line.finding(code, "no known source is used on this line"))
@@ -129,6 +137,7 @@ def asked_findings(
     found = {}
     for report in reports:
         for use in report.sources:
+            # In a namespace of its own, a run gives its processes the same numbers each time.
             pinned = use.source == "process" and numbers_pinned
             if _is_open(use, spec) and not pinned:
                 item = finding(
@@ -165,6 +174,7 @@ def _seeding_findings(report: InstrumentReport, spec: Spec) -> Iterator[Finding]
     for use in report.sources:
         text = report.text.get(str(use.where), "")
         code = {"clock": "CAP-D102", "entropy": "CAP-D103"}.get(use.source)
+        # Draws from Python's global generator are judged by _unseeded_draws().
         seeds = SEEDING.search(text) and not use.function.startswith("random.")
         if code and seeds and _is_open(use, spec):
             message = f"a generator is seeded from {use.function}"
@@ -264,6 +274,7 @@ def _line_at(where: Location, report: InstrumentReport) -> _Line:
 
 def _unseeded_draws(report: InstrumentReport) -> Iterator[Location | None]:
     """Yield the lines that draw from a global generator which the program never seeds."""
+    # The report has the text of all lines that it names, and of those that seed a generator.
     program = "\n".join(report.text.values())
     if not _SEEDS_RANDOM.search(program):
         yield from (use.where for use in report.sources if use.function.startswith("random."))
@@ -278,6 +289,7 @@ def _key(variable: Variable) -> tuple[str, int, str]:
 
 def _cause(line: _Line, spec: Spec) -> Cause | None:
     """Name the source that explains why a line differs."""
+    # Equal elements in another order have other causes than different values.
     if line.only_reordered():
         return _cause_of_order(line, spec)
     for source in ("address", "process", "directory"):
@@ -300,9 +312,12 @@ def _cause_of_order(line: _Line, spec: Spec) -> Cause:
     if line.asks("entropy") or line.unseeded or _RANDOM.search(line.text):
         return _cause_of_draw(spec)  # a shuffle
     by_address = line.asks("address") or bool(_ADDRESS.search(line.text))
+    # Python salts only the hashes of str and bytes. That of an object without __hash__ is its
+    # address.
     texts = all(re.search(r"\b(str|bytes)\b", variable.kind) for variable, _ in line.variables)
     if spec.determinism.hash_seed is None and texts and not by_address:
         return "hash"
+    # Where addresses are fixed, they cannot have moved anything, and a race is left.
     return "address" if by_address or spec.entropy.address_randomization else "race"
 
 
@@ -312,6 +327,8 @@ def _clock_finding(line: _Line, report: InstrumentReport) -> Finding:
     users = [
         place
         for place, text in report.text.items()
+        # Either this line seeds a generator itself, or another one does with a variable that is set
+        # here.
         if SEEDING.search(text)
         and (place == str(line.where) or not names.isdisjoint(re.findall(r"\w+", text)))
     ]

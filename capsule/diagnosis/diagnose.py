@@ -109,6 +109,7 @@ class Instrumented:
 
     def run(self, task: Task, *, on_poll: Callable[[], None], poll_seconds: float) -> Exit:
         """Execute a task under instruments."""
+        # The instruments are part of the training code, and are on where this variable is set.
         watched = replace(task, environment={**task.environment, VARIABLE: FOLDER})
         if self.strace:
             output = f"{RUN_DIRECTORY}/{STRACE_OUTPUT}"
@@ -154,6 +155,8 @@ def diagnose(
         try:
             _execute(lock, runs, prefix, data, reporter)
         except CapsuleError as error:
+            # A run that failed may have been stopped by an operator without a deterministic
+            # implementation. Any other error is of this machine or of the request.
             if error.exit_code != ExitCode.TRAINING_FAILED:
                 raise
             failure = error
@@ -178,6 +181,8 @@ def _execute(
     reporter: Reporter,
 ) -> None:
     """Execute the last of some runs; what the first one recorded is repeated."""
+    # Recorded randomness and arrivals are repeated, so that neither can be what makes the second
+    # run differ.
     recorded: list[Path | None] = [None, None]
     if len(runs) > 1:
         paths = [runs[0].directory / name for name in (contract.ENTROPY_PROFILE, contract.ARRIVALS)]
@@ -229,6 +234,7 @@ def _causes(
     """Explain a difference: by what was seen, and failing that, by what could not be."""
     found = [
         item
+        # Processes correspond by the order of their starts, and one that was killed has no report.
         for first, second in zip(*reports, strict=False)
         for item in line_findings(first, second, spec)
     ]
@@ -237,6 +243,7 @@ def _causes(
         return found + [item.model_copy(update={"level": "note"}) for item in races]
     if races:
         return [item for item in found if item.code != UNKNOWN] + races
+    # These findings come last, because no effect on a result was seen.
     asked = asked_findings(reports[0], spec, numbers_pinned=entropy.numbers_pinned)
     return [*found, *asked, *given_up(spec), *unreached_findings(entropy)]
 
@@ -255,6 +262,7 @@ def _explain_failure(failure: CapsuleError, findings: list[Finding]) -> list[Fin
 def compare_runs(first: Path, second: Path) -> list[str]:
     """Name what differs in the results of two run directories, causes before effects."""
     differences = []
+    # Trainers leave a trace, and programs outputs.
     if (first / contract.TRACE).exists():
         found = compare_traces(first / contract.TRACE, second / contract.TRACE, prefix=False)
         if found is not None:
@@ -287,6 +295,7 @@ def read_reports(run_directory: Path) -> list[InstrumentReport]:
         try:
             with open_regular(path, follow=False) as stream:
                 data = stream.read(MAX_REPORT_BYTES)
+            # A report is reserved, empty, when its process starts.
             if data:
                 reports.append(InstrumentReport.model_validate_json(data))
         except (OSError, ValidationError) as error:
@@ -314,6 +323,7 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
     if isinstance(trainer, CommandTrainer):
         return lock, None
     unit = trainer.interval_steps
+    # The first half must hold a minibatch to learn from, and end with a whole number of intervals.
     least = 2 * (-(-trainer.batch_size // unit) * unit)
     if steps < least or steps % (2 * unit):
         raise CapsuleError(
@@ -321,6 +331,7 @@ def _shortened(lock: Lock, steps: int) -> tuple[Lock, int | None]:
             f"--steps {steps} is not a multiple of {2 * unit}, or is less than {least}",
             fix=f"Use, for example, --steps {max(least, steps // (2 * unit) * 2 * unit)}.",
         )
+    # Every record has every tensor, so that the first difference is found where it arises.
     dense = {"trace_interval": unit, "tensor_interval": unit}
     watched = spec.model_copy(
         update={
@@ -335,6 +346,8 @@ def _learning_soon(trainer: AlgorithmTrainer, steps: int) -> AlgorithmTrainer:
     """Return a trainer that learns from the first half of some steps on."""
     if isinstance(trainer, ImpalaTrainer):
         return trainer  # learns from the first step on
+    # The replay memory must hold the steps before the start, as the spec requires, and the target
+    # network is then updated at least once.
     start = min(trainer.replay_start, steps // 2)
     return trainer.model_copy(
         update={

@@ -34,6 +34,8 @@ def entropy_findings(report: EntropyReport, strace: Path) -> list[Finding]:
         found.append(
             finding("CAP-D301", "entropy.mode is system, so the program used the system's entropy")
         )
+    # These requests were answered, which makes them a note. Devices without an answer are a
+    # warning.
     if report.bypassed and report.mode != "system":
         found.append(finding("CAP-D302", _bypassing(report), level="note"))
     if unanswered := sum(program.unanswered for program in report.programs):
@@ -66,9 +68,11 @@ def _bypassing(report: EntropyReport) -> str:
 
 def _checked_by_strace(report: EntropyReport, strace: Path) -> list[Finding]:
     """Compare the supervisor's count of system calls with strace's."""
+    # Without the supervisor, no system calls were counted.
     if not report.supervised or not strace.exists():
         return []
     seen = len(_CALL.findall(strace.read_bytes()))
+    # glibc's own requests are counted apart, and strace sees both kinds.
     known = sum(program.getrandom.calls + program.inside_libc.calls for program in report.programs)
     if seen <= known:
         return []

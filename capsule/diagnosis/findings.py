@@ -244,6 +244,8 @@ def finding(
 def shortened(where: Location) -> Location:
     """Return a location without the folders that only this run knows."""
     file = where.file
+    # Without a container, the working folder has another path in each run. Packages lie in
+    # site-packages or in Debian's dist-packages.
     for folder in ("/workspace/", "-packages/"):
         _, separator, rest = file.partition(folder)
         file = rest if separator else file

@@ -42,6 +42,8 @@ def in_force(spec: Spec, field: str) -> Setting | None:
 
 def with_settings(spec: Spec, patch: Mapping[str, Setting]) -> Spec | None:
     """Return the spec with some fields set; None if such a spec cannot have them."""
+    # Without the defaults: a spec of a program is rejected if it has sections of trainers, even
+    # with the values that they would have anyway.
     document: Any = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     set_fields(document, patch)
     try:
@@ -82,6 +84,7 @@ def described(patch: Mapping[str, Setting]) -> str:
 
 def unexplained(findings: Iterable[Finding]) -> bool:
     """Tell whether no finding names a cause of the difference."""
+    # CAP-D108, a measured time, is only a warning, and yet names a cause.
     causes = (item for item in findings if item.level == "error" or item.code == "CAP-D108")
     return all(item.code in ("CAP-D101", UNKNOWN) for item in causes)
 

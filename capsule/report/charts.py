@@ -24,6 +24,7 @@ MARKER_POINTS = 24  # markers on longer curves would run into each other
 MAX_POINTS = 600
 MAP_LEFT, MAP_TOP, MAP_ROW, MAP_NAME = 112, 4, 20, 14
 MAX_INTERVALS = 400
+# Values are at most HUGE (subject.py), so that sums and quotients on the way to a place are finite.
 TINY = 1e-90
 
 Point = tuple[float, float]
@@ -104,9 +105,11 @@ def line_chart(
     bands, lines = [], []
     for number, curve in enumerate(curves):
         style, places = number % STYLES, placed(curve.points)
+        # The outline goes along the upper edge and back along the lower one.
         for band in curve.bands:
             back = zip(band.xs[::-1], band.low[::-1], strict=True)
             bands.append((style, _path(placed([*zip(band.xs, band.high, strict=True), *back]))))
+        # A line through one point would not be seen; its marker is.
         line = _path(places) if len(places) > 1 else Markup()
         lines.append((style, line, places if len(places) <= MARKER_POINTS else ()))
     names = ", ".join(curve.label for curve in curves)
@@ -187,6 +190,7 @@ class _Axis:
         """Return places and texts of round values, by 1, 2 or 5 times a power of ten."""
         raw = (self._last - self._first) / about
         power = 10.0 ** math.floor(math.log10(raw))
+        # A step that only rounding makes smaller than wanted is accepted.
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
         first = math.ceil(self._first / step)
         values = (step * number for number in range(first, math.floor(self._last / step) + 1))
@@ -201,6 +205,7 @@ def _stretches(intervals: Sequence[tuple[int, int]], across: _Axis) -> list[tupl
     """Return where records differ: at least two units wide, so that a single one is seen."""
     found = []
     for first, last in _merged(intervals):
+        # A stretch at the very end keeps its least width within the chart.
         start = min(across.at(first), WIDTH - RIGHT - 2)
         found.append((start, max(2.0, round(across.at(last) - start, 1))))
     return found
@@ -213,6 +218,7 @@ def _merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     if surplus <= 0:
         return ordered
     gaps = sorted(b[0] - a[1] for a, b in pairwise(ordered))
+    # Closing all gaps up to this one leaves at most MAX_INTERVALS.
     narrow, merged = gaps[surplus - 1], [ordered[0]]
     for first, last in ordered[1:]:
         if first - merged[-1][1] <= narrow:

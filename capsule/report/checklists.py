@@ -18,6 +18,7 @@ from capsule.report import facts
 from capsule.report.markdown import code, document, files, items, plain, rows, todo
 from capsule.report.subject import ReportedRun
 
+# Yes is only answered where files of every bundle show it.
 _YES, _OPEN = "[Yes]", todo("[Yes], [No] or [NA]")
 
 

@@ -51,6 +51,7 @@ def divergence_lines(found: Divergence) -> Iterator[tuple[str, str]]:
     for item in found.differences[:MAX_RESULTS]:
         yield "differs", f"{item.component}: {item.claimed} / {item.found}"
     yield from _more("", len(found.differences) - MAX_RESULTS, "results")
+    # Runs with equal results may have different pins, which then explain nothing.
     if not found.equal:
         for explanation in found.explanations[:MAX_EXPLANATIONS]:
             text = f"{explanation.what}: {explanation.a} / {explanation.b}; {explanation.why}"
@@ -99,6 +100,7 @@ def _operator(found: OperatorDivergence) -> Iterator[tuple[str, str]]:
         values = found.a.arguments.get(name), found.b.arguments.get(name)
         if values[0] != values[1]:
             yield "", f"argument {name}: {values[0]} / {values[1]}"
+    # The results of two operators have no distance.
     if found.a.operator != found.b.operator:
         yield "", "from here on the two runs execute different operators"
         return

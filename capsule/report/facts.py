@@ -60,6 +60,7 @@ def starts(subject: ReportedRun) -> str | None:
     if not isinstance(subject.claims, TrainingClaims):
         return None
     spec, evaluation = subject.lock.spec.evaluation, subject.claims.evaluation
+    # With no-ops there is no ranking, so a start set cannot be pinned then (EvaluationSpec).
     if spec.noop_max:
         made = f"of 1 to {spec.noop_max} no-ops"
     elif spec.start_set is not None:

@@ -92,6 +92,7 @@ def inspect_run(opened: OpenedBundle) -> Inspected:
     )
     document = {
         **bundle_document(opened),
+        # These are the stored forms, without fields whose value stands for their absence.
         "claims": parse_canonical_json(claims.document()),
         "observations": parse_canonical_json(seen.document()),
         "sources_of_nondeterminism": treatments,
@@ -164,6 +165,8 @@ def bundle_rows(opened: OpenedBundle, name: str) -> Iterator[Row]:
     yield "name", name
     yield "claim id", opened.claim_id
     for signer in opened.signers:
+        # An SSH signature contains its key, with which open_bundle() has checked it. The envelope
+        # names a key only by its fingerprint.
         yield "signer", f"{signer.key} ({VALID if signer.kind == 'sshsig' else UNCHECKED})"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from capsule.report.text import printable
 
 TODO = "TODO"
+# `$` begins mathematics on GitHub, and `&` a character reference.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 
 
@@ -18,6 +19,7 @@ def plain(value: object) -> str:
 
 def code(value: object) -> str:
     """Return a text as a code span; a grave accent in it becomes an apostrophe."""
+    # Within a code span, a backslash escapes nothing.
     return f"`{printable(str(value)).replace('`', chr(39))}`"
 
 

@@ -72,6 +72,7 @@ def report_page(subject: ReportedRun) -> str:
     return TEMPLATES.get_template("page.html.jinja").render(
         run=subject,
         story=tell(subject),
+        # The page has commands to copy, in which a file name must stay one word.
         bundle=shlex.quote(subject.bundle),
         style=Markup(STYLE),  # noqa: S704 - of this package
         style_digest=base64.b64encode(digest).decode(),
@@ -82,6 +83,7 @@ def report_page(subject: ReportedRun) -> str:
         score_heads=[*HEADS],
         score_note=NOTE,
         differences=differences,
+        # A report of a verification that executed nothing has none of these.
         compared=any(each.chart or each.equal or each.rows for each in differences),
         varied=[(name, report.conclusion, _variations(report)) for name, report in subject.varied],
         receipts=_receipts(subject),
@@ -90,6 +92,8 @@ def report_page(subject: ReportedRun) -> str:
         machines=[_machine(*each) for each in subject.reports if each[1].environment],
         facts=[
             (row.field, row.recorded)
+            # The machine is compared with itself, which gives a row for each fact in the form of
+            # the other tables.
             for row in compare(fingerprint, fingerprint, subject.lock.spec)
         ],
         ledger=[
@@ -121,6 +125,7 @@ def _evaluation_charts(subject: ReportedRun) -> Iterator[tuple[list[str], str, L
         parted = [(label, [*by_task(subject.lock, points)][number][1]) for label, points in runs]
         recorded = parted[0][1]
         curves = [
+            # A re-execution with the recorded returns would only darken the recorded bands.
             _evaluation_curve(label, points, shaded=place == 0 or points != recorded)
             for place, (label, points) in enumerate(parted)
         ]
@@ -153,6 +158,7 @@ def _evaluation_curve(label: str, points: Sequence[NetworkReturns], *, shaded: b
 def _spread(returns: Sequence[float]) -> tuple[float, float, float, float, float, float]:
     """Return the lowest, first quartile, median, mean, third quartile and highest return."""
     mean = fmean(returns)
+    # quantiles() needs two values.
     if len(returns) == 1:
         return (mean,) * 6
     # The exclusive method extrapolates: of few returns, quartiles would lie beyond the extremes.
@@ -233,6 +239,7 @@ def _difference(number: int, name: str, report: Report) -> _Difference:
     rows = [(each.component, code(each.claimed), code(each.found)) for each in report.differences]
     first, found = report.first_difference, report.divergence
     if first is not None:
+        # The templates escape the name, and code() escapes both values.
         rows.insert(0, (f"first: {place_of(first)}", code(first.claimed), code(first.found)))
     return _Difference(
         name,

@@ -64,6 +64,7 @@ def animation(
             fix="Give a --begin before the end of the episode, and --seconds of at least 1.",
         )
     written = BytesIO()
+    # Pillow saves an animation from its first image, and iterates over the others.
     next(iter(Images(film, screens, first, last))).save(
         written,
         format=suffix.lower().removeprefix("."),
@@ -71,6 +72,7 @@ def animation(
         append_images=Images(film, screens, first + 1, last),
         duration=round(1000 / film.rate),
         loop=0,
+        # Pillow writes WebP with losses by default, which would change colours.
         **({"lossless": True} if suffix.lower() == ".webp" else {}),
     )
     return written.getvalue()
@@ -114,6 +116,8 @@ def _screens(film: Film, path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         for number in range(film.screens):
             while len(screen) < size:
+                # Never more than one screen is unpacked at a time, whatever the packed bytes would
+                # become.
                 packed = unpacker.unconsumed_tail or stream.read(_READ_BYTES)
                 try:
                     part = unpacker.decompress(packed, size - len(screen))

@@ -33,6 +33,7 @@ class PlainReporter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        # The first event is printed whatever it is: monotonic clocks may start at 0.
         self._last = -PLAIN_SECONDS
 
     def note(self, message: str) -> None:
@@ -87,8 +88,10 @@ def open_reporter(*, quiet: bool) -> Iterator[SilentReporter | PlainReporter | L
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    # Descriptions have text of the training process, in which brackets are no markup.
     said = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(bar_width=24), said, TimeRemainingColumn())
+    # The bar is erased at the end, and the notes above it stay.
     with Progress(*columns, console=console, transient=True) as progress:
         yield LiveReporter(console, progress)
 

@@ -74,6 +74,7 @@ class FoundRun(NamedTuple):
         """The first eight digits of the claim id, as the name of the bundle states them."""
         if self.bundle is None:
             return None
+        # pack_run() of bundle/packing.py ends the name with these digits.
         return self.bundle.name.removesuffix(BUNDLES[1:])[-CLAIM_DIGITS:]
 
     def document(self) -> dict[str, Any]:
@@ -117,6 +118,8 @@ def read_run(path: Path) -> FoundRun:
     try:
         return _read_run(path, started)
     except (CapsuleError, UnboundedError, OSError, ValueError) as error:
+        # A program can write anything into its run directory, and one damaged run must not hide the
+        # others.
         reason = f"{error.code}: {error}" if isinstance(error, CapsuleError) else str(error)
         return FoundRun(path, "damaged", started, problem=reason.splitlines()[0])
 
@@ -158,11 +161,13 @@ def _events(path: Path) -> Iterator[contract.Event]:
     """Yield the last events of a run, the last one first."""
     try:
         with open_regular(path, follow=False) as stream:
+            # The file may be large, and only its last events are wanted.
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
             lines = stream.read().splitlines(keepends=True)
     except FileNotFoundError:
         return
     for line in reversed(lines):
+        # A last line without its end is being written.
         if line.endswith(b"\n"):
             try:
                 yield contract.Event.model_validate_json(line)

@@ -107,6 +107,7 @@ def by_task(
     lock: Lock, points: Iterable[NetworkReturns]
 ) -> Iterator[tuple[ScoredTask, list[NetworkReturns]]]:
     """Part the returns of evaluations by task."""
+    # The points are read once for each task.
     found, points = tasks(lock), list(points)
     for number, task in enumerate(found):
         returns = slice(number, None, len(found))
@@ -140,6 +141,7 @@ def network_scores(points: Iterable[NetworkReturns]) -> dict[Network, Score]:
             raise ValueError(
                 f"the evaluation of step {point.step} has a return that is not a finite number"
             )
+    # max() returns the first of equals, which is the earliest, as the points are in order.
     best = max(played, key=lambda point: fmean(point.returns))
     return {"final": _score(played[-1]), "best": _score(best)}
 

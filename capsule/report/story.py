@@ -44,10 +44,13 @@ def tell(subject: ReportedRun) -> Story:
     attestations = _attestations(subject)
     good = [verdict for verdict, reproduced in attestations if reproduced]
     signed = any(receipt.counts for receipt in subject.receipts.receipts)
+    # Anyone can write an unsigned report, so reports alone have no good tone. A report that
+    # contradicts is enough for a bad one.
     tone: Tone = "bad" if len(good) < len(attestations) else "good" if good and signed else "open"
     headline, sentence = _verdict(good, len(attestations), subject)
     if attestations and not signed:
         whose = "An unsigned report says" if len(attestations) == 1 else "Unsigned reports say"
+        # As long as no receipt counts, the headline names its source.
         headline = f"{whose}: {headline[0].lower()}{headline[1:]}"
     return Story(tone, headline, sentence, _shown(subject), _not_shown(subject, bool(attestations)))
 

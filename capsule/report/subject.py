@@ -133,6 +133,8 @@ def read_subject(
     """
     run = RecordedRun.read(bundle)
     lock, claims = run.lock, run.claims
+    # What follows relies on this check: for example, the form of the SBOM and the requirements in
+    # the lock.
     check_consistency(run)
     evaluation, series, unread = _curves(bundle, claims)
     index = run_bundle.RUN + contract.CHECKPOINT_INDEX
@@ -176,6 +178,7 @@ def _is_signed(path: Path) -> bool:
 
 def _bytes(path: Path) -> bytes:
     with open_regular(path) as stream:
+        # One byte more than allowed is read, by which a file that is too large is recognised.
         data = stream.read(MAX_REPORT_BYTES + 1)
     if len(data) > MAX_REPORT_BYTES:
         raise ValueError(f"larger than {MAX_REPORT_BYTES >> 20} MiB")
@@ -200,6 +203,7 @@ def read_report(path: Path, claims: Claims) -> Report | VaryReport:
         found = (VaryReport if varied else Report).model_validate_json(data)
         report = _control(found)
         if report.replica is not None and report.replica.evaluation is not None:
+            # This rejects malformed returns here, since the page reads them without a handler.
             evaluation_points(report.replica.evaluation)
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error.strerror if isinstance(error, OSError) else error).splitlines()[0]
@@ -266,6 +270,7 @@ def _curves(
     if isinstance(claims, TrainingClaims):
         events = bundle.member(run_bundle.RUN + contract.EVENTS)
         lines = JsonLines(lambda: events.open("rb"))
+        # Lines are counted as they are read, so unread is known only after this.
         series = _series(lines, ("episode_return", "loss"))
         return claimed_points(claims), series, lines.unread
     metrics, returns = (recorded_lines(bundle, claims, name) for name in (METRICS, EVALUATIONS))
@@ -290,6 +295,7 @@ class JsonLines:
             return
         with self._open() as stream:
             for _ in range(MAX_LINES):
+                # A longer line comes in pieces, and each of them is taken for a line.
                 line = stream.readline(MAX_LINE_BYTES)
                 if not line:
                     return
@@ -336,6 +342,7 @@ def _series(lines: JsonLines, names: Sequence[str] | None) -> tuple[Series, ...]
     for line in lines:
         for name in line.keys() - {"step"} if names is None else names:
             value = line.get(name)
+            # JSON's true is an int in Python.
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 values.setdefault(name, {})[line["step"]] = value
     kept = [name for name in (names or sorted(values)) if values[name]][:MAX_SERIES]
@@ -405,5 +412,6 @@ def _licence(component: Mapping[str, Any]) -> str:
     names = []
     for choice in choices:
         licence = choice.get("license", {})
+        # In CycloneDX, a choice is an expression, or a licence with an SPDX identifier or a name.
         names.append(choice.get("expression") or licence.get("id") or licence.get("name"))
     return ", ".join(name for name in names if name) or "not asserted"

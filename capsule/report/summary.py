@@ -72,6 +72,7 @@ def _scores(subject: ReportedRun) -> Iterator[str]:
     except ValueError as error:
         yield f"none: {error}"
         return
+    # Two lines for each game would not fit.
     if len(runs) > 1:
         return
     for network, score in runs[0].scores.items():

@@ -49,7 +49,9 @@ def _has_words(rows: Sequence[Sequence[object]]) -> bool:
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
+    # A name that is missing is an error, and not an empty place in a report.
     undefined=StrictUndefined,
+    # Jinja calls this on every value, and then escapes what is not Markup.
     finalize=_shown,
     trim_blocks=True,
     lstrip_blocks=True,

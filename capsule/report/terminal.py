@@ -47,12 +47,14 @@ MAX_PARTS = 2
 
 def show_report(report: Report, console: Console) -> None:
     """Print a verification report: facts first, then the verdict and what to do about it."""
+    # Lines are counted, so each takes one: cells of the table are cut, and no line is wrapped.
     room = MAX_LINES - TAIL
     if report.environment:
         room -= _show_environment(report, console)
     lines = [*_facts(report), *_differences(report)]
     if len(lines) > room:
         rest = len(lines) - room + 1
+        # One line of the room is for this remark.
         lines[room - 1 :] = [("", f"… and {rest} more lines in the report")]
     show_lines(lines, console)
     console.print()
@@ -82,6 +84,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     if report.reexecuted_steps is not None:
         rows.append(("re-executed", f"{report.reexecuted_steps:,} steps"))
     rows += _challenge(report)
+    # An analysis shows the first difference itself.
     analysed = report.divergence is not None and report.divergence.first is not None
     if report.first_difference is not None and not analysed and report.outputs is None:
         first = report.first_difference
@@ -224,6 +227,7 @@ def _authenticity(report: Report) -> str | None:
         for s in report.signers
         if s.rejection_reason is not None
     ]
+    # A key may have signed both the envelope and the manifest, and is named once.
     named = ", ".join(dict.fromkeys(counted)) or report.signer
     return "; ".join([f"signed by a trusted key: {named}", *others])
 
@@ -253,4 +257,5 @@ def _show_environment(report: Report, console: Console) -> int:
     equal = len(report.environment) - len(differing)
     console.print(f"{equal} facts of the machine are equal", markup=False, highlight=False)
     console.print()
+    # The head of the table, the remark, the count and the blank line.
     return len(shown) + bool(differing) + bool(more) + 2

@@ -18,11 +18,14 @@ def printable(text: str) -> str:
     An untrusted bundle or training process must not be able to move the cursor, recolour the
     verdict or reverse the reading order.
     """
+    # The text is cut first, since text from elsewhere may be very long.
     shown = "".join(_safe(character) for character in text[: MAX_CHARACTERS + 1])
     return shown if len(shown) <= MAX_CHARACTERS else shown[:MAX_CHARACTERS] + "…"
 
 
 def _safe(character: str) -> str:
+    # These are control and format characters (direction among them), surrogates, private and
+    # unassigned code points, and the separators of lines and paragraphs.
     if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}:
         return "\N{REPLACEMENT CHARACTER}"
     return character
@@ -43,6 +46,7 @@ def bytes_text(size: int) -> str:
 
 def print_line(console: Console, text: str) -> None:
     """Print a line as it is: unmarked, not highlighted and not wrapped."""
+    # Text in brackets would otherwise be taken for a style or a link.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

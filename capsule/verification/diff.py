@@ -38,7 +38,10 @@ from capsule.verification.integrity.data import supplied_data
 from capsule.verification.integrity.layers import Name, supplied_layers
 from capsule.verification.verdict import Divergence
 
+# nullcontext keeps no state, so one instance can be entered any number of times.
 NO_LAYERS: AbstractContextManager[tuple[dict[Name, Path], Path | None]] = nullcontext(({}, None))
+# With these statuses a side may be executable on another machine, which then writes its dense
+# record.
 _NOT_HERE = (ExitCode.INCONCLUSIVE, ExitCode.BUILD_FAILED, ExitCode.NO_ENGINE)
 
 
@@ -95,6 +98,7 @@ def diff(request: DiffRequest, cache: Cache, reporter: Reporter) -> Divergence:
 def _with_dense(a: Source, b: Source, execute: partial[Mark], scratch: Path) -> Divergence:
     """Compare a dense record with another, or with that of a run, which is executed for it."""
     dense = next(side for side in (a, b) if isinstance(side, Path))
+    # bisect() raises CAP-V077 if nothing differs, so the two are never equal below.
     found = bisect(a, b, window_of_dense(dense), execute, scratch)
     names = [each.name for each in (a, b)]
     causes = explain(Facts(alignment=None, results=(), changes=(), bisection=found))
@@ -120,6 +124,9 @@ def _execute(
         image = recorded is None or recorded.claims.image is not None
         check_unconfined(request.engine, image=image)
         engine = open_engine(request.engine, strange=True, progress=reporter.note)
+        # The base layer and the training code are those of the bundle without further conditions,
+        # because they may be the difference that is looked for. So a bisection explains a
+        # difference and verifies neither side.
         with supplied_layers(recorded) if recorded else NO_LAYERS as (supplied, project):
             execution.prepare(
                 lock,
@@ -164,6 +171,7 @@ def _execute(
 
 def _go_back(side: ComparedRun, lock: Lock, window: contract.DenseWindow, directory: Path) -> Mark:
     """Begin at the last checkpoint before a window, if the bundle kept that state."""
+    # How much of recorded randomness was used before a state is not known.
     states = lock.spec.recording.segment_states and lock.spec.entropy.mode != "recorded"
     if side.recorded is None or side.training is None or not states:
         return BEGINNING

@@ -251,6 +251,7 @@ class VerificationFindings:
         return latest.relaxations if latest else ()
 
     def _reexecuted_steps(self) -> int | None:
+        # A challenge has neither an execution nor a comparison of its own: each segment has both.
         if self.challenge is not None:
             return sum(each.ends - each.begins for each in self.challenge.segments)
         return self.execution.reexecuted_steps if self.execution else None

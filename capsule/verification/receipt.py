@@ -91,12 +91,15 @@ def statement_of(report: Report) -> ReceiptStatement | None:
             "difference": _difference(report),
         }
     )
+    # A verdict that has a receipt was reached after the integrity stage, so that the claim id and
+    # the digest of the manifest are known.
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return make_statement(str(report.claim_id), str(report.manifest), time, detail)
 
 
 def signers_of(report: Report) -> tuple[str, ...]:
     """Return the fingerprints of the keys that signed the verified bundle."""
+    # A keyless signature has no key.
     keys = {report.signer, *(signer.key for signer in report.signers)}
     return tuple(sorted(key for key in keys if key is not None))
 

@@ -79,6 +79,8 @@ def replayed(
             what ``capsule verify`` raises of a bundle that it does not execute.
     """
     reporter.note(f"checking {request.bundle.name}")
+    # These are the checks of verify(), in the same order, before anything of the bundle is
+    # executed.
     with open_bundle(request.bundle, request.trust) as bundle:
         run = RecordedRun.read(bundle)
         check_consistency(run)
@@ -104,6 +106,9 @@ def replayed(
                 reporter=reporter,
             )
             _compare(claimed, film.point)
+            # The film was made by code of the bundle's image. One screen for the start and one for
+            # each step is all that an episode has, and more would let that code have any number of
+            # screens drawn.
             if film.screens > claimed.lengths[order.episode] + 1:
                 raise CapsuleError(
                     "CAP-E011",
@@ -111,6 +116,7 @@ def replayed(
                     f"{claimed.lengths[order.episode]:,} steps",
                     fix="Do not trust the training code of this bundle.",
                 )
+            # The screens are in the run directory, which is removed at the end of the block.
             yield Replay(
                 claim_id=bundle.claim_id,
                 signer=bundle.fingerprint,
@@ -151,6 +157,7 @@ def _compare(claimed: EvaluationPoint, played: EvaluationPoint) -> None:
     claims, plays = (
         [*zip(point.returns, point.lengths, strict=False)] for point in (claimed, played)
     )
+    # An episode that only one side has differs from None.
     for number, (claim, play) in enumerate(zip_longest(claims, plays)):
         if claim != play:
             raise CapsuleError(

@@ -84,6 +84,8 @@ class Mode:
         """
         if challenge is None and not fresh_seed:
             return cls.parse(mode)
+        # The option's default is full, so a --mode full that the user wrote cannot be told from
+        # none.
         if mode != "full":
             raise CapsuleError(
                 "CAP-V064",
@@ -115,6 +117,8 @@ class Mode:
                 "program",
                 fix="Use --mode full.",
             )
+        # A trace record covers the steps since the record before it. The last steps of a prefix
+        # that ends between two records would be in no record, and so not be compared.
         interval = lock.spec.recording.trace_interval
         total = lock.spec.trainer.total_steps
         if self.steps % interval or self.steps > total:
@@ -130,6 +134,8 @@ def _check_challengeable(lock: Lock, mode: Mode) -> None:
     if isinstance(lock.spec.trainer, CommandTrainer):
         reason = "it runs a program of its own, whose states and seeds are unknown"
     elif mode.name == "fresh-seed":
+        # A fresh seed needs no state: its prefix starts from the beginning, with derived randomness
+        # where the run recorded it.
         return
     elif not lock.spec.recording.segment_states:
         reason = "its spec does not set recording.segment_states, so it kept no states"
@@ -192,6 +198,8 @@ class Expectation:
             raise _unexpected(OTHER_CLAIM, f"its claim id is {found}, not {self.claim}")
         if self.lock is not None and (digest := lock.digest()) != self.lock:
             raise _unexpected(OTHER_LOCK, f"its lock is {digest}, not {self.lock}")
+        # A lock does not hold the places from which packages and code came, so the published spec
+        # is compared without its own.
         if self.spec is not None and (wanted := without_sources(self.spec)) != lock.spec:
             left, right = (spec.model_dump(mode="json") for spec in (wanted, lock.spec))
             raise _unexpected(OTHER_SPEC, f"in its spec, {next(_differences(left, right, ()))}")
@@ -265,6 +273,7 @@ def parse_image(choice: ImageChoice, pull: str | None) -> tuple[ImageChoice, Ref
             f"--pull {pull} contradicts --image embedded",
             fix="Use only one of the two options.",
         )
+    # --image rebuilt is the option's default, so --pull overrules it.
     return "registry", Reference.parse(pull)
 
 

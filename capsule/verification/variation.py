@@ -46,7 +46,8 @@ _FLAGS = frozenset(
 
 _SETTINGS = "CAPSULE_DETERMINISM"
 _HOSTNAME = "varied-host"
-# Not the name of a zone: an image without the zones' files would take that for UTC.
+# Not the name of a zone: an image without the zones' files would take that for UTC. POSIX counts
+# the offset to the west, so -14 is 14 hours ahead.
 _VARIABLES: Mapping[VariationName, Mapping[str, str]] = {
     "timezone": {"TZ": "<+14>-14"},
     "locale": {"LANG": "C", "LC_ALL": "C"},
@@ -76,6 +77,8 @@ class Variation:
     @property
     def flags(self) -> frozenset[str]:
         """The flags of a run that state what is changed."""
+        # Other processors change these flags, too: where the spec pins no number of threads, torch
+        # takes it from the processors.
         return _FLAGS if self.determinism or self.processors else frozenset()
 
     def lock(self, lock: Lock) -> Lock:
@@ -93,6 +96,7 @@ class Variation:
         return VariedSurroundings(
             hostname=self.hostname,
             processors=self.processors,
+            # Capsule's interpreter starts a program only with the variables of the spec.
             variables={} if program else self.variables,
             shell=self._shell(lock) if program else (),
         )
@@ -120,6 +124,8 @@ class Variation:
             document = json.loads(settings)
             document["environment"] |= self.variables
             variables[_SETTINGS] = canonical_json(document).decode()
+        # The words of the program follow as arguments of the shell and become $0 and $@, so that
+        # none of them is parsed by the shell.
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         return ("sh", "-c", f'export {given}; exec "$0" "$@"')
 
@@ -198,6 +204,7 @@ def variation_of(
         return Variation(variables=_VARIABLES[name])
     fewer = without_last(usable)
     # Capsule's trainers ask the kernel, and are not told another number.
+    # No program can be told that there is no processor, so 1 becomes 2.
     told = {"cores": settings.cores - 1 or 2} if program and settings.cores is not None else {}
     if fewer is None and not told:
         return Inapplicable("this machine gives the run one processor only")

@@ -111,6 +111,8 @@ def vary(request: VerifyRequest, wanted: Wanted, cache: Cache, reporter: Reporte
             fix="Use --vary with --mode full or prefix:N.",
         )
     results: list[VariedResult] = []
+    # Nothing is executed yet: what is wrong with the bundle or with the request (CAP-V067) is
+    # reported before hours of re-execution.
     control = verify(replace(request, mode=Mode("integrity")), cache, reporter)
     if control.exit_code == ExitCode.OK:
         lock = _lock(request)
@@ -137,6 +139,8 @@ def _lock(request: VerifyRequest) -> Lock:
 
 def _require_engine(request: VerifyRequest, lock: Lock, wanted: Wanted) -> None:
     for name in wanted.names:
+        # Which processors a run has is known after the control, and makes no difference to what an
+        # engine can vary.
         found = _variation(name, request, lock, usable="0")
         if isinstance(found, Inapplicable) and found.elsewhere:
             raise CapsuleError(
@@ -180,6 +184,9 @@ class _Trial:
         report = self._verify(change)
         became = None if report.surroundings is None else value_of(name, report.surroundings)
         outcome, why = judge_variation(report, reached=became != was)
+        # The shell that sets a program's variables changes its place in the tree of processes, and
+        # so its derived randomness. The variation is to blame only if the shell alone changes
+        # nothing.
         if outcome == "differs" and (neutral := change.neutral(self._lock)) is not None:
             self._reporter.note(f"checking that the difference is due to {name}")
             if self._verify(neutral).exit_code != ExitCode.OK:
@@ -211,6 +218,8 @@ def judge_variation(report: Report, *, reached: bool) -> tuple[Outcome, str | No
         report: The verification.
         reached: Whether the run saw another value than the control did.
     """
+    # This comes before the check of the exit status, by which a run that did not start would be
+    # undecided.
     if report.error is not None and report.error["code"] == REFUSED:
         return "shielded", f"the run does not start: {report.error['message']}"
     if report.exit_code not in (ExitCode.OK, ExitCode.DIFFERS):

@@ -187,6 +187,7 @@ CauseName = Literal[
     "other-names",
     "unexplained",
 ]
+# The most certain one comes first, since explain() of analysis/causes.py sorts by this order.
 Certainty = Literal["shown", "likely", "possible"]
 
 
@@ -502,6 +503,8 @@ class Report(Model):
     @property
     def exit_code(self) -> ExitCode:
         """The exit status of the verdict."""
+        # A verdict that is not in ACCEPTED, such as that of a prefix, has the same status whatever
+        # grade is required.
         grades = list(ACCEPTED.values())
         if self.verdict in grades[list(ACCEPTED).index(self.required) + 1 :]:
             return ExitCode.DIFFERS

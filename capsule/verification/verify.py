@@ -73,6 +73,7 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
         judgement = _verify(request, cache, reporter, found)
     except (CapsuleError, OSError) as raised:
         error = refusal_of(raised) if isinstance(raised, OSError) else raised
+        # Any other OSError is a defect of Capsule (CAP-X001) and decides nothing about the bundle.
         if error is None:
             raise
         if error.exit_code == ExitCode.INTERRUPTED:
@@ -83,10 +84,13 @@ def verify(request: VerifyRequest, cache: Cache, reporter: Reporter) -> Report:
             ) from raised
         if error.exit_code == ExitCode.USAGE:
             raise
+        # The bundle was rejected while it was opened, before the trust stage could leave its
+        # finding. The report names the signers all the same.
         if isinstance(error, UntrustedError):
             found.trust = TrustFinding(
                 authentic=False, signer=error.signers[0].key, signers=error.signers
             )
+        # The findings of the stages that passed stay in the report.
         failure, judgement = error, Judgement(_verdict_of(error), error.message)
     return found.report(judgement, failure, time.monotonic() - started)
 
@@ -122,6 +126,8 @@ def _verify(
         )
 
         # Trust: who signed it, and whether it is of the experiment that the verifier expects.
+        # This finding is assigned before the check, so that the report of an untrusted bundle names
+        # its signers, too.
         found.trust = TrustFinding(bundle.authentic, bundle.fingerprint, bundle.signers)
         require_trust(request, bundle)
         request.expected.check(lock, claims)
@@ -130,6 +136,8 @@ def _verify(
             return Judgement("intact", INTACT + (", but it claims nothing" if nothing else ""))
 
         # Environment: what this machine lets the verifier expect of a re-execution.
+        # Whatever comes before this line works on every platform, and whatever follows needs Linux
+        # on x86-64.
         require_execution()
         check_unconfined(request.engine, image=claims.image is not None)
         check_embedded(request.engine, request.image)
@@ -139,6 +147,8 @@ def _verify(
         grade, reason = expected_grade(rows)
         unmet = check_requirements(lock, here)
         expected, machine = f"{grade}: {reason}", machine_kind(here, lock.spec)
+        # This finding, too, is assigned before the check below: a report on a machine that lacks
+        # something has the table of both machines.
         found.environment = EnvironmentFinding(rows, grade, expected, machine, here)
         if unmet:
             raise unmet[0]
@@ -171,6 +181,7 @@ def _execute(
 
     # Image: the claimed one, if the verifier accepts what it is made of.
     mode.check(lock)
+    # The code is checked before the image is prepared: _taken() of admission.py relies on it.
     found.own_code = check_code(lock, request.code)
     executor, image = prepare_executor(request, run, engine, cache, reporter)
     found.image = image
@@ -187,6 +198,7 @@ def _execute(
             found.challenge = challenge(run, mode.segments, executor.segment, note)
         judgement = judge_challenge(found.challenge, found.fresh_seed)
     else:
+        # Everything that reads the run directory is inside this block, at whose end it is removed.
         with reexecution_folder(note) as directory:
             variation = request.variation
             found.execution = executed = executor.whole(run, mode.steps, directory, variation)

@@ -59,6 +59,7 @@ def window_of(found: Divergence, a: ComparedRun) -> contract.DenseWindow:
             fix="Remove --bisect. The analysis without it reports what differs.",
         )
     unit: int = getattr(training, "interval_steps")  # noqa: B009 - programs have no trace
+    # The window begins with the first update after the last equal record.
     return contract.DenseWindow(first=found.last_equal + unit, last=found.first.step)
 
 
@@ -79,6 +80,7 @@ def bisect(
             does not give its own trace here; CAP-V077, no update in the window differs.
     """
     found, measured = compare_dense(*_records(a, b, window, execute, scratch / "window"))
+    # A dense record that was given as a file cannot be made again for one update.
     if measured or isinstance(a, Path) or isinstance(b, Path) or window.first == window.last:
         return found
     # The results of the operators had no room in so large a window.
@@ -128,6 +130,7 @@ def compare_dense(a: Path, b: Path) -> tuple[Bisection, bool]:
                 fix="Make both around the same step, with the same version of Capsule.",
             )
         steps = left.record.step
+        # The values are compared, and not heads as in traces: dense records are in no chain.
         if left.record.values != right.record.values:
             return _parting(left, right)
     raise CapsuleError(
@@ -195,6 +198,7 @@ def _first_calls(
     """
     for number, (a, b) in enumerate(zip(left, right, strict=False)):
         if a.operator != b.operator:
+            # The call that computes something is the one to name, and not a copy in front of it.
             own = next((each for each in left[number:] if _computed(each)), a)
             other = next((each for each in right[number:] if _computed(each)), b)
             return left.index(own, number), own, other

@@ -110,6 +110,8 @@ def _tampering(facts: Facts) -> Cause | None:
     if alignment.first is None:
         return _other_claims(facts)
     altered = [name for name in STATES if name in alignment.intervals]
+    # A state that differed cannot become equal again whatever the pins are. Anything else can, if
+    # one of these differs.
     explained = facts.of("seed", "environment", "schedule", "numerics", "machine", "code")
     if not alignment.reconverged or (explained and not altered):
         return None
@@ -131,6 +133,8 @@ def _other_claims(facts: Facts) -> Cause | None:
     names = [item.component for item in facts.results if item.component.startswith(RESULTS)]
     if not names or facts.alignment is None:
         return None
+    # Equal traces leave no room for other checkpoints or streams. An evaluation may also depend on
+    # what is listed in judged.
     trained = any(name.startswith(RESULTS[:TRAINED]) for name in names)
     judged = facts.of("evaluation", "environment", "numerics", "machine", "code", "library")
     return _cause(
@@ -147,6 +151,7 @@ def _other_seed(facts: Facts) -> Cause | None:
     if not seeds or facts.alignment is None or facts.alignment.first is None:
         return None
     first = facts.alignment.at_once
+    # A seed takes effect with the first draw from its stream, or with the initial parameters.
     begins = "streams" in facts.parts or (first and "parameters" in facts.parts)
     return _cause(
         "other-seed",
@@ -200,6 +205,7 @@ def _arithmetic(facts: Facts) -> Cause | None:
         return None
     small = facts.loss is not None and facts.loss.relative <= ROUNDING
     alone = not facts.of("settings", "code", "library")
+    # Rounding does not grow to this size within one record.
     if facts.loss is not None and not small and not same_call:
         return None
     return _cause(
@@ -331,6 +337,7 @@ def _cause(name: CauseName, certainty: Certainty, *evidence: str) -> Cause:
 
 def _is_computed(facts: Facts) -> bool:
     """Tell whether what differs first was computed by networks, from equal data."""
+    # The first component decides, as components are in data-flow order and earlier ones were equal.
     return facts.parts[:1] in [(part,) for part in (*COMPUTED, "actions")]
 
 

@@ -123,6 +123,7 @@ def _differences(path: str, left: Any, right: Any) -> Iterator[ComponentDifferen
         for index, (a, b) in enumerate(zip(left, right, strict=True)):
             yield from _differences(f"{path}[{index}]", a, b)
     elif left != right:
+        # Lists of two lengths are one difference, since their elements need not correspond.
         yield ComponentDifference(component=path, claimed=_show(left), found=_show(right))
 
 

@@ -186,10 +186,12 @@ def compare_results(
     """
     claims, outputs = run.claims, None
     if steps is not None and isinstance(claims, TrainingClaims):
+        # A prefix has neither an evaluation nor final claims. analyse() compares its trace.
         index = read_checkpoint_index(directory)
         return ComparisonFinding(compare_checkpoints(claims.checkpoints, index, steps))
     found = collect_claims(run.lock, image, engine, directory)
     left, right = claims.flags, found.flags
+    # Flags that were to have other values get the recorded ones, so that they compare equal.
     kept = {name: value for name, value in right.items() if name not in varied}
     stated = {name: value for name, value in left.items() if name in varied}
     found = found.model_copy(update={"flags": {**kept, **stated}})
@@ -218,6 +220,7 @@ def analyse(
     replica = None
     if b.training is not None and b.training.evaluation is not None:
         replica = ReplicaResults(evaluation=b.training.evaluation, divergence=report.map)
+    # Returns are compared only where claims differ: equal claims include equal returns.
     claims, found, statistics = run.claims, compared.claims if compared.differences else None, None
     if isinstance(claims, TrainingClaims) and isinstance(found, TrainingClaims):
         spec, claim_id = run.lock.spec, claims.claim_id()
@@ -283,6 +286,8 @@ def _returns(
     """Yield the returns that differ: of which network from which start, and both."""
     if left is None or right is None:
         return
+    # Untrusted evaluations may have other numbers of points and returns. compare_documents()
+    # reports that.
     for first, second in zip(left.points, right.points, strict=False):
         for start, pair in enumerate(zip(first.returns, second.returns, strict=False)):
             if pair[0] != pair[1]:

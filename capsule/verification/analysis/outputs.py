@@ -91,6 +91,7 @@ def _pairs(
     """Yield the paths that differ, each with that of the re-execution's file for it."""
     renamed = dict(_renamed(before, after, times))
     taken = set(renamed.values())
+    # A file with another name is one difference: its name in the re-execution is not listed again.
     paths = {path for path in (*before, *after) if before.get(path) != after.get(path)}
     for path in sorted(paths - taken, key=lambda path: (path == STANDARD_OUTPUT, path)):
         yield path, renamed.get(path, path)
@@ -107,6 +108,8 @@ def _renamed(
             waiting[key].append(path)
     taken: set[str] = set()
     for path in sorted(before.keys() - after.keys()):
+        # Equal content pairs two files whatever their names are, and a name only where no content
+        # does.
         for key in (("content", before[path]), ("name", times.claimed.masked(path))):
             free = [other for other in waiting[key] if other not in taken]
             if free and all(isinstance(each, Output) for each in (before[path], after[free[-1]])):
@@ -168,6 +171,7 @@ class _Files:
             ):
                 return compare_content(path, _mapped(left), _mapped(right), self.context)
         except OSError:
+            # Without a comparison, the difference counts as one of content.
             return None
 
 

@@ -93,6 +93,8 @@ def changes(a: ComparedRun, b: ComparedRun) -> tuple[Change, ...]:
 
 def ranked(found: tuple[Change, ...], family: Family) -> tuple[Explanation, ...]:
     """Order changes by how likely they explain a first difference of some family."""
+    # Kinds without a rank come last, in the order of their declaration. index() finds the first
+    # place of a kind.
     order = [*_RANKS[family], *get_args(Kind)]
     ordered = sorted(found, key=lambda change: order.index(change.kind))
     return tuple(
@@ -116,6 +118,7 @@ def _spec(a: ComparedRun, b: ComparedRun) -> Iterator[Change]:
     left, right = (side.spec.model_dump(mode="json") for side in (a, b))
     for item in compare_documents(left, right):
         section, _, field = item.component.partition(".")
+        # A section that is not listed is the trainer's.
         kind = _SECTIONS.get(section, "settings")
         if (section, field.partition(".")[0]) == ("trainer", "schedule"):
             kind = "schedule"

@@ -209,6 +209,7 @@ def _inconsistency(run: RecordedRun) -> tuple[str, ...]:
     try:
         check_consistency(run)
     except CapsuleError as error:
+        # An error of this machine, or a document of a later version, says nothing about the run.
         if error.exit_code != ExitCode.TAMPERED:
             raise
         return (error.message,)
@@ -223,6 +224,7 @@ def _broken_chain(training: Training | None) -> tuple[str, ...]:
     found: list[str] = []
     head = GENESIS.hex()
     for record in read_trace(training.trace):
+        # A checkpoint names the head after the last record up to its own step.
         while checkpoints and checkpoints[0].step < record.step:
             found += _head(f"checkpoint {checkpoints[0].step}", checkpoints.pop(0).trace_head, head)
         head = record.head

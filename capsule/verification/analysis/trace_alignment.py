@@ -115,10 +115,13 @@ def align_traces(
         names = [
             name for name in record_names(left, right) if alike or _comparable(left, right, name)
         ]
+        # Everything else is a digest of what flowed since the record before, and so of other steps.
         if not same_interval:
             names = [name for name in names if name in _AT_A_STEP]
         if names:
             alignment.take(left, right, names)
+        # Heads cover the bytes of all lines so far. They differ for traces with other intervals,
+        # too, where that means nothing.
         if alike and alignment.first is None and left.head != right.head:
             alignment.first = compare_records(
                 left, right, names
@@ -132,6 +135,7 @@ def _pairs(
     """Pair records in order; with ``skip`` only those of equal steps, until a trace ends."""
     left, right = next(lefts, None), next(rights, None)
     while left is not None or right is not None:
+        # Whichever trace is behind goes on, until both are at the same step.
         while skip and left is not None and right is not None and left.step != right.step:
             if left.step < right.step:
                 left = next(lefts, None)

@@ -23,6 +23,8 @@ from capsule.verification.integrity.tensors import MAX_HEADER_BYTES, tensors_of
 
 NUMPY_MAGIC = b"\x93NUMPY"
 _MAX_NUMPY_HEADER = 64 << 10
+# The header is a literal of Python, and is matched instead of evaluated. The pattern has only what
+# numpy writes for plain types; that of objects ('|O') has no size and does not match.
 _HEADER = re.compile(
     rb"\{'descr': '([<>|])([a-zA-Z])(\d{1,4})', 'fortran_order': (?:True|False), "
     rb"'shape': \(((?:\d{1,19}, ?)*\d{0,19})\), ?\} *\n"
@@ -76,6 +78,7 @@ def _array(data: Data) -> tuple[bytes, Tensor]:
     """Return header and elements of a file of numpy."""
     if data[:6] != NUMPY_MAGIC or len(data) < 12:
         raise NotComparableError("no such file")
+    # NEP 1: the length has two bytes in version 1 of the format, and four in later ones.
     width = 2 if data[6] == 1 else 4
     length = int.from_bytes(data[8 : 8 + width], "little")
     head = data[8 + width : 8 + width + min(length, _MAX_NUMPY_HEADER)]
@@ -84,9 +87,12 @@ def _array(data: Data) -> tuple[bytes, Tensor]:
         raise NotComparableError("an array of a structured type, or of objects")
     order, kind, size = match[1].decode(), match[2].decode(), int(match[3])
     shape = tuple(int(part) for part in match[4].split(b",") if part.strip())
+    # The file may be mapped and large, so this is a view.
     body = memoryview(data)[8 + width + length :]
     if len(body) != math.prod(shape) * size:
         raise NotComparableError("cut off")
+    # The names are those of safetensors, so that floats get a distance. Big-endian numbers have a
+    # name of their own, and no distance.
     name = _KINDS.get(kind, kind) + ("" if kind == "b" else str(size * 8))
     return head, Tensor(name if order != ">" else f"{name}, big-endian", shape, body)
 
@@ -104,5 +110,6 @@ def _tensors(data: Data) -> dict[str, Tensor]:
 
 
 def _metadata(data: Data) -> Any:
+    # By now _tensors() has checked this header: it has no name twice.
     (length,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + min(length, MAX_HEADER_BYTES)]).get("__metadata__", {})

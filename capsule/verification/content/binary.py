@@ -17,6 +17,7 @@ def compare_binary(left: Data, right: Data, _context: Context) -> Comparison:
 
 def _first_difference(left: Data, right: Data) -> int:
     shorter = min(len(left), len(right))
+    # The files are compared in pieces, since a slice of a mapped file is a copy.
     for start in range(0, shorter, _PIECE_BYTES):
         a, b = left[start : start + _PIECE_BYTES], right[start : start + _PIECE_BYTES]
         if a != b:

@@ -42,6 +42,7 @@ def compare_events(left: Data, right: Data, _context: Context) -> Comparison:
         if a is None or b is None:
             found.differs(f"record {number:,}", (_record(a), _record(b)))
         elif a != b:
+            # Checksums are computed in Python, byte by byte, and so only of records that differ.
             _compare_records(f"record {number:,}", _event(a), _event(b), found)
     return found.comparison()
 
@@ -99,6 +100,7 @@ def _fields(data: bytes) -> Iterator[_Field]:
         if kind == _BYTES:
             length, place = _varint(data, place)
         else:
+            # Any other kind, such as a group, gets a length that no message has, and is rejected.
             length = {_FIXED64: 8, _FIXED32: 4}.get(kind, len(data) + 1)
         value, place = data[place : place + length], place + length
         if place > len(data):
@@ -108,6 +110,7 @@ def _fields(data: bytes) -> Iterator[_Field]:
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = 0
+    # A number of 64 bits takes at most ten bytes.
     for shift in range(0, 70, 7):
         if place >= len(data):
             break
@@ -125,6 +128,7 @@ def _record(record: bytes | None) -> str:
 
 def _described(event: tuple[_Field, ...]) -> str:
     """Describe an event by its step, tags and values."""
+    # An event of step 0 has no such field: proto3 leaves default values out.
     step = next((each.value for each in event if (each.number, each.kind) == (_STEP, _VARINT)), 0)
     values = [_value(each.value) for each in event if each.number == _SUMMARY]
     return f"step {step!r}" + "".join(f", {value}" for value in values if value)

@@ -34,15 +34,18 @@ _BY_MAGIC: tuple[tuple[bytes, Compare], ...] = (
     (b"\x80", pickles.compare_pickle),
     (b"{", texts.compare_json),
     (b"[", texts.compare_json),
+    # This comes after compare_json, which rejects a text of several objects.
     (b"{", texts.compare_json_lines),
 )
 _BY_SUFFIX: dict[str, Compare] = {".csv": texts.compare_csv}
+# These are ordered from the strictest form to the loosest: nearly every file in UTF-8 is a text.
 _BY_TRIAL: tuple[Compare, ...] = (
     arrays.compare_safetensors,
     events.compare_events,
     texts.compare_text,
 )
-# What a parser raises at a file that is not of its format.
+# What a parser raises at a file that is not of its format. RecursionError is a RuntimeError, which
+# zipfile also raises at an encrypted member.
 _REFUSALS = (
     NotComparableError,
     zipfile.BadZipFile,

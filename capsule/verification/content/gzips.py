@@ -37,6 +37,7 @@ def compare_gzip(left: Data, right: Data, context: Context) -> Comparison:
 
 def _names(data: Data) -> tuple[int, bytes]:
     """Return the flags, and the extra field, name and comment of a header whose content is good."""
+    # RFC 1952, section 2.3: ten bytes are fixed, then come the fields of the flags, in this order.
     flags, place = data[3], 10
     if flags & _EXTRA:
         place += 2 + int.from_bytes(data[10:12], "little")
@@ -55,6 +56,8 @@ def _unpacked(data: Data, context: Context) -> bytes:
     unpacking = zlib.decompressobj(_GZIP)
     unpacked = unpacking.decompress(data[:], MAX_MEMBER_BYTES)
     context.budget.spend(len(unpacked))
+    # Other readers append what further members hold (RFC 1952, section 2.2), and zlib stops after
+    # the first one. So a file with more is not compared as gzip.
     if not unpacking.eof or unpacking.unused_data:
         raise NotComparableError("too large, cut off, or more than one member")
     return unpacked

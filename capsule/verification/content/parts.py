@@ -68,6 +68,7 @@ class Findings:
 
     def differs(self, where: str, pair: tuple[object, object], nature: Nature = "content") -> None:
         """Note a part that differs, with what was claimed and what was found."""
+        # All that differs is counted and decides the nature, whether or not it is kept.
         self.count += 1
         self.natures.add(nature)
         if len(self.parts) < MAX_PARTS:
@@ -139,6 +140,8 @@ class Context:
 
     def inner(self, name: str, left: Data, right: Data) -> Comparison:
         """Compare two files within these files."""
+        # All depths share one budget: otherwise each archive within an archive could be unpacked up
+        # to the whole limit.
         deeper = Context(self.times, self.compare, self.budget, self.depth + 1)
         return self.compare(name, left, right, deeper)
 

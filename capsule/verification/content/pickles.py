@@ -19,7 +19,9 @@ from capsule.verification.content.reading import Window
 from capsule.verification.content.values import compare_leaves
 
 MAX_OPCODES = 2_000_000
+# Pickles of protocols 0 and 1 have no such beginning by which they could be recognised.
 _PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+# Their arguments, a length and a version, are no part of the value.
 _FRAMING = frozenset({"FRAME", "PROTO"})
 _PLAIN = re.compile(  # opcodes whose argument is a value; that of others selects one
     r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?(BIN)?STRING|(SHORT_)?(BIN)?UNICODE8?"
@@ -51,12 +53,14 @@ def compare_pickle(left: Data, right: Data, context: Context) -> Comparison:
         if a is None or b is None or a.name != b.name:
             found.differs(f"structure after {label}", (_described(a), _described(b)))
             break
+        # The representations tell 0.0 from -0.0, and NaN is equal to itself.
         if repr(a.argument) != repr(b.argument) and a.name not in _FRAMING:
             where = f"{_kind(a.argument)} after {label}"
             if _PLAIN.fullmatch(a.name):
                 compare_leaves(where, (a.argument, b.argument), found, context)
             else:
                 found.differs(where, (a.argument, b.argument))
+        # In a dictionary, the key comes before the value, and so names it.
         if isinstance(a.argument, str) and a.argument == b.argument:
             label = repr(a.argument[:40])
     return found.comparison()
@@ -102,6 +106,7 @@ def _opcodes(data: Data) -> Iterator[_Opcode]:
             raise NotComparableError(f"more than {MAX_OPCODES:,} opcodes")
         place = at or 0
         yield _Opcode(opcode.name, argument, place)
+    # The last opcode is STOP, of one byte.
     if place + 1 != len(data):
         raise NotComparableError("bytes behind the pickle")
 

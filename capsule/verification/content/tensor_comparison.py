@@ -72,6 +72,7 @@ def compare_tensors(first: Path, second: Path) -> tuple[TensorDifference, ...]:
     names = dict.fromkeys([*left, *right])
     found = [compare_tensor(name, left.get(name), right.get(name)) for name in names]
     differing = [item for item in found if item is not None]
+    # Tensors without a distance, for example of another shape, come before all others.
     return tuple(sorted(differing, key=lambda item: -math.inf if item.ulp is None else -item.ulp))
 
 
@@ -84,6 +85,7 @@ def compare_tensor(name: str, left: Tensor | None, right: Tensor | None) -> Tens
         return None
     width = _WIDTHS.get(left.dtype)
     if width is None:
+        # There is at least one element: the data of empty tensors are equal.
         size = len(left.data) // left.elements
         places = range(0, len(left.data), size)
         count = sum(left.data[at : at + size] != right.data[at : at + size] for at in places)

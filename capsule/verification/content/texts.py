@@ -26,6 +26,8 @@ from capsule.verification.content.values import (
 
 MAX_TEXT_BYTES = 256 << 20
 _END = "end of file"
+# float() also takes underscores, digits of other scripts, infinity and NaN, which other readers
+# take for texts.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{0,400})?([eE][+-]?[0-9]{1,9})?")
 
 
@@ -86,6 +88,7 @@ def compare_text(left: Data, right: Data, context: Context) -> Comparison:
 
 def _reordered(left: Data, right: Data, found: Findings) -> Findings:
     """Note that the same lines are in another order."""
+    # Lines that differ in dates or packaging alone are not the same lines.
     if "content" not in found.natures:
         return found
     lines = [Counter(_lines(data)) for data in (left, right)]
@@ -94,6 +97,7 @@ def _reordered(left: Data, right: Data, found: Findings) -> Findings:
     ordered = Findings(found.format)
     for part in found.parts:
         ordered.differs(part.where, (part.claimed, part.found), "order")
+    # There may be more parts than were kept.
     ordered.count = found.count
     return ordered
 
@@ -109,6 +113,7 @@ def _compare_cells(where: str, cells: tuple[str, str], found: Findings, context:
 
 def _exactly_equal(left: str, right: str) -> bool:
     """Tell whether two texts are one number, also to a reader with more digits than a float has."""
+    # The representations tell -0 from 0, and the decimals tell integers apart that are one float.
     return repr(float(left)) == repr(float(right)) and Decimal(left) == Decimal(right)
 
 
@@ -129,6 +134,7 @@ def _lines(data: Data) -> Iterator[str]:
         raise NotComparableError("not text")
     start = 0
     while start < len(data):
+        # Lines end at line feeds only. str.splitlines() would also end them at U+2028 and others.
         end = data.find(b"\n", start) + 1 or len(data)
         yield data[start:end].decode("utf-8")
         start = end

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 SLACK_SECONDS = 2.0  # clocks are read before and after the run, and written in whole seconds
+# Without these two bounds, a signer could state a time in which any number is a date.
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # there were no bundles before
 CLOCKS_APART = 86_400.0  # by how much the signer's clock may be ahead of the verifier's, in seconds
 _SCALES = (1.0, 1e3, 1e6, 1e9)  # seconds to nanoseconds
@@ -36,10 +37,12 @@ class Span:
     def holds(self, number: float) -> bool:
         """Tell whether a number is a moment of this time, in a usual unit."""
         low, high = self.start - SLACK_SECONDS, self.end + SLACK_SECONDS
+        # NaN compares false with everything, so a span of NaN holds no number.
         return any(low * scale <= number <= high * scale for scale in _SCALES)
 
     def masked(self, text: str) -> str:
         """Return a text with every date of this time replaced by one sign, which no text holds."""
+        # A text may itself hold NUL, as JSON can write it, and must not pass for a masked date.
         escaped = text.replace("\0", "\0n")
         return _TOKEN.sub(lambda match: "\0d" if self._is_date(match[0]) else match[0], escaped)
 
@@ -49,6 +52,7 @@ class Span:
         if token.replace(".", "", 1).isdigit() and not compact:
             return self.holds(float(token))
         try:
+            # The fraction of a second is cut off, for which SLACK_SECONDS makes up.
             moment = datetime.strptime(digits[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
         except ValueError:
             return False

@@ -56,6 +56,8 @@ class Distance:
             return
         a, b = (_filled(array(_INTEGER[width]), data) for data in (left, right))
         u, v = (_filled(array(_REAL[width]), data) for data in (left, right))
+        # The loops are those of map, max and sum in C: a checkpoint has millions of numbers, and
+        # the host side has no numpy.
         differing = list(map(ne, a, b))
         self.differing += sum(differing)
         if not (_finite(a, width) and _finite(b, width)):
@@ -100,6 +102,7 @@ def _finite(bits: Sequence[int], width: Width) -> bool:
 
 def _ordered(bits: Sequence[int], width: Width) -> list[int]:
     """Map sign and magnitude to integers that are in the order of the numbers."""
+    # The bits of -0 are the lowest integer, which becomes 0, as those of +0 are.
     lowest = -(1 << (width - 1))
     return [value if value >= 0 else lowest - value for value in bits]
 
@@ -107,6 +110,7 @@ def _ordered(bits: Sequence[int], width: Width) -> list[int]:
 def _relative(u: Sequence[float], v: Sequence[float]) -> float:
     scales = list(map(max, map(abs, u), map(abs, v)))
     differences = map(abs, map(sub, u, v))
+    # A pair of +0 and -0 has no ratio.
     if 0.0 in scales:
         pairs = zip(differences, scales, strict=True)
         return max((d / s for d, s in pairs if s), default=0.0)

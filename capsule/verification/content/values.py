@@ -48,6 +48,8 @@ def compare_values(where: str, left: Any, right: Any, found: Findings, context: 
 def compare_leaves(where: str, pair: tuple[Any, Any], found: Findings, context: Context) -> None:
     """Note two leaves that differ: dates as such, numbers with their distance."""
     left, right = pair
+    # An encoded pickle comes first, since as a text it would differ as a whole, dates and numbers
+    # in it included.
     before, after = _decoded(left), _decoded(right)
     if before is not None and after is not None:
         found.include(where, context.inner(where, before, after))

@@ -65,6 +65,7 @@ def checked_extra(data: Data, info: zipfile.ZipInfo, end: int) -> Extra:
 
 def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
     facts = (header.checksum, header.packed, header.size)
+    # A writer that cannot go back leaves zeros in the header (APPNOTE 4.4.4, bit 3).
     later = header.flags & _DESCRIBED_LATER and not any(facts)
     sizes = ((header.packed, info.compress_size), (header.size, info.file_size))
     same = header.checksum == info.CRC and all(here in (there, _IN_EXTRA) for here, there in sizes)
@@ -72,6 +73,7 @@ def _agrees(header: LocalFileHeader, info: zipfile.ZipInfo) -> bool:
     return (
         (header.flags, header.method) == (info.flag_bits, info.compress_type)
         and (bool(later) or same)
+        # A stored member has one size. With two, readers could disagree about its content.
         and (not stored or info.compress_size == info.file_size)
     )
 
@@ -81,6 +83,8 @@ def _is_descriptor(data: bytes, header: LocalFileHeader, info: zipfile.ZipInfo) 
     if not header.flags & _DESCRIBED_LATER:
         return not data
     facts = info.CRC, info.compress_size, info.file_size
+    # APPNOTE 4.3.9: sizes of eight bytes with Zip64, else of four, and a signature that is
+    # optional.
     forms = [struct.pack("<I2Q", *facts)]
     if max(facts) <= _IN_EXTRA:
         forms.append(struct.pack("<3I", *facts))

@@ -67,6 +67,7 @@ class _Archive:
         if any(info.filename != info.orig_filename for info in infos):
             raise NotComparableError("a name that continues behind its end")
         self.extras = self._checked_extras()
+        # With several pickles, it is not known which one describes the storages.
         pickles = [name for name in self.members if name.endswith(_PICKLE)]
         self._types = {}
         if len(pickles) == 1:
@@ -98,6 +99,7 @@ class _Archive:
         """Check that nothing lies before, between or behind the members; return what they add."""
         members = sorted(self.members.values(), key=lambda info: info.header_offset)
         starts = [*(info.header_offset for info in members), self._zip.start_dir]
+        # Readers skip what comes before the first member, so it could be anything.
         if starts[0] != 0:
             raise NotComparableError("bytes that belong to no member")
         ends = zip(members, starts[1:], strict=True)
@@ -108,6 +110,7 @@ def _equal(archives: tuple[_Archive, _Archive], name: str, context: Context) -> 
     """Tell whether a member has the same content in both archives."""
     with archives[0].open(name) as left, archives[1].open(name) as right:
         while True:
+            # At the end of a member, zipfile compares its checksum (BadZipFile).
             pieces = left.read(_PIECE_BYTES), right.read(_PIECE_BYTES)
             context.budget.spend(len(pieces[0]) + len(pieces[1]))
             if pieces[0] != pieces[1]:
@@ -135,6 +138,7 @@ def _compare_facts(left: zipfile.ZipInfo, right: zipfile.ZipInfo, found: Finding
     """Compare what two archives say of a member with equal content."""
     if left.date_time != right.date_time:
         found.differs(f"{left.filename}, date", (_date(left), _date(right)), "date")
+    # They hold the mode: a symbolic link has the same content as a file with its target.
     if left.external_attr != right.external_attr:
         modes = f"{left.external_attr:#x}", f"{right.external_attr:#x}"
         found.differs(f"{left.filename}, attributes", modes)

@@ -136,6 +136,7 @@ def compare_returns(
     tolerance = spec.evaluation.tolerance
     paired = recorded.starts == found.starts
     tasks = tuple(
+        # The returns of several games take turns.
         _task(name, pairs[index :: len(names)], tolerance, f"{claim_id}/{index}", paired=paired)
         for index, name in enumerate(names)
     )
@@ -200,6 +201,8 @@ def _task(
         return before, after, after - before, statistics.cliffs_delta(first, second)
 
     recorded, found = (tuple(column) for column in zip(*pairs, strict=True))
+    # All numbers are computed from one resample, so that the interval of the difference is that of
+    # the same draws as its two sides.
     resampled = statistics.bootstrap_pairs(pairs, numbers, seed, paired=paired)
     before, after, difference, delta = (
         Interval(
@@ -273,6 +276,8 @@ def _criterion(
     if starts < minimum_starts(alpha):
         needed = minimum_starts(alpha)
     elif -bound < difference.low and difference.high < bound:
+        # Both comparisons are strict: a bound of 0, such as a share of a recorded score of 0,
+        # decides nothing.
         outcome = "within"
     elif difference.low > bound or difference.high < -bound:
         outcome = "outside"

@@ -103,6 +103,8 @@ def _sums_of_subsets(ranks: Sequence[int], size: int) -> dict[int, int]:
     """Count the subsets of ``size`` ranks by their sum."""
     ways: list[Counter[int]] = [Counter({0: 1}), *(Counter[int]() for _ in range(size))]
     for rank in ranks:
+        # Subsets are extended from the largest size down, so that the smaller ones do not have this
+        # rank yet, and no subset gets it twice.
         for taken in range(size, 0, -1):
             for total, count in ways[taken - 1].items():
                 ways[taken][total + rank] += count
@@ -113,6 +115,7 @@ def _sums_by_signs(ranks: Sequence[int]) -> dict[int, int]:
     """Count the choices of signs by the sum of the ranks that are positive."""
     ways = Counter({0: 1})
     for rank in ranks:
+        # The copy has only the sums without this rank.
         for total, count in list(ways.items()):
             ways[total + rank] += count
     return ways
@@ -130,6 +133,7 @@ def _normal_p(distance: float, variance: float, continuity: float = 0.5) -> floa
     if variance <= 0:  # all values are tied
         return 1.0
     z = (abs(distance) - continuity) / math.sqrt(variance)
+    # A distance below the correction gives a negative z, and erfc of it is more than 1.
     return min(1.0, math.erfc(z / math.sqrt(2)))
 
 
@@ -138,6 +142,7 @@ def _normal_p(distance: float, variance: float, continuity: float = 0.5) -> floa
 
 def mean(values: Sequence[float]) -> float:
     """Return the mean, whatever the order of the values."""
+    # fsum rounds once, at the end, and so does not depend on the order.
     return math.fsum(values) / len(values)
 
 
@@ -192,6 +197,8 @@ def bootstrap(
     found = [
         statistic(
             [
+                # An iterator continues where the resample before ended, so each resample has other
+                # draws.
                 [stratum[place] for place in islice(drawn, len(stratum))]
                 for stratum, drawn in zip(strata, places, strict=True)
             ]

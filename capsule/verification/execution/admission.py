@@ -182,10 +182,12 @@ def prepare_image(
             :func:`capsule.execution.prepare` raises.
     """
     lock = run.lock
+    # execution.prepare() makes this check itself, and the signer's images do not go through it.
     engine.check(lock)
     if request.image == "embedded":
         with embedded_image(run) as image:
             engine.prepare(lock, image, cache, progress=reporter.note)
+            # By now the engine has its own copy of the layers, which are deleted with the block.
             return image
     if request.image == "registry" and request.registry is not None:
         with registry_image(run, request.registry, reporter.note) as image:
@@ -246,6 +248,7 @@ def require_claimed_image(request: VerifyRequest, run: RecordedRun, image: Image
         CapsuleError: CAP-V005.
     """
     found, claimed = image.claim, run.claims.image
+    # Without an image there is nothing to compare; verify() then decides nothing about the run.
     if found is None or found == claimed:
         return
     raise CapsuleError(

@@ -124,6 +124,7 @@ def _segment(
     try:
         execute(recorded.lock, directory, stop_after=end.step, schedule=recorded.schedule)
     except CapsuleError as error:
+        # The first segment begins without a state that could be at fault.
         if index and error.code in _REFUSED_STATES:
             name, _ = run_bundle.state_members(mark.step)
             raise bad_state(name, f"cannot be resumed from: {error.message}") from error
@@ -136,6 +137,8 @@ def _segment(
     if index + 1 < len(checkpoints):
         steps = [checkpoint.step for checkpoint in checkpoints[: index + 1]]
         with temporary_folder("capsule-state-") as folder:
+            # Of the next segment's state, this document is enough: it has the digests of tensors
+            # and of the replay memory.
             lay_out(recorded, steps, folder, only={RESUME})
             kept = read_resume(folder, run_bundle.state_members(end.step)[0])
         reached = read_beneath(directory, f"{contract.STATE}/{RESUME}", ResumeState)
@@ -157,6 +160,7 @@ def _go_back(
     state.mkdir(parents=True)
     steps = [checkpoint.step for checkpoint in checkpoints]
     lay_out(recorded, steps, state)
+    # The container does not see the state before this check.
     check_state(recorded, checkpoints, mark, state)
     with (directory / contract.TRACE).open("wb") as trace:
         trace.truncate(mark.offset)  # a hole: the records before are not looked at
@@ -198,6 +202,8 @@ def fresh_seed(recorded: RecordedRun, execute: Execute, note: Note) -> FreshSeed
         # execution has to be given the first one's.
         schedule = None
         if records_schedule(lock):
+            # The log is parsed and written anew, since an untrusted image left it, and lies beside
+            # the run directory, which execute() makes.
             schedule = two.parent / contract.SCHEDULE
             schedule.write_bytes(read_schedule(one / contract.SCHEDULE).document())
         execute(lock, two, stop_after=steps, schedule=schedule)
@@ -228,6 +234,7 @@ def _with_seed(spec: Spec, seed: int) -> Spec:
     """Return the spec with every stream derived from another root seed, and no randomness else."""
     entropy = spec.entropy
     if entropy.mode == "recorded":
+        # Recorded bytes belong to the recorded run, and would be the same for every seed.
         entropy = entropy.model_copy(update={"mode": "virtual"})
     return spec.model_copy(update={"seeds": SeedsSpec(root=seed), "entropy": entropy})
 
@@ -265,6 +272,7 @@ def _recitation(recorded: Path, fresh: Path) -> Iterator[str]:
 
     Frames, actions and rewards may well be the same; what was drawn cannot, nor all parameters.
     """
+    # The fresh trace is short, and zip() reads no more of the recorded one.
     records = list(zip(read_trace(recorded), read_trace(fresh), strict=False))
     if not records:
         yield "there is no trace record"
@@ -288,6 +296,7 @@ def _trace_of(directory: Path) -> Path:
 
 def judge_challenge(challenge: Challenge | None, fresh: FreshSeed) -> Judgement:
     """Judge a fresh seed, and segments if there were some."""
+    # This comes first: segments that an image recites are worth nothing.
     if fresh.contradictions:
         recites = "the image does not compute from the seed that it is given"
         return Judgement("not-reproduced", f"{recites}: {fresh.contradictions[0]}")

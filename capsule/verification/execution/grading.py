@@ -70,6 +70,7 @@ def judge(
     claims, found = run.claims, compared.claims
     if isinstance(claims, ProgramClaims):
         return judge_program(claims, compared)
+    # Bits are judged first. Only the claims of a whole run can then be accepted by their returns.
     judgement = judge_training(mode, executed, compared, analysed)
     if not compared.differences or not isinstance(found, TrainingClaims):
         return judgement
@@ -93,6 +94,8 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
     # Differences of outputs count by their nature only if a comparison accounts for them.
     explained = () if outputs is None else COMPONENTS
     others = [each for each in found.differences if not each.component.startswith(explained)]
+    # A difference beside the outputs is never a matter of dates, so it also decides where the
+    # outputs have the same content.
     if outputs is not None and (others or outputs.nature not in HARMLESS):
         first = outputs.files[0]
         where = "" if first.where is None else f", at {first.where}"
@@ -102,6 +105,7 @@ def judge_program(claims: ProgramClaims, found: ComparisonFinding) -> Judgement:
         return Judgement("not-reproduced", differs)
     if outputs is not None:
         return Judgement("reproduced-content", _same_content(outputs))
+    # This is the last check, so that a re-execution that does leave something is a difference.
     if claims.nothing:
         raise CapsuleError(
             "CAP-V048",
@@ -164,6 +168,7 @@ def grade_replica(
             :func:`inconsistent` or :func:`beyond_arithmetic`; None if it can.
         statistics: Statistics of both runs' returns; None if they cannot be compared.
     """
+    # Where equal bits are expected, no tolerance excuses others.
     if expected != "statistical":
         return Judgement("not-reproduced", difference)
     if unexplained is not None:

@@ -74,10 +74,13 @@ class Reexecutor:
         lock, surroundings = change.lock(run.lock), change.surroundings(run.lock)
         seen = None
         if variation is not None:
+            # This folder is beside the run directory, in the closed folder of reexecution_folder().
             place = directory.with_name("look")
             seen = execution.look(lock, self.engine, place, self.limits, surroundings)
         follows = isinstance(claims, TrainingClaims) and claims.schedule is not None
         repeats = isinstance(claims, ProgramClaims) and claims.arrivals is not None
+        # The time is taken from this machine's clock and not from the run: numbers in outputs are
+        # dates if they lie in this span (content/times.py).
         started = time.time()
         result = execution.execute(
             lock,

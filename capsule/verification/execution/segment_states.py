@@ -52,12 +52,16 @@ def lay_out(
     name, index = members[-1][0], indexes[-1]
     if [each.step for each in indexes] != list(steps):
         raise bad_state(name, "or an earlier one is of another step")
+    # This is checked before a file is made, and for the whole state even if only a part of it is
+    # wanted.
     if index.size > run.lock.spec.limits.disk_mb << 20:
         raise bad_state(name, f"has {index.size} bytes, more than limits.disk_mb")
     files = {path: file for path, file in index.files.items() if only is None or path in only}
     _make_files(files, name, directory)
     places = _places(files)
     for (_, pack), each in zip(members, indexes, strict=True):
+        # A pack has only blocks that no earlier one has, so this state's may be in any of them.
+        # Those with none of its blocks are not unpacked.
         if places.keys() & {*each.packed}:
             _unpack(run.bundle.member(pack), pack, each, places, directory)
     if places:
@@ -101,6 +105,8 @@ def check_state(
     if not tensors.is_file():
         raise bad_state(name, f"has no {tensors.name}")
     place = {"head": mark.head, "offset": mark.offset, "records": mark.records}
+    # Keys are looked up by the names in the state. A name that is not claimed gets None, and so
+    # differs.
     profiles = run.bundle.read(STREAMS, StreamProfiles).streams
     keys = {profile.name: profile.key for profile in profiles}
     facts: dict[str, tuple[Any, Any]] = {
@@ -146,6 +152,7 @@ def _places(files: Mapping[str, StateFile]) -> Places:
 def _unpack(pack: Path, member: str, index: StateIndex, places: Places, directory: Path) -> None:
     """Write the blocks of a pack to their places, and remove these from ``places``."""
     sizes = index.block_sizes()
+    # Every block of a pack is read and checked, also those that belong to other files.
     wanted = [(digest, sizes[digest]) for digest in index.packed]
     for digest, block in _blocks(pack, member, wanted):
         for path, offset in places.pop(digest, ()):
@@ -168,6 +175,7 @@ def _blocks(
                 if len(block) != size or sha256_hex(block) != digest:
                     raise bad_state(member, f"contains something other than block {digest}")
                 yield digest, block
+            # The index announces every byte of the pack.
             if reader.read(1):
                 raise bad_state(member, "continues after its last block")
         except zstandard.ZstdError as error:

@@ -71,6 +71,8 @@ def check_consistency(run: RecordedRun) -> tuple[str, ...]:
     # Another version may write other members, and word them otherwise, so not all checks apply. If
     # a signer states another version to escape them, the report names what was left out.
     same_capsule = observed.capsule_sha256 == package_digest()
+    # Whether these two are carried along is the only choice that lock and claims leave to a bundle,
+    # so it is read from the bundle itself.
     embedded = run_bundle.IMAGE_ARCHIVE in run.bundle.files
     with_data = run_bundle.carries_data(run.lock, run.bundle.files)
     kinds = members_of(run.lock, run.claims, embedded=embedded, with_data=with_data)
@@ -106,6 +108,8 @@ def _check_output_names(run: RecordedRun) -> None:
     claims = run.claims
     if not isinstance(claims, ProgramClaims):
         return
+    # A path may be claimed as a file, as deleted and as an empty folder. Compared by path, only one
+    # of these claims would count (analysis/outputs.py).
     for path, count in Counter((*claims.outputs, *claims.deleted, *claims.empty_folders)).items():
         if count > 1:
             raise _inconsistent(
@@ -146,6 +150,7 @@ def _check_lock(run: RecordedRun) -> None:
     claimed = run.claims.claim_id()
     _equal(run_bundle.LOCK, "its digest", run.claims.lock, run.lock.digest())
     _equal("manifest.json", "its claim id", claimed, run.bundle.manifest.claim_id)
+    # read_inventory() of report/subject.py parses these again, and relies on this check.
     for text in run.lock.spec.image.packages:
         try:
             Requirement(text)
@@ -191,6 +196,8 @@ def _check_image(run: RecordedRun) -> None:
             facts, digest = read_project(archive)
         except CapsuleError as error:
             raise bad_layer(member, error.message) from error
+    # The files come before the digest of the whole tree, so that the message names the first one
+    # that differs.
     for path in sorted({*project.files, *facts}):
         _equal(member, path, project.files.get(path), facts.get(path))
     _equal(member, "its digest", project.sha256, digest)
@@ -244,6 +251,8 @@ def _check_events(run: RecordedRun) -> None:
     """
     name = RUN + contract.EVENTS
     with run.bundle.open(name) as stream:
+        # The events are read line by line from the bundle, as are layers and tensors in pieces: an
+        # integrity check takes the same memory whatever the size of the bundle.
         for number, line in enumerate(event_lines(stream), 1):
             if number > MAX_EVENTS:
                 raise _inconsistent("CAP-V047", f"{name} has more than {MAX_EVENTS} lines")
@@ -308,6 +317,7 @@ def _check_result(run: RecordedRun, claims: TrainingClaims) -> float:
     """Check that the run had come to its end, and to the claimed one."""
     name = RUN + contract.RESULT
     result = run.bundle.read(name, contract.Result)
+    # The prefix of a run ends with a result, too, but with one that is not complete.
     claimed = (True, claims.steps, claims.episodes, claims.parameters)
     found = (result.complete, result.steps, result.episodes, result.parameters)
     _equal(name, "the end of the run", claimed, found)
@@ -327,6 +337,8 @@ def _check_schedule(run: RecordedRun, claims: TrainingClaims) -> None:
     if not isinstance(trainer, ImpalaTrainer) or not recorded:
         return
     log = read_schedule(run.bundle.member(run_bundle.SCHEDULE))
+    # A re-execution follows the log, so it must be of this spec, of as many actors, and long
+    # enough.
     of_run = run.lock.spec.digest(), trainer.actors, trainer.fresh, claims.steps
     found = log.spec, log.actors, log.batch, log.updates * trainer.interval_steps
     _equal(run_bundle.SCHEDULE, "its digest", claims.schedule, log.digest())
@@ -354,6 +366,8 @@ def _check_checkpoints(run: RecordedRun, claims: TrainingClaims) -> None:
     final = checkpoints[-1]
     name = run_bundle.checkpoint_member(final.step)
     with run.bundle.open(name) as stream:
+        # What is read in place may have changed since the bundle was checked. It is compared with
+        # digests of the claims, which would show that.
         tensors = digests_of(stream, run.bundle.files.signed(name).size, name)
     for tensor in sorted({*final.tensors, *tensors}):
         _equal(name, f"tensor {tensor!a}", final.tensors.get(tensor), tensors.get(tensor))
@@ -366,6 +380,7 @@ def _check_observations(run: RecordedRun, observed: Observations, seconds: float
     """Check that the observations repeat what the run itself recorded."""
     runtime = run.bundle.read(RUN + contract.RUNTIME, contract.Runtime)
     steps = run.claims.steps if isinstance(run.claims, TrainingClaims) else None
+    # This is the division of the packer (bundle/packing.py), so equal inputs give an equal float.
     speed = None if steps is None or not seconds else steps / seconds
     name = run_bundle.OBSERVATIONS
     _equal(name, "the device", runtime.device, observed.device)

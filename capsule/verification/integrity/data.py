@@ -41,6 +41,7 @@ def check_data(run: RecordedRun) -> None:
     for name, pin in (run.lock.data or {}).items():
         listing = _listing(run, name, pin)
         if run_bundle.DATA_ARCHIVE.format(name=name) in run.bundle.files:
+            # The checks are made on the way into the context.
             with _archive(run, name, listing):
                 pass
 
@@ -70,6 +71,7 @@ def supplied_data(
         carried = run_bundle.DATA_ARCHIVE.format(name=name) in run.bundle.files
         if carried and name not in given:
             place = unpacked_place(cache, pin)
+            # Of two processes that need the same data set, the second one waits and then finds it.
             with cache.lock(f"data-{pin.sha256}"):
                 if not place.exists():
                     progress(f"unpacking the data set {name!r} ({pin.size >> 20:,} MiB)")
@@ -88,6 +90,8 @@ def supplied_data(
 def _unpack(run: RecordedRun, name: str, listing: Listing, place: Path, cache: Cache) -> None:
     with _archive(run, name, listing) as archive, cache.data.scratch() as scratch:
         unpack_data(archive, scratch / "data")
+        # The data set appears under its name as a whole. A killed process leaves only its scratch
+        # folder.
         (scratch / "data").rename(place)
 
 
@@ -105,6 +109,8 @@ def _listing(run: RecordedRun, name: str, pin: LockedData) -> Listing:
 @contextmanager
 def _archive(run: RecordedRun, name: str, listing: Listing) -> Iterator[Path]:
     """Decompress the archive of a data set and check what is in it; deleted at the end."""
+    # The size follows from the listing, which the lock pins, so it is known before a byte is
+    # unpacked.
     member, size = run_bundle.DATA_ARCHIVE.format(name=name), archive_size(listing)
     check_ratio(member, run.bundle.files.signed(member).size, size)
     with temporary_folder("capsule-data-") as folder:

@@ -85,10 +85,13 @@ def _layers(bundle: OpenedBundle, lock: Lock, claim: ImageClaim) -> dict[str, La
         raise contradiction(run_bundle.IMAGE_CONFIG, f"its digest is {digest}, not the claimed one")
     try:
         names = _names(parse_canonical_json(config), lock)
+        # Of the manifest only the sizes are free. They bound the unpacking of the layers, which
+        # must then have exactly these sizes.
         sizes = _sizes(parse_canonical_json(manifest))
         expected = image_manifest(config, list(zip(claim.layers, sizes, strict=True)))
         named = list(zip(names, claim.layers, strict=True))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # No model describes these documents, so one of another form raises any of these.
         raise contradiction("an image document", f"it has an unexpected form ({error})") from error
     if manifest != expected:
         raise contradiction(
@@ -184,6 +187,7 @@ def unpacked_layer(
     """
     member = run_bundle.LAYER.format(name=name)
     packed = bundle.member(member)
+    # The sizes are compared before a byte is unpacked.
     check_size(member, packed.stat().st_size, identity.size)
     with temporary_folder("capsule-layer-") as folder:
         layer = folder / "layer.tar"
@@ -231,6 +235,7 @@ def unpack(source: BinaryIO, target: IO[bytes] | None, size: int, member: str) -
         # A file of Zstandard may have several frames, and the library may stop after the first
         # unless it is told otherwise. What the others hold has to be counted, too.
         with decompressor.stream_reader(source, read_across_frames=True, closefd=False) as reader:
+            # The loop ends at most one chunk after the size is exceeded.
             while found <= size and (chunk := reader.read(_CHUNK)):
                 found += len(chunk)
                 digest.update(chunk)
@@ -281,6 +286,7 @@ def registry_image(run: RecordedRun, reference: Reference, progress: Progress) -
         with _unpacking():
             pull_image(reference, folder, progress, claimed)
             check_layers(claimed, run.lock)
+        # Loaded without a name, the signer's image cannot take the name of an image of the user.
         yield replace(claimed, reference=None)
 
 

@@ -93,6 +93,8 @@ def _entries(stream: BinaryIO, size: int) -> list[TensorEntry]:
     # Eight bytes can announce 16 EiB, so this stands before the read that would allocate them.
     if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise ValueError(f"header of {length} bytes")
+    # Entries are sorted by start and then by end, so that an empty tensor comes before the one that
+    # begins at the same place.
     tensors = sorted(_tensors(stream.read(length)))
     _check_tiling(tensors, size - _LENGTH_BYTES - length)
     return tensors
@@ -125,6 +127,7 @@ def _tensor(name: str, entry: Any) -> TensorEntry:
     if len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{name!a} has {len(offsets)} offsets and {len(shape)} dimensions")
     start, end = offsets
+    # Offsets that run backwards give a negative number, which no shape has.
     if (end - start) * 8 != math.prod(shape) * _BITS[dtype]:
         raise ValueError(f"{name!a} has {end - start} bytes, which its shape does not")
     return TensorEntry(start, end, name, dtype, tuple(shape))
