@@ -52,6 +52,7 @@ _PROGRAMS = {
     "git": "to record the commit of a program's source tree",
     "ssh-keygen": "for signatures with --ssh-key",
 }
+# The headers of PKCS#8, which 'capsule keygen' writes. Keys of other programs are not touched.
 _PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
 _RESET = "Reset the GPU ('nvidia-smi --gpu-reset') or restart; replace it if this comes again."
 _HIDDEN = 0o077  # what others may not do with a private key
@@ -224,6 +225,7 @@ def check_disks() -> Iterator[Check]:
         place = existing_folder(path)
         seen.setdefault(place.stat().st_dev, []).append(f"{name} ({place})")
     for device, names in seen.items():
+        # Any place on a disk tells how much of it is free.
         place = next(
             each for each in map(existing_folder, places.values()) if each.stat().st_dev == device
         )
@@ -269,6 +271,7 @@ def check_index() -> Check:
         with temporary_folder("capsule-doctor-") as folder:
             sources = machine_sources(SourcesSpec())
             packages = load_recipe("cpu", DEBIAN_12.name).packages
+            # The temporary cache has no stored index that could answer in place of the real ones.
             found = compile_wheels(
                 DEBIAN_12, packages, ["--no-deps"], sources, Cache(folder), lambda _: None
             )
@@ -368,12 +371,14 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
     wanted = os.environ.get("TMPDIR")
     if wanted and not Path(wanted).exists():
         Path(wanted).mkdir(mode=0o700, parents=True)
+        # Python chose another folder while this one was missing, and keeps the choice.
         tempfile.tempdir = None
         yield f"made the folder {wanted}"
     for path in private_keys(keys) if HAVE_OWNERS else ():
         if not _is_private_key(path):
             continue
         facts = path.stat()
+        # A file of another user is left to its owner, even by root.
         if facts.st_uid == os.geteuid() and facts.st_mode & _HIDDEN:
             path.chmod(0o600)
             yield f"closed {path} to others (mode 0600)"
@@ -381,6 +386,7 @@ def repair(keys: Sequence[Path]) -> Iterator[str]:
 
 def _is_private_key(path: Path) -> bool:
     """Tell a private key that ``capsule keygen`` wrote from other files; links do not count."""
+    # A change of the mode would follow the link.
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as stream:

@@ -53,6 +53,7 @@ from capsule.outcome import (
 )
 
 POLL_SECONDS = 0.2
+# With -P (Python 3.11), no module in the working folder hides one of the image.
 TRAINING = ("-P", "-m", "capsule.training", RUN_DIRECTORY)
 FILM = ("-P", "-m", "capsule.training.film", RUN_DIRECTORY)
 
@@ -212,6 +213,7 @@ def prepare(
         CapsuleError: A package is not available, differs, or nothing asks for it (CAP-I…), or the
             engine refuses (CAP-E…).
     """
+    # An engine that cannot run this is found before anything is fetched.
     if to_run:
         engine.check(lock)
     image = None
@@ -300,6 +302,7 @@ def execute(
     run_directory.mkdir(parents=True, exist_ok=True)
     # That of an earlier attempt would be taken for this one's.
     (run_directory / contract.FAILURE).unlink(missing_ok=True)
+    # A task of an earlier attempt can have left a link under this name; a rename replaces it.
     write_atomic(run_directory / contract.JOB, options.job(lock).document())
     for name, log in options.logs().items():
         write_atomic(run_directory / name, log.read_bytes())
@@ -319,15 +322,21 @@ def execute(
         gpu.poll()
 
     exit_ = engine.run(task, on_poll=poll, poll_seconds=POLL_SECONDS)
+    # No process of the task is left. From here on, the host reads what the task wrote, and believes
+    # none of it.
     check_run_directory(run_directory)
     events.poll()
+    # What the launcher or a replay found wrong outweighs whatever the program reports.
     attempt.check()
     result = outcome(lock.spec, run_directory, exit_)
+    # A run with a result has named its GPU; one that failed early may not have.
     gpu.check()
     report = attempt.finish(prefix=options.stop_after is not None)
     if data:
+        # A data set that another process changed meanwhile was not the pinned one to the end.
         again = _read_data(data, reporter)
         write_atomic(run_directory / contract.DATA, contract.DataRead(sets=again).document())
+    # This document comes last: a directory that has it counts as finished above.
     _write_ledger(lock.spec, run_directory, report, engine.describe(), exit_.image)
     return result
 
@@ -442,6 +451,7 @@ def _task(
         arguments=(*launcher, *words),
         native=distribution_of(spec.image).native,
         run_directory=run_directory,
+        # Variables that are varied replace those of the spec.
         environment={**environment_variables(spec), **surroundings.variables},
         data=dict(_mounted(name, found) for name, found in data.items()),
         limits=limits,

@@ -101,6 +101,7 @@ class GpuCheck:
             facts = self._path.lstat()
         except FileNotFoundError:
             return None
+        # The file is replaced as a whole, so its inode changes even within one tick of the clock.
         return facts.st_ino, facts.st_mtime_ns
 
 
@@ -146,6 +147,7 @@ class EventTail:
 
     def _parsed(self, data: bytes) -> list[contract.Event]:
         complete = data[: data.rfind(b"\n") + 1]
+        # Without this check, every poll would read the same part of the line again.
         if not complete and len(data) == MAX_READ_BYTES:
             raise ValueError(f"a line is longer than {MAX_READ_BYTES} bytes")
         # A line without its end may still be in the making; it is read again at the next poll.
@@ -185,6 +187,7 @@ def reported_failure(run_directory: Path) -> CapsuleError | None:
         return None
     report = read_checked(contract.Failure, failure)
     at = "" if report.step is None else f" (step {report.step})"
+    # A program cannot choose the exit status of a code of the host, such as 'tampered'.
     if report.code not in IMAGE_CODES:
         return _malformed(
             failure, ValueError(f"the unknown code {report.code!r}: {report.message}")

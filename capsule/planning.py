@@ -183,6 +183,7 @@ def make_plan(
         CapsuleError: The spec is wrong (CAP-S…), or its packages cannot be resolved (CAP-L…).
     """
     with temporary_folder("capsule-plan-") as folder:
+        # What resolving writes goes to a temporary cache, which is removed with its folder.
         scratch = Cache(folder / "cache")
         pinned = _from_lock(path) if names_lock(path) else _pin(path, overrides, scratch, progress)
         wheels = _locate(pinned, cache, scratch, progress)
@@ -268,6 +269,7 @@ def _locate(
 
 def _elsewhere(wheel: LockedWheel, found: ResolvedWheel | None) -> PlannedPackage:
     parts = urlsplit("" if found is None else found.url)
+    # Wheels in local folders (find_links) have addresses with this scheme.
     if parts.scheme == "file":
         size = Path(unquote(parts.path)).stat().st_size
         return PlannedPackage(wheel.name, wheel.version, "folder", size)
@@ -286,6 +288,7 @@ def _has(client: DockerClient, image: str) -> bool:
     """Tell whether an engine has an image by its configuration or its name."""
     from docker.errors import NotFound
 
+    # Engines with a containerd store identify the image by its manifest, so the name is tried, too.
     for name in (image, *(reference_of(recipe, image) for recipe in ("cpu", "cuda"))):
         with suppress(NotFound):
             client.images.get(name)

@@ -25,6 +25,7 @@ Parameters = ParamSpec("Parameters")
 def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Turn exceptions into messages and exit statuses; a traceback only with ``--debug``."""
 
+    # Typer takes the options of a command from its signature, which wraps() passes on.
     @functools.wraps(function)
     def command(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
@@ -34,6 +35,7 @@ def guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except (KeyboardInterrupt, typer.Abort):
             typer.echo("interrupted", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+        # Typer's Exit is an Exception, and would be reported as a bug below.
         except typer.Exit:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence says it is a bug
@@ -67,6 +69,7 @@ def use_gpu(wanted: str | None) -> None:
     from capsule.machine.gpu import load_nvml
 
     visible = visible_devices(read_devices(load_nvml()), os.environ)
+    # The variable gets UUIDs: an index that is counted inside a job is not the engine's.
     named = [find_device(visible, each.strip()).uuid for each in wanted.split(",")]
     os.environ[VISIBLE] = ",".join(named)
 

@@ -58,6 +58,7 @@ def signing_key(
     if named is not None:
         return named, unlock(named, passphrase_file, ask=ask)
     path = own_key()
+    # A key that the variable names is never made, so that a wrong name is an error.
     if not os.environ.get(KEY) and not path.exists():
         _make(path)
     key = unlock(path, passphrase_file, ask=ask)
@@ -98,6 +99,7 @@ def _make(path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two first commands must not make two keys.
         with locked_folder(path.parent):
+            # Another process may have made it while this one waited for the folder.
             if path.exists():
                 return
             made = generate(path)

@@ -129,6 +129,7 @@ def _numerics(
         yield no_torch(), None
         return
     with ThreadPoolExecutor(len(PROFILES)) as pool:  # each test is a process with one thread
+        # map() yields the results in the order of the profiles, whichever test ends first.
         for test in pool.map(self_test, PROFILES if profile == "all" else (profile,)):
             yield numerics_check(test), test
 

@@ -51,6 +51,7 @@ class Command(TyperCommand):
             formatter.write_text(description)
         if examples:
             with formatter.section("Examples"):
+                # write_text() would join the lines of the examples to paragraphs.
                 formatter.write(textwrap.indent(textwrap.dedent(examples), "  ") + "\n")
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:

@@ -46,6 +46,7 @@ def command(
 
     text = data_file("specs", TEMPLATES[template]).read_text(encoding="utf-8")
     try:
+        # The mode 'x' never overwrites a file, not even one that is made at this moment.
         with path.open("x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError:

@@ -55,6 +55,7 @@ app = typer.Typer(
     add_completion=False,
     # Typer's own tracebacks may show local variables, among which a passphrase can be.
     pretty_exceptions_enable=False,
+    # Any other mode imports rich for every help text and error (see Command).
     rich_markup_mode=None,
 )
 _GROUPS = {

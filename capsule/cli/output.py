@@ -30,6 +30,7 @@ class _Descriptor(io.FileIO):
                 return super().write(data)
             except OSError as error:
                 self.failure = error
+        # All data count as written: BufferedWriter would write the rest again and again.
         return memoryview(data).nbytes
 
 
@@ -65,6 +66,7 @@ def lossy_standard_output() -> Iterator[None]:
         status = ending.code
         raise
     finally:
+        # The flush at the end of the interpreter would be too late to change the status.
         sys.stdout.flush()
         sys.stdout = before
         if descriptor.failure and not isinstance(descriptor.failure, BrokenPipeError):

@@ -68,6 +68,7 @@ def command(
     from capsule.image.cache import Cache
 
     cache = Cache()
+    # A dry run writes nothing, not even the file on which processes lock the cache.
     with nullcontext() if dry_run else _held(cache):
         pruning = _pruning(cache, only, older_than, keep_size, everything=everything)
     if not as_json:

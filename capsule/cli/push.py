@@ -60,6 +60,7 @@ def command(
             image = execution.build_image(lock, cache, sources=sources, reporter=reporter)
         else:
             policy = load_policy(keys=keys or ())
+            # The files of this image are temporary, and are kept until it has been uploaded.
             image = stack.enter_context(image_of_bundle(source, policy, cache, reporter))
         pushed = push_image(image, reference, reporter.note)
     if as_json:

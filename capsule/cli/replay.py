@@ -79,6 +79,7 @@ def command(
     from capsule.verification.replay import replayed
     from capsule.verification.request import Mode, VerifyRequest
 
+    # A wrong name is found before the evaluation is played, which can take long.
     check_form(output)
     use_gpu(gpu)
     check_output(output)

@@ -91,11 +91,14 @@ def command(
     workers = None if cluster is None else parse_cluster(cluster, asked, os.environ)
     signing_key = checked_key(key, passphrase_file)
     if ssh_key is not None:
+        # The probe is signed in a namespace that counts nowhere: a missing agent or token is found
+        # now, and not when the run has ended.
         sign_by_ssh_keygen(b"", ssh_key, PROBE)
     following = _following(metrics)
     cache = Cache()
     with open_reporter(quiet=quiet) as reporter:
         chosen = open_engine(engine, progress=reporter.note)
+        # From here on files are made. Without an engine, the command has ended before that.
         directory, lock, sources = _directory(resume, spec, overrides, output, cache, reporter.note)
         if workers is not None:
             chosen = OnCluster(chosen, workers)
@@ -105,6 +108,7 @@ def command(
         if warning := gpu_warning(lock.spec, fingerprint):
             reporter.note(warning)
         found = find_data(lock, cache, reporter.note, places)
+        # The default key is made only now, when nothing else is missing.
         key_file, private_key = signing_key()
         image = execution.prepare(lock, chosen, cache, sources=sources, reporter=reporter)
         reporter.note(f"run directory {directory}")
@@ -224,6 +228,7 @@ def _directory(
     lock = read_lock(resume / LOCK)
     if overrides:
         lock = _with_other_outputs(lock, overrides)
+        # _started() takes the start of the run from the modification time, which writing changes.
         started = _started(resume).timestamp()
         write_lock(resume / LOCK, lock)
         os.utime(resume / LOCK, (started, started))
@@ -244,6 +249,7 @@ def _with_other_outputs(lock: Lock, overrides: list[str]) -> Lock:
     trainer = lock.spec.trainer
     if isinstance(trainer, CommandTrainer) and isinstance(spec.trainer, CommandTrainer):
         trainer = trainer.model_copy(update={"outputs": spec.trainer.outputs})
+    # Under any other setting, the states in the folder would be those of another experiment.
     if spec != lock.spec.model_copy(update={"trainer": trainer}):
         raise CapsuleError(
             "CAP-S006",

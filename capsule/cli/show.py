@@ -78,6 +78,7 @@ def _inspect(path: Path) -> Inspected:
             "'capsule list FOLDER' lists the runs in a folder, and 'capsule plan SPEC' shows what "
             "a run of a spec would take.",
         )
+    # This precedes names_lock(), which takes the lock of a study for that of a run.
     if path.name.endswith(STUDY_LOCK):
         return inspect_study_lock(read_study_lock(path))
     if names_lock(path):

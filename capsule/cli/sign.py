@@ -66,11 +66,14 @@ def command(
     if ssh_key is None:
         signing_key, chosen = checked_key(key, passphrase_file), key or own_key()
 
+        # cosign() calls this when it has checked the bundle, so a command that fails before that
+        # leaves no new key behind.
         def sign(manifest: bytes) -> bytes:
             return sshsig.sign(manifest, key=signing_key()[1])
 
     else:
         chosen, sign = ssh_key, partial(sshsig.sign_by_ssh_keygen, key=ssh_key)
+    # An agent's key is named by its public half: BOB.pub gives BUNDLE.BOB.sshsig.
     path = output or bundle.with_name(f"{bundle.name}.{chosen.stem}.sshsig")
     signed = cosign(bundle, sign, path)
     if as_json:

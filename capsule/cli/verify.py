@@ -128,12 +128,14 @@ def command(
         signing_key = unlock(sign, passphrase_file)
     _require_writable(report)
     result: Report | VaryReport
+    # From here on, the bundle is read and its run executed.
     with open_reporter(quiet=quiet) as reporter:
         if wanted is None:
             result = verify(request, Cache(), reporter)
         else:
             result = vary_run(request, wanted, Cache(), reporter)
     document = result.model_dump(mode="json", by_alias=True)
+    # The report comes first: it costs a re-execution, and a receipt can fail.
     _write_report(report, document)
     if signing_key is not None and isinstance(result, Report):
         typer.echo(sign_report(result, signing_key, bundle, receipt), err=True)

@@ -30,4 +30,5 @@ def _runs_on(name: re.Match[str], gpu: tuple[int, ...]) -> bool:
     if suffix == "a":
         return built == gpu
     same_family = built[0] == gpu[0]
+    # With the suffix f (one family), PTX is not compiled for later families either.
     return built <= gpu and (same_family or (kind == "compute" and not suffix))

@@ -69,6 +69,7 @@ class Messages(Model):
     def _consistent(self) -> Messages:
         if len(set(self.sources)) < len(self.sources):
             raise ValueError("a source is listed twice")
+        # The order of the sources follows from that of the messages: one order has one document.
         first = [place for place in dict.fromkeys(self.order) if place != NOTHING]
         if first != list(range(len(self.sources))):
             raise ValueError("the sources are not those of the messages, by their first arrival")

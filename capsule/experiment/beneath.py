@@ -79,6 +79,7 @@ def open_beneath(folder: Path, path: str) -> BufferedReader:
     if not all(part not in {"", ".", ".."} for part in (*parents, leaf)):
         raise OSError(errno.EINVAL, "not a plain relative path", path)
     with open_folder(folder, below=parents) as place:
+        # READ has O_NONBLOCK: the opening of a pipe does not wait for its writer.
         opened = open_file(leaf, READ, place)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)

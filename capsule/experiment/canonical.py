@@ -69,6 +69,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+# Shells pass '>(command)' as a pipe in /dev/fd.
 _DEVICE_FOLDERS = frozenset({"/dev", "/dev/fd", "/dev/pts", "/proc/self/fd"})
 _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")  # mkstemp's eight characters
 
@@ -107,6 +108,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             stream.flush()
             # Before the rename: after a crash the name must not lead to an empty file.
             os.fsync(stream.fileno())
+        # mkstemp() makes the file private, which a document is not meant to be.
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

@@ -80,6 +80,7 @@ READ_FILES = frozenset(
         ),
     }
 )
+# outcome.check_run_directory() accepts neither links nor special files under these names.
 READ_FOLDERS = frozenset({CHECKPOINTS, ENTROPY_STARTS, SEGMENT_STATES})
 MAX_OUTPUTS = 5_000  # a bundle has at most 10,000 files
 
@@ -242,6 +243,7 @@ def stream_key(seed: int, name: str, index: int = 0) -> str:
     It is the first 16 bytes of SHA-256 over the canonical JSON (RFC 8785) array
     ``["capsule/stream/v1", seed, name, index]``.
     """
+    # Philox4x64 has a key of two 64-bit words.
     return sha256_hex(canonical_json([_STREAM_DOMAIN, seed, name, index]))[:32]
 
 
@@ -311,6 +313,7 @@ class Ancestry(Model):
 
 def checkpoint_name(step: int) -> str:
     """Return the file name, without suffix, of the checkpoint at ``step``."""
+    # The number of digits is fixed, so that names sort by step.
     return f"step-{step:012d}"
 
 
@@ -329,6 +332,7 @@ def tensor_digest(dtype: str, shape: Sequence[int], data: bytes | memoryview) ->
 
 def tensor_header(dtype: str, shape: Sequence[int]) -> bytes:
     """Return what is hashed of a tensor before its elements."""
+    # Without the header, tensors of different shapes with the same bytes would be equal.
     return canonical_json({"dtype": dtype, "shape": list(shape)})
 
 

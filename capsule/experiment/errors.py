@@ -91,6 +91,7 @@ IMAGE_CODES: Mapping[str, ExitCode] = {
     "CAP-T385": ExitCode.TAMPERED,
     "CAP-V074": ExitCode.USAGE,
 }
+# The host adds its codes (capsule.host.errors), which images do not contain.
 _exit_codes = dict(IMAGE_CODES)
 
 

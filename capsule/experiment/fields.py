@@ -17,11 +17,13 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+# Numbers of canonical JSON are doubles (RFC 8785): larger integers are not all exact.
 Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 Requirement = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?.*$")
 ]
+# Words become arguments of processes, which end at a NUL.
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Patterns = Annotated[tuple[Annotated[str, Field(pattern=r"^!?[^!]")], ...], Field(min_length=1)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
@@ -90,8 +92,10 @@ class Model(BaseModel):
                 document of this model, or it does not spell out every field of version 1, whose
                 defaults may change.
         """
+        # This strict check comes first: pydantic silently takes one of two equal keys.
         parse_canonical_json(data)
         with _stored():
+            # Fields that the document leaves out get their value 'absent' here (added()).
             found = cls.model_validate_json(data)
         if found.document() != data:
             raise ValueError("it leaves out a field, or spells out one that stands for its absence")

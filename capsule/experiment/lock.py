@@ -38,6 +38,7 @@ class LockedDebianPackage(Model):
     name: DebianName
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9.+~:-]+$")]
     architecture: Literal["amd64", "all"]
+    # This path is only appended to the address of a mirror; files are named by digests.
     pool: Annotated[str, Field(pattern=r"^pool/[A-Za-z0-9._+~%/-]+\.deb$")]
     size: int
     sha256: Sha256

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MOUNTS = Path("/proc/self/mountinfo")
+# The kernel writes blanks, tabs, line feeds and backslashes in paths as octal numbers.
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -45,6 +46,7 @@ def is_mounted_read_only(folder: Path, mounts: Path = _MOUNTS) -> bool:
 def _mounts(mounts: Path) -> Iterator[_Mount]:
     text = mounts.read_text(encoding="utf-8", errors="surrogateescape") if mounts.exists() else ""
     for line in text.splitlines():
+        # The number of optional fields before this mark varies (proc(5)).
         fields, _, kind = line.partition(" - ")
         words = fields.split()
         point = Path(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), words[4]))

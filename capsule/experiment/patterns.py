@@ -16,6 +16,7 @@ def chosen(path: str, patterns: Iterable[str]) -> bool:
     """
     decision = False
     for pattern in patterns:
+        # fnmatch() would ignore the case of letters on Windows, and so choose other files.
         if fnmatch.fnmatchcase(path, pattern.removeprefix("!")):
             decision = not pattern.startswith("!")
     return decision

@@ -130,6 +130,7 @@ def parse_schedule(data: bytes) -> ScheduleLog:
     unrolls = header.updates * header.batch
     if unrolls > MAX_RECORDED_UNROLLS:
         _reject(f"claims {unrolls} unrolls, more than {MAX_RECORDED_UNROLLS}")
+    # The size has been limited by now, so that a compressed bomb is never unpacked.
     planes = _decompressed(compressed, unrolls * sum(header.bytes_of))
     if _content(header, planes) != header.content:
         _reject("was changed: it does not have the digest that its header states")
@@ -156,6 +157,7 @@ def _check(log: ScheduleLog) -> None:
     for update in range(min(log.updates, max(log.lags, default=0))):  # in later ones none can be
         if max(_of_update(log.lags, update, log.batch)) > update:
             _reject(f"has a version before the first in update {update}")
+    # An update with a single unroll cannot have an actor twice.
     for update in range(log.updates if log.batch > 1 else 0):
         if len(set(_of_update(log.played, update, log.batch))) < log.batch:
             _reject(f"has an actor twice in update {update}")

@@ -98,6 +98,7 @@ def reference_of(identifier: str) -> ReferenceScores | None:
 
 def _name_of(identifier: str) -> str:
     matched = _GYMNASIUM_ID.fullmatch(identifier)
+    # Ids are in camel case, and the references have ROM names: UpNDown, up_n_down.
     return re.sub(r"(?<!^)(?=[A-Z])", "_", matched[1]).lower() if matched else identifier
 
 

@@ -24,6 +24,7 @@ from capsule.experiment.errors import CapsuleError
 
 GENESIS = bytes(32)
 SEGMENT_RECORDS = 1024
+# The longest records name unrolls: MAX_UNROLLS_OF_A_RECORD of the spec keeps them below this.
 MAX_LINE_BYTES = 1 << 22
 
 # An earlier component is the cause of a later one's difference, never the other way round.
@@ -119,6 +120,7 @@ def extend(head: bytes, line: bytes) -> bytes:
 
 def segment_line(head: bytes, records: int) -> bytes:
     """Return the line that closes a segment after ``records`` records in all."""
+    # read_trace() compares the whole line, so its form is a part of the format.
     return json.dumps({"head": head.hex(), "records": records}, separators=(",", ":")).encode()
 
 

@@ -16,6 +16,7 @@ _AVX2_PINS = {
     "MKL_CBWR": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    # This pin changes no known answer, and is kept for later versions of the C library.
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD",
 }
 _SSE_PINS = {
@@ -72,6 +73,7 @@ def environment_variables(spec: Spec) -> dict[str, str]:
         "TZ": "UTC",
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
+        # The compiler of torch otherwise chooses by timing.
         "TORCHINDUCTOR_DETERMINISTIC": "0" if settings.algorithms == "off" else "1",
     }
     if not isinstance(spec.trainer, CommandTrainer):

@@ -44,6 +44,7 @@ def _meets(found: list[int], clause: str) -> bool:
     length = max(len(found), len(bound))
     left, right = (release + [0] * (length - len(release)) for release in (found, bound))
     if operator == "~=":
+        # By PEP 440, '~=13.0.1' means '>=13.0.1, ==13.0.*'.
         return left >= right and _begins(found, bound[:-1])
     comparisons = {
         "==": left == right,

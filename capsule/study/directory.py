@@ -138,6 +138,8 @@ class StudyDirectory:
                 f"{path} already has runs of a study",
                 fix="Add --resume to run what is missing there, or choose another --output.",
             )
+        # All members are checked before anything is written, so a rejected lock leaves the folder
+        # as it was.
         for member in lock.members:
             study._check_lock(member)
         path.mkdir(parents=True, exist_ok=True)
@@ -257,6 +259,7 @@ class StudyDirectory:
 
     def forget(self, name: str) -> None:
         """Remove how the last attempt to run a member ended, unless a process runs it."""
+        # Most members have no outcome, and need not be held.
         if not (self.folder(name) / OUTCOME).exists():
             return
         with self._hold(name) as descriptor:
@@ -278,6 +281,8 @@ class StudyDirectory:
             if event is None
             else (event.step, event.total_steps, event.steps_per_second)
         )
+        # The lock comes first: a run writes its outcome while it holds the folder, so that an
+        # outcome read after this is final.
         if is_locked(folder / HOLD):
             return MemberState(name, "running", None, *progress)
         outcome = self.outcome(name)

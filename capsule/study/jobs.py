@@ -234,6 +234,7 @@ class Scheduler(ABC):
         places = {}
         for path in sorted((study.path / self.folder).glob(f"*{MEMBERS}")):
             array = self.array(path.name.removesuffix(MEMBERS), tuple(path.read_text().split()))
+            # The scheduler is not asked about arrays that have none of the members to run.
             elements = array.elements() if {*names} & {*array.members} else {}
             for name, element in elements.items():
                 if name in names and not element.ended:
@@ -245,10 +246,13 @@ class Scheduler(ABC):
     ) -> list[JobArray]:
         """Submit members, and write down where they are."""
         arrays = self.submit(study, names, options)
+        # From here on the jobs exist. They are written down first, so that a command that is
+        # interrupted after that finds them again.
         (study.path / self.folder).mkdir(exist_ok=True)
         for array in arrays:
             lines = "".join(f"{name}\n" for name in array.members)
             write_atomic(study.path / self.folder / f"{array.job}{MEMBERS}", lines.encode())
+        # The earlier outcomes are only removed now: they stay if the scheduler rejects the jobs.
         for name in names:
             study.forget(name)
         return arrays
@@ -263,6 +267,7 @@ class Scheduler(ABC):
         answered = time.monotonic()
         while waiting:
             try:
+                # Each array costs one question, however many members wait in it.
                 found = {array: array.elements() for array in {*waiting.values()}}
             except CapsuleError as error:
                 if time.monotonic() - answered > self.patience_seconds:
@@ -308,6 +313,7 @@ class Scheduler(ABC):
             element: Its state; None if the scheduler has forgotten it.
             ended: When the end of each job was noticed, by its member.
         """
+        # A job that was queued again, after the loss of its node or preemption, has not ended.
         if element is not None and not element.ended:
             ended.pop(name, None)
             return False
@@ -316,6 +322,8 @@ class Scheduler(ABC):
         now = time.monotonic()
         if now - ended.setdefault(name, now) < self.settle_seconds:
             return False
+        # This changes nothing if the outcome has become visible, or a process still runs the
+        # member.
         study.fail(name, self._failure(study, name, array, element))
         return True
 

@@ -71,6 +71,7 @@ class IndexedJob(JobArray):
         pods = json.loads(PROGRAMS.call([*get, "pods", *chosen]))["items"]
         job = json.loads(found)
         status = job.get("status", {})
+        # Events are only asked for if no pod exists and the Job has not ended.
         busy = status.get("active") or any(map(_is_final, status.get("conditions", ())))
         other = Element("Active") if busy else self._without_pods(get)
         return dict(zip(self.members, _states(job, pods, other), strict=True))
@@ -145,6 +146,7 @@ def _states(job: dict[str, Any], pods: list[dict[str, Any]], other: Element) -> 
     status = job.get("status", {})
     done, failed = (_indexes(status.get(f"{key}Indexes", "")) for key in ("completed", "failed"))
     over = [each["reason"] for each in status.get("conditions", ()) if _is_final(each)]
+    # An index that was evicted has several pods: the newest replaces the others here.
     latest = {
         int(pod["metadata"]["annotations"][INDEX]): pod
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
@@ -200,8 +202,10 @@ def _end(pod: dict[str, Any] | None, over: list[str]) -> Element:
     reason, details = status.get("reason", ""), status.get("message", "")
     ends = [end for each in _containers(pod) if (end := each["state"].get("terminated"))]
     broken = next((end for end in ends if end["exitCode"] != 0), None)
+    # The reason of the pod, such as an eviction, explains the end of its containers.
     if not reason and broken is not None:
         reason, details = broken.get("reason", "Error"), broken.get("message", "")
+        # The kubelet calls every status but 0 an 'Error', so the status says more.
         if reason == "Error":
             reason = f"exit status {broken['exitCode']}"
     return Element("Failed", reason, details, ended=True, fix=FIXES.get(reason, ""))

@@ -91,6 +91,7 @@ class JobTemplate:
                 raise self._taken(place, given, value)
             if value is not None:
                 section[field] = value
+        # Kubernetes itself would run one pod at a time.
         self._section(tree, ("spec",)).setdefault("parallelism", len(members))
         return tree
 
@@ -100,6 +101,7 @@ class JobTemplate:
         for length, key in enumerate(place, 1):
             if isinstance(section, dict) and section.get(key) is None:
                 section[key] = {}
+            # The list of containers is never made here: load() has found an image in it.
             section = section[key]
             if not isinstance(section, dict | list):
                 fix = "Write the fields of the section below it."
@@ -125,6 +127,7 @@ def job_name(study: str, suffix: str) -> str:
         study: Name of the study.
         suffix: What distinguishes this Job from the others of the study.
     """
+    # A label begins and ends with a letter or a digit.
     return f"{re.sub(r'[^a-z0-9-]+', '-', study)[:_NAME_LENGTH].strip('-')}-{suffix}"
 
 
@@ -155,6 +158,7 @@ def _filled_in(
     yield ("spec", "activeDeadlineSeconds"), None
     yield (*pod, "activeDeadlineSeconds"), 60 * minutes
     yield (*pod, "terminationGracePeriodSeconds"), GRACE_SECONDS
+    # backoffLimitPerIndex and podFailurePolicy need it.
     yield (*pod, "restartPolicy"), "Never"
     yield (*CONTAINER, "command"), _command(study, members, options)
     yield (*CONTAINER, "args"), None

@@ -39,6 +39,7 @@ PLACES = frozenset(
 )  # where things came from, which locks do not have
 STUDY_LOCK = ".study.lock.json"
 STARTS = ".starts.json"
+# A study's bundle has its lock, so this is the limit of a bundle's documents (capsule.bundle).
 MAX_LOCK_BYTES = 64 << 20
 
 
@@ -79,6 +80,8 @@ class StudyLock(Model):
     @model_validator(mode="after")
     def _consistent(self) -> StudyLock:
         planned, names = self.planned, [member.name for member in self.members]
+        # Canonical JSON sorts the keys of 'study', so the list of members determines the order of
+        # the groups. A group without a member in that list sorts first, and the comparison fails.
         groups = {name: self.groups.index(name) for name in self.groups}
         ordered = sorted(planned.values(), key=lambda member: groups.get(member.group, -1))
         if [member.name for member in ordered] != names:
@@ -87,6 +90,7 @@ class StudyLock(Model):
             if member.spec >= len(self.specs) or member.pins >= len(self.pins):
                 raise ValueError(f"members: {member.name} names a spec or pins that do not exist")
             _check_settings(planned[member.name], self.specs[member.spec])
+        # Members with equal specs and pins have the same lock, which is digested only once.
         distinct = {(member.spec, member.pins): member for member in self.members}
         digests = {key: self.lock_of(member).digest() for key, member in distinct.items()}
         for member in self.members:
@@ -127,6 +131,7 @@ def _check_settings(member: PlannedMember, spec: Spec) -> None:
             if not isinstance(section.get(key), dict):
                 section[key] = {}
             section = section[key]
+        # A copy is set, because a later setting may be a field of it, and the study stays as it is.
         section[last] = copy.deepcopy(value)
     _check_values(member.name, spec.model_dump(mode="json", by_alias=True), wanted, "")
 
@@ -136,6 +141,7 @@ def _check_values(name: str, found: Any, wanted: dict[str, Any], prefix: str) ->
     for key, value in wanted.items():
         field = prefix + key
         each = found.get(key) if isinstance(found, dict) else None
+        # Where the study names a file of start sequences, the spec has the content of that file.
         if field in PLACES or (field == START_SET and isinstance(value, str)):
             continue
         if isinstance(value, dict) and isinstance(each, dict):
@@ -186,6 +192,7 @@ def lock_study(
         digest = digests[number, place]
         members.append(LockedMember(name=member.name, spec=number, pins=place, lock=digest))
     return StudyLock(
+        # A lock holds no local path, so copies of a study in different folders have one digest.
         study=file.study.model_copy(update={"base": Path(file.study.base).name}),
         pins=tuple(resolver.pins),
         specs=tuple(specs.values()),
@@ -224,6 +231,8 @@ class _Resolver:
 
     def place(self, spec: Spec) -> int:
         """Return the place of a spec's pins, resolving them if they are new."""
+        # Sources and paths are part of the key, although locks do not have them: groups with
+        # different source trees, for example, have pins of their own.
         key = spec.model_dump_json(include={"image", "accelerator", "code", "data"})
         if key not in self._places:
             self._places[key] = len(self.pins)
@@ -232,6 +241,8 @@ class _Resolver:
 
     def pins_of(self, spec: Spec) -> SharedPins:
         """Resolve the pins of a spec, keeping earlier ones that fit."""
+        # These files are not part of the source tree: each further group of the study would
+        # otherwise give every member another lock.
         own = (self._file.path, self._file.beside(STARTS))
         project = capture(spec, self._file.base_lock, self._cache, self._progress, own)
         base, earlier = self._file.base_lock.parent, self._earlier

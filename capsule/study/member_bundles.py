@@ -89,6 +89,8 @@ def find_bundles(results: StudyResults, folder: Path) -> dict[str, Path]:
     named = {identity.bundle: name for name, identity in members.items()}
     found: dict[str, Path] = {}
     others = []
+    # The very files that the study names come first. Any other bundle then goes to a member that
+    # has none yet, if one of them has its claims.
     for path in paths:
         name = named.get(sha256_file(path))
         if name is None:
@@ -107,6 +109,7 @@ def _member_with_claims_of(path: Path, results: StudyResults, found: Mapping[str
         run = RecordedRun.read(bundle)
     lock, claim_id = run.lock.digest(), run.claims.claim_id()
     of_lock = [member.identity for member in results.members if member.claims.lock == lock]
+    # Members with the same seeds have the same claim id.
     same = [member.name for member in of_lock if member.claim_id == claim_id]
     if same:
         return next((name for name in same if name not in found), same[0])
@@ -144,6 +147,7 @@ def count_segments(results: StudyResults, names: Mapping[str, Path]) -> dict[str
 def _segments(lock: Lock) -> int:
     Mode("segments").check(lock)
     training = lock.spec.training()
+    # The last segment may be shorter than the others.
     return -(-training.trainer.total_steps // training.recording.checkpoint_interval)
 
 
@@ -160,6 +164,8 @@ def choose_segments(segments: Mapping[str, int], number: int) -> dict[str, int]:
     Raises:
         CapsuleError: CAP-Y032, there are fewer, or the number is not positive.
     """
+    # Each segment is one entry, so a member with more of them is drawn more often. Which of its
+    # segments are executed is drawn by the verification of the member.
     every = [name for name, count in segments.items() for _ in range(count)]
     if not 1 <= number <= len(every):
         raise CapsuleError(

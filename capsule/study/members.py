@@ -27,8 +27,10 @@ from capsule.study.spec import (
 )
 
 _SEED_DOMAIN, _SAMPLE_DOMAIN = "capsule/study-seed/v1", "capsule/study-sample/v1"
+# The bits of the largest seed that a spec accepts (capsule.experiment.fields.Seed).
 _SEED_BITS = 53
 _FRACTION_DIGITS = 16  # hexadecimal
+# The operators of Decimal would use the context of the thread, which any library can change.
 _PRECISE = Context(prec=50)  # decimal's ln and exp are correctly rounded on every machine
 _SIGNIFICANT = Context(prec=12)
 
@@ -60,6 +62,8 @@ def plan_members(study: StudySpec) -> list[PlannedMember]:
     Raises:
         CapsuleError: CAP-Y001, there are more than :data:`MAX_MEMBERS`.
     """
+    # Members are generated one by one: a grid of a few lines can have more combinations than fit
+    # into memory.
     members = list(islice(_members(study), MAX_MEMBERS + 1))
     if len(members) > MAX_MEMBERS:
         raise CapsuleError(
@@ -134,6 +138,7 @@ def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
         word = int(digest[:_FRACTION_DIGITS], 16)
         if isinstance(distribution, ValueChoice):
             values = distribution.choice
+            # The bias of a product and a shift is below len(values) / 2^64.
             settings[field] = values[word * len(values) >> 64]
         else:
             share = _PRECISE.divide(Decimal(word), Decimal(2**64))
@@ -144,6 +149,7 @@ def sampled(sample: SampleSpec, seed: int, number: int) -> Settings:
 def _quantile(distribution: LogUniformRange | UniformRange, share: Decimal) -> float:
     """Return a quantile, rounded to twelve significant digits within the bounds."""
     if isinstance(distribution, UniformRange):
+        # The conversion of a float to a Decimal is exact.
         low, high = map(Decimal, distribution.uniform)
         exact = _PRECISE.add(low, _PRECISE.multiply(share, _PRECISE.subtract(high, low)))
     else:
@@ -151,4 +157,5 @@ def _quantile(distribution: LogUniformRange | UniformRange, share: Decimal) -> f
         lower, upper = _PRECISE.ln(low), _PRECISE.ln(high)
         width = _PRECISE.subtract(upper, lower)
         exact = _PRECISE.exp(_PRECISE.add(lower, _PRECISE.multiply(share, width)))
+    # A value that is rounded to twelve digits can lie outside of bounds that have more digits.
     return float(min(max(_SIGNIFICANT.plus(exact), low), high))

@@ -38,9 +38,11 @@ def scored_outputs(study: StudySpec, claims: ProgramClaims, read: ReadOutput) ->
     outputs = {}
     for path in dict.fromkeys(source.partition("#")[0] for source in study.scores.values()):
         claimed = claims.outputs.get(path)
+        # The digest of a link is that of its target's name (contract.Output), not that of a file.
         if claimed is None or claimed.target is not None:
             raise ValueError(f"it has no output {path}")
         outputs[path] = read(claims, path)
+        # Opening a member's bundle does not compare its files with its claims, as 'verify' does.
         if sha256_hex(outputs[path]) != claimed.sha256:
             raise ValueError(f"its output {path} is not the one that it claims")
     return outputs
@@ -84,8 +86,10 @@ def _number(value: Any) -> float:
         ValueError: It is none.
         OverflowError: It is too large.
     """
+    # Without the prefix, float.fromhex() would read '12' as 18, and would accept 'nan' and 'inf'.
     if isinstance(value, str) and value.lstrip("-").startswith("0x"):
         return float.fromhex(value)
+    # The type is compared, because isinstance() would accept true and false as numbers.
     if type(value) not in (int, float):
         raise ValueError(repr(value))
     return float(value)
@@ -99,8 +103,10 @@ def _resolve(document: Any, pointer: str) -> Any:
         ValueError: An index of a list is not a number.
     """
     for token in pointer.split("/")[1:]:
+        # The order is that of RFC 6901, section 4: the other one would turn '~01' into '/'.
         key = token.replace("~1", "/").replace("~0", "~")
         if isinstance(document, list):
+            # isdecimal() alone accepts the digits of other scripts, as does int().
             if not key.isascii() or not key.isdecimal() or (key[0] == "0" and key != "0"):
                 raise ValueError(f"{key!r} is not an index of a list")
             document = document[int(key)]

@@ -89,6 +89,8 @@ def _steps_left(states: Iterable[MemberState]) -> int | None:
     left = 0
     for state in states:
         if state.state not in ("done", "failed"):
+            # A member that has not begun has reported no total: the longest of the others is
+            # assumed.
             total = max(totals) if state.total_steps is None else state.total_steps
             left += total - (state.step or 0)
     return left
@@ -109,6 +111,7 @@ def table(progress: StudyProgress) -> Table:
     """Return the table of :func:`show`."""
     from rich.table import Table
 
+    # Without padding, the table fits into 80 columns.
     shown = Table("group", *STATES, "steps/s", "left", padding=(0, 0))
     for column in shown.columns:
         column.no_wrap = True

@@ -72,10 +72,12 @@ class Ray:
                     resources = _resources(study, names)
                     self._note_shortage(cluster, resources)
                     for name in names:
+                        # This precedes the submission: the task may begin, and even end, at once.
                         study.forget(name)
                         tasks[_submit(cluster, study, name, options, resources)] = name
                     self._wait(cluster, study, tasks, on_poll)
                 except KeyboardInterrupt:
+                    # This precedes leave(): Ray ends the tasks of a program that disconnects.
                     _interrupt(cluster, [*tasks])
                     raise
         except CapsuleError as error:
@@ -108,6 +110,8 @@ class Ray:
         waiting = [*tasks]
         ended: dict[str, tuple[float, Outcome]] = {}
         while waiting or ended:
+            # Cluster.wait() needs a task. Without one, only the files of members that ended are
+            # awaited.
             for task in cluster.wait(waiting, POLL_SECONDS) if waiting else ():
                 waiting.remove(task)
                 ended[tasks[task]] = time.monotonic(), _end_of(cluster, task)
@@ -118,6 +122,7 @@ class Ray:
                     study.fail(name, how)
                     del ended[name]
             on_poll()
+            # Nothing else has waited in this round.
             if ended and not waiting:
                 time.sleep(POLL_SECONDS)
 
@@ -179,6 +184,7 @@ def _connected(address: str) -> Cluster:
 def _resources(study: StudyDirectory, names: Sequence[str]) -> dict[str, int]:
     """Return what a task reserves, as options of Ray's."""
     needed = reservation(study, names)
+    # Ray counts memory in bytes.
     return {"num_cpus": needed.cores, "memory": needed.memory_mb << 20, "num_gpus": needed.gpus}
 
 
@@ -191,6 +197,8 @@ def _submit(
 ) -> Any:
     """Submit a member, and return what Ray knows its task by."""
     arguments = ["study", "member", str(study.path.absolute()), name, *options.arguments()]
+    # The function is pickled by its name, as its module can be imported on nodes, too: they have to
+    # have Capsule.
     return cluster.ray.remote(run_member).options(name=name, **resources).remote(arguments)
 
 

@@ -105,6 +105,7 @@ def show_report(report: StudyReport, console: Console) -> None:
         shown.add_row(name, row.network, str(row.runs), *cells)
     console.print(shown)
     for test in report.tables.variances:
+        # A p-value that equals the level is significant, by the definition of a level.
         if test.network == "final" and test.permutation_p_value <= SIGNIFICANT:
             console.print(
                 f"The variances of {test.first} and {test.second} ({test.task}, final) differ: "
@@ -166,6 +167,7 @@ def csv_report(report: StudyReport) -> str:
         plan, identity = member.plan, member.identity
         for task, points in member.tasks:
             for point in points:
+                # repr() writes the shortest text that is read back as the same double.
                 score = (point.step, len(point.returns), repr(fmean(point.returns)))
                 place = (plan.group, plan.setting, plan.run, task.name)
                 writer.writerow((*place, *score, identity.claim_id, identity.bundle))
@@ -187,6 +189,7 @@ def latex_report(report: StudyReport) -> str:
             " & ".join(["Metric", *map(_escaped, groups)]) + r" \\",
             r"\hline",
         ]
+        # In the table of the paper, the rows of the best networks come first.
         for network in reversed(NETWORKS):
             found = {row.group: row for row in of_task if row.network == network}
             cells = [_spread(found[group]) for group in groups]
@@ -216,6 +219,7 @@ def page_report(report: StudyReport, source: str, starts_of: str | None = None) 
         starts_of: A member whose single start states are drawn; None: none are.
     """
     results, tables = report.results, report.tables
+    # The Content-Security-Policy of the page allows the style sheet with this digest only.
     digest = hashlib.sha256(STYLE.encode()).digest()
     planned = len(results.lock.members)
     check = (
@@ -334,6 +338,7 @@ def _profiles(results: StudyResults) -> Iterator[tuple[list[str], str, LineChart
         }
         scores = [score for group in finals.values() for score in group]
         low, high = min(scores), max(scores)
+        # Equal scores have no range from which thresholds could be taken.
         if low == high:
             continue
         width = (high - low) / (THRESHOLDS - 1)

@@ -87,6 +87,7 @@ class StudyResults:
 
 
 def _from_bundle(lock: StudyLock, name: str, path: Path) -> MemberResult:
+    # No key is trusted: whether a bundle is authentic matters to verifiers of the study only.
     with open_bundle(path, []) as bundle:
         claims = RecordedRun.read(bundle).claims
         identity = MemberIdentity(name=name, claim_id=claims.claim_id(), bundle=sha256_file(path))

@@ -21,6 +21,8 @@ from capsule.host.locks import PATIENCE_SECONDS
 from capsule.study.directory import CONSOLE, OUTCOME, Outcome, StudyDirectory
 
 POLL_SECONDS = 1.0
+# This is longer than the engine gives a run before it kills it (30 s, GRACE_SECONDS of
+# capsule.engine.supervise).
 STOP_SECONDS = 60.0  # for a run to write its state down after it was interrupted
 
 
@@ -86,11 +88,14 @@ class Runs:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # A thread either has registered its process by now, or will find that it must start none.
         with self._guard:
             self._stopping = True
             running = list(self._processes)
         for process in running:
             process.send_signal(signal.SIGINT)
+        # All have been interrupted before the first is waited for, so they save their states at the
+        # same time.
         for process in running:
             try:
                 process.wait(STOP_SECONDS)
@@ -123,6 +128,7 @@ class Runs:
             done = study.outcome(name)
             if done is not None and done.bundle is not None:  # by the process that was waited for
                 return done
+            # An earlier failure must not pass for the outcome of this attempt.
             (folder / OUTCOME).unlink(missing_ok=True)
             outcome = self.run_folder(folder, options, hold)
             if outcome is not None:
@@ -140,12 +146,14 @@ class Runs:
         Returns:
             How it ended; None if it was interrupted, and can be resumed.
         """
+        # A folder with a lock and nothing else is begun by --resume, too.
         command = [sys.executable, "-m", "capsule", "run", "--resume", str(folder.absolute())]
         command += [*options.arguments(), "--json", "--quiet"]
         with (folder / CONSOLE).open("wb") as console:
             process = self._started(command, console.fileno(), hold)
             if process is None:
                 return None
+            # Standard error goes to a file, so no pipe but this one can fill up.
             printed, _ = process.communicate()
         with self._guard:
             self._processes.discard(process)
@@ -173,6 +181,7 @@ class Runs:
 
 def outcome_of(status: int, printed: bytes, console: Path) -> Outcome | None:
     """Return how a run ended, as it said itself; None if it was interrupted."""
+    # A run that was stopped or killed from outside has not failed: --resume continues it.
     if status in (ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL):
         return None
     try:
@@ -225,6 +234,7 @@ def run_locally(
         finally:
             free.put(gpu)
 
+    # Runs is left first: it interrupts the runs for which the threads of the pool wait.
     with ThreadPoolExecutor(processes) as pool, Runs() as runs:
         waiting = {pool.submit(run, name) for name in names}
         try:
@@ -233,6 +243,7 @@ def run_locally(
                 errors += [error for future in ended if (error := future.exception())]
                 on_poll()
         finally:
+            # This affects only members that have not begun; Runs interrupts the others.
             for future in waiting:
                 future.cancel()
     if errors:

@@ -72,8 +72,11 @@ def rerun(
         CapsuleError: It cannot be run here (CAP-V009, CAP-V014, CAP-M…, CAP-E…, CAP-I…).
     """
     name, claims = result.identity.name, result.claims
+    # The lock comes from the signer. It is executed without a container only on request, and with
+    # Capsule's own training code only: the bundle of a study contains no other.
     check_unconfined(choice, image=claims.image is not None)
     check_code(lock, "own")
+    # The bundle of a study has claims, but no files of the runs that these would need.
     if isinstance(claims, ProgramClaims):
         return _undecided(result, "its source tree")
     if claims.schedule is not None:
@@ -108,6 +111,7 @@ def _compared(name: str, claims: TrainingClaims, found: TrainingClaims) -> Verif
         return VerifiedMember(
             name, "reproduced-bitwise", "the re-execution reproduced every claim, bit for bit"
         )
+    # Without the image, bits may differ because of the libraries of this machine.
     if claims.image is not None and found.image is None:
         return VerifiedMember(
             name, "inconclusive", "it was executed without the claimed image, which decides nothing"

@@ -82,6 +82,8 @@ class SlurmArray(JobArray):
 
     def elements(self) -> dict[str, Element]:
         """Ask Slurm for the elements, by their members; it forgets those that ended in time."""
+        # Without --array, squeue shows all pending elements of an array in one line. --states=all
+        # adds those that ended within MinJobAge of the cluster.
         command = ["squeue", *self._cluster, f"--job={self.name}", "--array", "--noheader"]
         found = _call([*command, "--states=all", "--format=%K|%T|%r"], accepted=_FORGOTTEN)
         matches = map(_ELEMENT.fullmatch, map(str.strip, found.splitlines()))
@@ -146,6 +148,7 @@ def _largest_array() -> int:
             "this cluster has no job arrays: 'scontrol show config' gives no MaxArraySize",
             fix="Ask its administrators to set MaxArraySize.",
         )
+    # Indices begin at 0, and the largest one is MaxArraySize - 1.
     return int(found[1])
 
 
@@ -156,6 +159,7 @@ def _sbatch(study: StudyDirectory, names: Sequence[str]) -> list[str]:
     return [
         *("sbatch", "--parsable", f"--array=0-{len(names) - 1}"),
         *(f"--job-name={study.lock.study.name}", f"--chdir={folder}"),
+        # sbatch replaces %A and %a in this name, and two percent signs by one.
         f"--output={folder.replace('%', '%%')}/{FOLDER}/%A_%a.log",
         *("--open-mode=append", "--requeue"),  # the second attempt resumes the run of the first
         *("--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}"),

@@ -14,6 +14,7 @@ from capsule.experiment.fields import Model, Name, PositiveFloat, PositiveInt, S
 from capsule.experiment.spec.randomness import StreamName
 from capsule.experiment.spec.recording import MAX_MEBIBYTES, MAX_MINUTES
 
+# kubernetes_job lists all members in one manifest, for which etcd has room for 1.5 MiB.
 MAX_MEMBERS = 2_000
 
 FieldName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+(\.[a-z0-9_-]+)*$")]
@@ -21,6 +22,7 @@ Settings = dict[FieldName, Any]
 ScoreSource = Annotated[
     str, StringConstraints(pattern=r"^[^#\x00]+#(/[^\x00]*)?$", max_length=1024)
 ]
+# The name has no dot, because a dot ends it in the names of members (StudyLock.groups).
 GroupName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")]
 
 
@@ -74,6 +76,7 @@ Distribution = Annotated[
 
 
 def _check_range(name: str, low: float, high: float) -> None:
+    # The comparison is negated so that it rejects NaN as well.
     if not low < high:
         raise ValueError(f"{name}: the range from {low} to {high} is empty")
 

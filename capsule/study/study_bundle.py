@@ -110,6 +110,7 @@ def pack_study(
         place = MEMBER.format(name=member.identity.name)
         files[place] = Content(member.claims.document(), "run", _JSON)
         for content in member.outputs.values():
+            # It is named by its digest, so an output that several members share is stored once.
             files[OUTPUT.format(sha256=sha256_hex(content))] = Content(content, "output", _JSON)
     path = pack(files, bundle.claim_id, key, destination, ssh_sign, kind="study")
     return path, bundle
@@ -127,6 +128,8 @@ def open_study(path: Path, trust: TrustPolicy) -> Iterator[tuple[OpenedBundle, S
             as the policy asks.
     """
     with open_bundle(path, trust, kind="study") as opened:
+        # The signature and every digest have been checked by now. From here on, the documents are
+        # compared with one another, because a signer can sign documents that contradict each other.
         claims = opened.read(CLAIMS, StudyClaims)
         lock = opened.read(LOCK, StudyLock)
         _check_names(claims, lock)
@@ -160,11 +163,13 @@ def _check_files(opened: OpenedBundle, results: StudyResults) -> None:
     for member in results.members:
         known.add(MEMBER.format(name=member.identity.name))
         known.update(OUTPUT.format(sha256=sha256_hex(each)) for each in member.outputs.values())
+    # A file that no document names would be signed without having been checked.
     if surplus := {*opened.files} - known:
         raise _disagreement(f"it has the further file {min(surplus)!a}")
 
 
 def _check_tables(claims: StudyClaims, results: StudyResults) -> None:
+    # The iteration over a model yields the name and the value of each field.
     for name, table in tables_of(results):
         if getattr(claims.tables, name) != table:
             raise _disagreement(f"the table of {name} does not follow from the members' claims")

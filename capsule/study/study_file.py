@@ -76,6 +76,7 @@ class StudyFile(NamedTuple):
                 f"study {self.study.name} has no 'starts', so no run ranks start sequences for it",
                 fix="Add starts: {set: {seeds.root: 1000}} to the study.",
             )
+        # This run ranks sequences of its own, even if the base spec pins some.
         own = (*sorted(self.study.starts.set.items()), (START_SET, None))
         return self._spec((), own, "starts")
 
@@ -92,8 +93,11 @@ class StudyFile(NamedTuple):
         known: dict[str, Spec] = {}  # members with equal settings have one spec
         pinned = () if starts is None else (_pair(starts),)
         for member in plan_members(self.study):
+            # Settings have lists and mappings as values, which have no hash.
             key = repr(member.settings)
             if key not in known:
+                # plan_members() puts the settings of the study first, and _spec() adds these
+                # itself.
                 own = member.settings[len(self.study.set) :]
                 known[key] = self._spec(pinned, own, f"groups.{member.group}")
                 self._check_scores(known[key], member)
@@ -112,6 +116,7 @@ class StudyFile(NamedTuple):
         """Return the base with the settings of the study, and then those that ``where`` has."""
         document = self.base.copy()
         shared = sorted(self.study.set.items())
+        # Later ones replace earlier ones, so that a group can set evaluation.start_set itself.
         for place, pairs in (("starts", pinned), ("set", shared), (where, own)):
             for field, value in pairs:
                 document.set(field, value, f"set by {place} of {self.path.name}")

@@ -217,6 +217,7 @@ def _curve(group: str, task: ScoredTask, members: list[MemberResult]) -> CurveRo
         {point.step: fmean(point.returns) for point in dict(member.tasks)[task]}
         for member in members
     ]
+    # The outputs of programs may have different numbers of evaluations.
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     points = []
     for step in common:
@@ -247,6 +248,7 @@ def _variances(groups: Groups, seed: str) -> Iterator[VarianceRow]:
                 tests[first, second] = equal_variance(scores, label)
         corrected = holm({"\n".join(key): test.permutation_p_value for key, test in tests.items()})
         for (first, second), test in tests.items():
+            # JSON has no infinity.
             finite = test.statistic is not None and test.statistic != float("inf")
             yield VarianceRow(
                 task=task.name,

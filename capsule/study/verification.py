@@ -127,6 +127,7 @@ def check_study(
             "--challenge needs the bundles of the members, which keep the states of segments",
             fix="Add --members with their folder, or use --sample.",
         )
+    # What can be rejected is found here, before the first member is executed for hours.
     drawn = [] if sample is None else chosen_members(results, sample)
     found = {} if folder is None else find_bundles(results, folder)
     segments = {} if challenge is None else count_segments(results, found)

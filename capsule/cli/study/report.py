@@ -98,6 +98,7 @@ def read_report(path: Path) -> StudyReport:
     if path.is_dir():
         return StudyReport.of(StudyResults.of(StudyDirectory.open(path)))
     with open_study(path, TrustPolicy.of([])) as (_, bundle):
+        # open_study() has computed these tables from the claims again.
         return StudyReport(bundle.results, bundle.claims.tables, bundle.claim_id)
 
 

@@ -67,10 +67,13 @@ def command(
     from capsule.study.running import RunOptions
 
     backend = parse_backend(on, lambda text: None if quiet else typer.echo(text, err=True))
+    # No passphrase is asked for, because the members read the key themselves, without a terminal.
     signing_key = checked_key(key, passphrase_file, ask=False)
+    # The reporter ends before the table begins, as rich shows one live display at a time.
     with open_reporter(quiet=quiet) as reporter:
         file, lock = locked_study(study, Cache(), progress=reporter.note)
     folder = output or Path("studies") / file.study.name
+    # A wrong --only is found before the folder is made.
     chosen = StudyDirectory(folder, lock).chosen(only or [])
     directory = StudyDirectory.create(folder, lock, resume=resume)
     key_file, _ = signing_key()  # before hours of work

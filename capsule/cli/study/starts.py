@@ -49,10 +49,12 @@ def command(
     signing_key = checked_key(key, passphrase_file, ask=False)
     file = StudyFile.load(study)
     target = file.beside(STARTS)
+    # An output that cannot be written is found before the training.
     check_output(target)
     with open_reporter(quiet=quiet) as reporter:
         lock = lock_starts(file, earlier_lock(file), Cache(), reporter.note)
         key_file, signer = signing_key()
+        # The name follows from the lock, so the same command resumes a run that was interrupted.
         folder = output / f"{file.study.name}.starts-{lock.digest()[:8]}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_lock(folder / LOCK, lock)

@@ -88,6 +88,7 @@ def command(
         identities=identity or (),
         threshold=threshold,
     )
+    # Exactly one must be given: a trusted key, or the consent to do without.
     if policy.trusts_nobody != allow_untrusted:
         raise CapsuleError(
             "CAP-V002" if policy.trusts_nobody else "CAP-V006",

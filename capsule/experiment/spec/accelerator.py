@@ -54,6 +54,7 @@ class CudaAccelerator(Model):
         pattern=r"^[0-9]+\.[0-9]$",
         description="Compute capability of the GPU, e.g. '9.0'; null: any.",
     )
+    # In stored specs without this field, nothing is pinned on the CPU beside a GPU.
     numerics: Numerics = added(
         absent="native",
         default="portable-v3",

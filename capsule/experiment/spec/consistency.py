@@ -70,6 +70,7 @@ def check_training(
         ValueError: Two sections do not fit each other.
     """
     unit = trainer.interval_steps
+    # Records, checkpoints and evaluations are made between parameter updates only.
     for name, value in (
         ("recording.trace_interval", recording.trace_interval),
         ("recording.tensor_interval", recording.tensor_interval),
@@ -85,6 +86,8 @@ def check_training(
             f"recording.tensor_interval {recording.tensor_interval} is not a multiple of "
             f"recording.trace_interval {recording.trace_interval}"
         )
+    # A state is kept at the end of a trace record: segment_states.check_state() compares the head
+    # of the trace there with that of the checkpoint.
     if recording.segment_states and recording.checkpoint_interval % recording.trace_interval:
         raise ValueError(
             f"recording.segment_states: recording.checkpoint_interval "
@@ -152,6 +155,7 @@ def _check_network(environment: EnvironmentSpec, trainer: AlgorithmTrainer) -> N
                 + ("vectors: remove it" if flat else "images: declare one layer or more")
             )
         return
+    # The first member of the union is the Literal with the names of networks.
     named, *_ = get_args(type(trainer).model_fields["network"].annotation)
     offered = get_args(get_args(named)[0])
     fitting = [name for name in _FITTING_NETWORKS[kind] if name in offered]
@@ -206,6 +210,7 @@ def _check_tasks(
         raise ValueError("environment.further_games need full_action_set: true")
     if not evaluation.noop_max:
         raise ValueError("environment.further_games need evaluation.noop_max, e.g. 30")
+    # Actors and starts take turns over the games, as many for each.
     for name, number in (
         ("trainer.actors", trainer.actors),
         ("evaluation.starts", evaluation.starts),

@@ -12,6 +12,7 @@ from capsule.experiment.fields import Model, PositiveInt
 class DeterminismSpec(Model):
     """The determinism layers. Anything weaker than the default is a declared relaxation."""
 
+    # The range is the one that Python accepts for PYTHONHASHSEED.
     hash_seed: Annotated[int, Field(ge=0, le=4294967295)] | None = Field(
         0,
         description=(
@@ -52,6 +53,7 @@ class DeterminismSpec(Model):
     tf32: bool = Field(
         False, description="Whether TensorFloat-32 is allowed in matrix products and convolutions."
     )
+    # The C library's sets of processors have room for 1024 (CPU_SETSIZE).
     cores: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         4,
         description=("Number of processors that programs see; null: the real number."),

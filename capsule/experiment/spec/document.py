@@ -105,6 +105,7 @@ class Spec(Model):
         """
         if isinstance(self.trainer, CommandTrainer):
             raise TypeError("the spec runs a command")
+        # model_construct() shares the sections, which have been validated already.
         return TrainingSpec.model_construct(**dict(self))
 
 

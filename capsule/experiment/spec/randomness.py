@@ -75,6 +75,7 @@ class SeedsSpec(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> SeedsSpec:
+        # A root of 0 is no contradiction, because stored specs spell out every default.
         if self.random and "root" in self.model_fields_set and self.root:
             raise ValueError(f"root {self.root} is given although random is true")
         return self

@@ -300,6 +300,8 @@ class ImpalaTrainer(Model):
 
     def _check_recorded(self, lag: int) -> None:
         """Reject a schedule that cannot be kept, or not be recorded."""
+        # A batch has at most one unroll of each actor, so an actor has a turn every actors / fresh
+        # updates.
         if self.actors > self.fresh * lag:
             least = -(-self.actors // self.fresh)
             raise ValueError(

@@ -75,12 +75,15 @@ def stratified_intervals(
     for tasks in samples:
         check_scores(tasks)
     strata = [task for tasks in samples for task in tasks]
+    # Each task of each sample has draws of its own. With equal ones, samples of equal sizes would
+    # be drawn in step, as if their runs were pairs.
     places = [
         draws(f"{seed}/{place}/{number}", len(task))
         for place, tasks in enumerate(samples)
         for number, task in enumerate(tasks)
     ]
 
+    # bootstrap() draws from a flat list of strata, and the statistic takes samples.
     def of_samples(drawn: Iterable[Sequence[float]]) -> Sequence[float]:
         following = iter(drawn)
         return statistics(*([*islice(following, len(tasks))] for tasks in samples))

@@ -108,6 +108,7 @@ def equal_variance(groups: Sequence[Sequence[float]], seed: str) -> VarianceTest
             f"a test of equal variance needs two groups of at least {MIN_SCORES} scores"
         )
     deviations = _deviations(groups)
+    # Without any spread, F is 0/0.
     if _alike([*chain(*deviations)]):
         return VarianceTest(None, 1.0, 1.0, exact=True)
     statistic = _f_ratio(deviations)
@@ -162,6 +163,7 @@ def _permuted(groups: Sequence[Sequence[float]], seed: str) -> tuple[float, bool
     number = math.factorial(len(values)) // math.prod(map(math.factorial, sizes))
     exact = number <= MAX_ARRANGEMENTS
     arrangements = _arrangements(values, sizes) if exact else _shuffles(values, sizes, seed)
+    # Arrangements whose sums differ from the observed ones by rounding alone count as equal.
     found = _between(groups) - _ROUNDING * math.fsum(values)
     as_large = sum(_between(arrangement) >= found for arrangement in arrangements)
     return (as_large / number, True) if exact else ((as_large + 1) / (PERMUTATIONS + 1), False)
@@ -198,6 +200,7 @@ def _shuffles(
     group is left, whose order does not matter.
     """
     open_places = range(len(values), sizes[0], -1)
+    # One generator for each number of open places: draws() makes integers below a fixed bound.
     sources = [(size, draws(f"{seed}/{size}", size)) for size in open_places]
     ends = list(itertools.accumulate(sizes))
     for _ in range(PERMUTATIONS):

@@ -25,6 +25,7 @@ def f_tail(statistic: float, numerator: int, denominator: int) -> float:
         return 0.0
     scaled = numerator * statistic / denominator
     x, rest = 1 / (1 + scaled), scaled / (1 + scaled)
+    # F is 0 or overflows here, and one of the logarithms below does not exist.
     if x == 0 or rest == 0:
         return float(rest == 0)
     a, b = denominator / 2, numerator / 2
