@@ -87,6 +87,8 @@ def _decode(raw: bytes) -> _Point | None:
     sign, y = y >> 255, y & (2**255 - 1)
     if y >= _PRIME:
         return None
+    # -1 is a square modulo p and d is not, so the denominator is never 0 and pow() finds its
+    # inverse.
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _PRIME) % _PRIME
     x = pow(square, (_PRIME + 3) // 8, _PRIME)
     if x * x % _PRIME != square:
@@ -139,6 +141,7 @@ def _verify_p256(raw: bytes, signature: bytes, message: bytes) -> bool:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
+    # This raises nothing: PublicKey has rejected every point that is not on the curve.
     key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), raw)
     try:
         key.verify(signature, message, ec.ECDSA(SHA256()))

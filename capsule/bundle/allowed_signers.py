@@ -16,6 +16,7 @@ from capsule.bundle.algorithms import KEY_TYPES
 from capsule.bundle.keys import PublicKey, parse_openssh
 from capsule.host.errors import CapsuleError
 
+# As in OpenSSH, a backslash escapes a quotation mark and nothing else.
 _QUOTED = r'"(?:\\"|[^"\\]|\\(?!"))*"'
 _PRINCIPALS = re.compile(r'"([^"]+)"\s+|([^\s"]+)\s+')
 _OPTIONS = re.compile(rf'((?:{_QUOTED}|[^\s"])+)\s+')
@@ -68,6 +69,7 @@ def matches(text: str, patterns: str) -> bool:
     positive = False
     for pattern in patterns.split(","):
         # fnmatch has character classes as well, OpenSSH has none.
+        # It does not backtrack over stars, so no pattern takes exponential time.
         if fnmatchcase(text, pattern.removeprefix("!").replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
@@ -101,6 +103,7 @@ def _parse_line(line: str) -> AllowedSigner | None:
         raise ValueError("the line must consist of principals, options, key type and key")
     principals, rest = found[1] or found[2], line[found.end() :]
     options: dict[str, str] = {}
+    # No option begins like a type of key, so this tells whether there are any options.
     if not rest.startswith(_ANY_TYPE):
         if (listed := _OPTIONS.match(rest)) is None:
             raise ValueError("the options are malformed, or no key follows them")

@@ -63,6 +63,7 @@ class Limits:
     archive: int = 16 << 30
     envelope: int = 1 << 20
     manifest: int = 16 << 20
+    # capsule.experiment.contract.MAX_OUTPUTS has to leave room below this for the other members.
     files: int = 10_000
 
 
@@ -81,6 +82,7 @@ def header(name: str, size: int) -> bytes:
     Raises:
         ValueError: The name or the size has no canonical header.
     """
+    # fullmatch(), since '$' in a pattern of Python's also matches before a newline at the end.
     if not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME:
         raise ValueError(f"not a canonical member name: {name!a}")
     if not 0 <= size <= MAX_SIZE:
@@ -139,6 +141,7 @@ def open_archive(path: Path) -> BufferedReader:
         ) from error
     except OSError as error:
         if path.parts[0] in _SCHEMES:
+            # pathlib has made one slash of the two that follow the scheme.
             address = path.as_posix().replace(":/", "://", 1)
             raise CapsuleError(
                 "CAP-B101",
@@ -247,6 +250,7 @@ class ArchiveReader:
     def _block(self, name: str) -> bytes:
         block = self._stream.read(BLOCK)
         if len(block) != BLOCK:
+            # A compressed bundle may be shorter than one block, and has a message of its own.
             reject_wrapped(block)
             raise _truncated(name)
         return block

@@ -242,6 +242,7 @@ def open_bundle(
             # duties move here, to be done by OpenedBundle.close.
             resources = ExitStack()
             opened = _check(stream, TrustPolicy.of(trust), limits, root, resources)
+        # The manifest states the kind, and counts only now that it has been checked.
         if kind not in (None, opened.manifest.kind):
             resources.close()
             found = opened.manifest.kind
@@ -288,6 +289,7 @@ def _check(
         key = sshsig.verify(reader.read(SSHSIG, sshsig.MAX_SIZE), document)
         signatures.append(KeySignature("sshsig", key.fingerprint, key))
     checksums = manifest.checksums
+    # SHA256SUMS is never parsed: all of its bytes follow from the manifest.
     reader.check(CHECKSUMS, len(checksums), sha256_hex(checksums))
     members = {
         file.path: Member(file, reader.check(file.path, file.size, file.sha256))
@@ -296,6 +298,7 @@ def _check(
     reader.finish()
     # Trust comes last: whether a signer is known matters only for a bundle that is intact.
     signers = policy.judge(signatures, document)
+    # A policy without any key asks for integrity alone, so there is nothing to require.
     if not policy.trusts_nobody:
         policy.require(signers)
     files = Members(stream, members, root)
@@ -354,6 +357,8 @@ def _measure(source: Path | bytes) -> tuple[int, str]:
         return len(source), sha256_hex(source)
     with _open_source(source) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        # The number of bytes that were hashed. The size that stat() gives may already be another
+        # one.
         return stream.tell(), digest
 
 

@@ -179,6 +179,7 @@ def read_document(path: Path, model: type[Document]) -> Document:
     Raises:
         CapsuleError: CAP-B090 missing, not canonical, or not of the model's form.
     """
+    # A document that is longer than the bound is cut off, and the rest of it is not canonical JSON.
     with _reading(path.name, model.__name__), open_regular(path, follow=False) as stream:
         return model.parse(stream.read(MAX_DOCUMENT_BYTES))
 
@@ -208,6 +209,7 @@ def _reading(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        # str() of an OSError would add its number and the whole path.
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise CapsuleError(
             "CAP-B090",
@@ -257,6 +259,7 @@ def image_relaxations(lock: Lock, engine: str, report: EntropyReport) -> tuple[s
         engine: Where it ran.
         report: What the launcher read back: without a container, whether the run had namespaces.
     """
+    # Claims take a container for granted, so only a run without one declares how it was executed.
     outside = []
     if engine == "process":
         outside = ["engine=process"] if report.numbers_pinned else ["engine=process", NO_NAMESPACES]
@@ -304,6 +307,8 @@ def collect_program_claims(
 ) -> ProgramClaims:
     """Gather the claims of a program's finished run: :func:`collect_claims`."""
     outputs = read_document(run_directory / contract.OUTPUTS, contract.Outputs)
+    # Only the program decides whether it records arrivals, so the spec does not say whether there
+    # is a log.
     log = run_directory / contract.ARRIVALS
     arrivals = read_arrivals(log) if log.exists() else None
     return ProgramClaims(

@@ -34,6 +34,7 @@ def cosign(bundle: Path, sign: Callable[[bytes], bytes], destination: Path) -> S
         manifest = opened.manifest.document()
         claim_id = opened.claim_id
     signature = sign(manifest)
+    # The signature names its key. Where an agent or a token signed, nothing else here does.
     signer = sshsig.verify(signature, manifest)
     try:
         with destination.open("xb") as stream:

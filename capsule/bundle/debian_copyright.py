@@ -90,12 +90,14 @@ def copyright_files(layer: Path, packages: Iterable[str]) -> dict[str, bytes]:
 def _followed(path: str, entries: Mapping[str, TarEntry]) -> TarEntry | None:
     """Return the file that a path leads to, through links: packages share a documentation."""
     for _ in range(MAX_LINKS):
+        # The file itself may be a link, or any of the folders that it is in.
         steps = [path, *map(str, PurePosixPath(path).parents)]
         links = (step for step in steps if step in entries and entries[step].kind == "symlink")
         link = next(links, None)
         if link is None:
             found = entries.get(path)
             return found if found and found.kind == "file" else None
+        # With the slash in front, '..' leads at most to the root of the image.
         target = posixpath.join("/", posixpath.dirname(link), entries[link].target)
         path = posixpath.normpath(target).lstrip("/") + path.removeprefix(link)
     return None

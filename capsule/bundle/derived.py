@@ -31,6 +31,8 @@ def derived_members(
         kinds: Every member of the bundle, of :func:`capsule.bundle.run_bundle.members_of`.
     """
     embedded = run_bundle.IMAGE_ARCHIVE in kinds
+    # That of a whole run with the usual options: the author's numbers of learners and replicas
+    # change no bits and are left out.
     job = contract.Job.of(lock)
     others = {path: kind for path, kind in kinds.items() if path != CRATE}
     members = {

@@ -30,8 +30,10 @@ def sound_events(stream: BinaryIO) -> Iterator[bytes]:
     for line in event_lines(stream):
         try:
             event = Event.model_validate_json(line)
+            # In canonical form, the only one that parse_event() accepts from a bundle.
             document = canonical_json(event.model_dump(mode="json", exclude_none=True)) + b"\n"
         except ValueError:
+            # This also drops the pieces of a line that is too long.
             continue
         if len(document) <= MAX_EVENT_BYTES:
             yield document

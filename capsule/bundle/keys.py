@@ -175,6 +175,7 @@ def generate(
         pem.BestAvailableEncryption(passphrase.encode()) if passphrase else pem.NoEncryption()
     )
     secret = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, cipher)
+    # A line break in the comment would end the one line of the public file.
     public = replace(_public_half(key.public_key()), comment=" ".join(comment.split()))
     beside = path.with_name(path.name + ".pub")
     # lexists, because a dangling link takes the name, too.
@@ -213,6 +214,8 @@ def load_private(path: Path, passphrase: str | None = None) -> PrivateKey:
             raise _undecipherable(path) from error
         raise CapsuleError(ENCRYPTED, f"the key {path} has a passphrase", fix=_UNLOCK) from error
     except (ValueError, UnsupportedAlgorithm) as error:
+        # To decrypt OpenSSH's format, cryptography needs the package bcrypt, on which Capsule does
+        # not depend.
         if openssh and isinstance(error, UnsupportedAlgorithm):
             raise _in_openssh_format(path) from error
         if passphrase:
@@ -363,6 +366,7 @@ def _read(path: Path, *, private: bool) -> bytes:
             message,
             fix="Give the path of a readable key file, or make a key: capsule keygen FILE",
         ) from error
+    # This comes before the mode, because chmod would not make a public key one that can sign.
     if private and (b"PUBLIC KEY-----" in data or data.startswith(_OPENSSH_PUBLIC)):
         likely = f"; its file is probably {path.with_suffix('')}" if path.suffix == ".pub" else ""
         fix = f"Give the private key{likely}."

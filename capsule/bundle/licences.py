@@ -148,6 +148,7 @@ def debian_choice(licences: tuple[str, ...]) -> Choice:
     ]
     return [
         {"license": {kind: value, "acknowledgement": "declared"}}
+        # 'GPL-2' and 'GPL-2.0' have the same identifier, which is listed once.
         for kind, value in dict.fromkeys(known)
     ]
 

@@ -42,6 +42,7 @@ Role = Literal[
     "log",
 ]
 BundleKind = Literal["run", "study"]
+# The envelope is always there, because open_bundle() begins with it.
 SignatureKinds = tuple[Literal["dsse"]] | tuple[Literal["dsse"], Literal["sshsig"]]
 MediaType = Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9][a-z0-9.+-]*$", max_length=100)]
 _M = TypeVar("_M", bound=Model)
@@ -93,6 +94,8 @@ class Manifest(Model):
     @cached_property
     def checksums(self) -> bytes:
         """The bytes of ``SHA256SUMS``: the manifest itself, then every file of it."""
+        # The line of the manifest comes first: the scripts in docs/bundle-format.md and
+        # docs/trust.md rely on that.
         digests = {MANIFEST: sha256_hex(self.document())}
         digests |= {file.path: file.sha256 for file in self.files}
         return "".join(f"{digest}  {path}\n" for path, digest in digests.items()).encode()
@@ -139,6 +142,8 @@ def parse_document(
         findings = error.errors(include_url=False, include_input=False)
         first = findings[0]
         where = ".".join(str(part) for part in first["loc"])
+        # Only unknown fields can come from a later version. Any other finding is wrong in all of
+        # them.
         if grows and all(finding["type"] == "extra_forbidden" for finding in findings):
             raise CapsuleError(
                 "CAP-B145",

@@ -58,6 +58,7 @@ class Members(Mapping[str, Path]):
     def __len__(self) -> int:
         return len(self._members)
 
+    # The one of Mapping would call __getitem__, which makes a copy.
     def __contains__(self, path: object) -> bool:
         return path in self._members
 
@@ -88,6 +89,7 @@ class Members(Mapping[str, Path]):
                 fix="Do not trust this bundle; no run makes such a file.",
             )
         with self.open(path) as stream:
+            # The digest below notices a file that has become shorter since it was checked, too.
             data = stream.read()
         if (found := sha256_hex(data)) != file.sha256:
             raise other_content(path, found, file.sha256)

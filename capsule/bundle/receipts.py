@@ -69,6 +69,7 @@ MODES: dict[Verdict, re.Pattern[str]] = {
     "reproduced-segments": re.compile(r"segments:(all|[1-9][0-9]{0,8})"),
     "reproduced-prefix": re.compile(r"prefix:[1-9][0-9]{0,15}"),
     "reproduced-statistical": re.compile(r"full"),
+    # Any mode that executes something may have found a difference.
     "not-reproduced": re.compile(r"full|(segments|prefix):(all|[1-9][0-9]{0,15})"),
 }
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -273,6 +274,7 @@ def write_receipt(
         CapsuleError: CAP-B173, the file cannot be written.
     """
     data = seal(statement.document(), key).document()
+    # The digest in the name lets the receipts of several verifiers lie beside one bundle.
     path = path or bundle.with_name(f"{bundle.name}.{sha256_hex(data)[:8]}{SUFFIX}")
     try:
         write_output(path, data)

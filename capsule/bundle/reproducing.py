@@ -15,6 +15,8 @@ from capsule.image.assembly.assemble import reference_of
 from capsule.image.data.listing import size_text
 from capsule.image.distribution import PREFIX, distribution_of
 
+# These texts are parts of a signed member, which verify makes again and compares byte for byte.
+# Bundles of a Capsule with other words are recognised by its digest (capsule.host.code).
 _HEAD = """\
 # Reproducing {name}
 

@@ -59,6 +59,8 @@ RUN = "run/"
 CHECKPOINT = "checkpoints/"
 STATES = "states/"
 
+# Debian's mirrors drop old packages, and another Capsule has other training code. Wheels are
+# fetched again by their digests.
 EMBEDDED_LAYERS = ("base", "code")
 
 # By what factor a layer may have shrunk, and up to what size that does not matter. Trees of small
@@ -205,9 +207,11 @@ def _training_members(lock: Lock, claims: TrainingClaims) -> Iterator[tuple[str,
         yield SCHEDULE, ("profile", _BINARY)
     if has_population(lock):
         yield POPULATION, ("run", _JSON)
+    # A slice, because the claims of an untrusted bundle may have no checkpoint at all.
     for checkpoint in claims.checkpoints[-1:]:
         yield checkpoint_member(checkpoint.step), ("checkpoint", _BINARY)
     if lock.spec.recording.segment_states:
+        # Segments begin at every checkpoint but the last one.
         for checkpoint in claims.checkpoints[:-1]:
             index, pack = state_members(checkpoint.step)
             yield index, ("state", _JSON)
@@ -254,6 +258,7 @@ def output_members(paths: Iterable[tuple[str, str]]) -> dict[str, str]:
             files.add(name.lower())
             folders |= above
         else:
+            # Outputs of equal content share this member.
             members[path] = BY_DIGEST + sha256
     return members
 

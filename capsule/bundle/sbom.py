@@ -30,6 +30,7 @@ from capsule.machine.gpu import Driver, Gpu
 
 Component = dict[str, Any]
 
+# This value never changes, because verifiers derive the serial numbers of older documents again.
 NAMESPACE = uuid.UUID("f3c5cf5a-6b0e-5d0f-8f5c-2c9f6c6b1e57")  # of Capsule's serial numbers
 CODE_LICENCE = "Apache-2.0"
 _NO_LICENCE = {"name": "capsule:licence", "value": "no assertion"}
@@ -287,6 +288,8 @@ def _document(
         "serialNumber": f"urn:uuid:{uuid.uuid5(NAMESPACE, seed)}",
         "version": 1,
         "metadata": {"component": root},
+        # By their references, so that the bytes do not depend on the order in which parts are
+        # listed.
         "components": sorted(components, key=lambda component: str(component["bom-ref"])),
         "dependencies": [
             {"ref": reference, "dependsOn": sorted(needed)}

@@ -46,6 +46,7 @@ def validate_sbom(data: bytes) -> None:
     except ValueError as error:
         _reject(str(error))
     objects = list(_objects(document))
+    # Bounds come before the schema, whose check would take as long as the document wants.
     _check_profile(objects)
     _check_schema(data)
     if document["specVersion"] != "1.6":  # the schema takes any
@@ -162,12 +163,14 @@ def sbom_matches_lock(data: bytes, lock: Lock, image_config_digest: str | None =
     differences += [f"{ref} is not in the lock" for ref in sorted(found.keys() - expected.keys())]
     for ref in sorted(expected.keys() & found.keys()):
         differences += _fields_that_differ(ref, found[ref], expected[ref])
+    # These two were compared part by part above.
     rest = {"components", "metadata"}
     differences += [
         f"{field} differs"
         for field in sorted((stated.keys() | derived.keys()) - rest)
         if stated.get(field) != derived.get(field)
     ]
+    # The comparison by references says nothing of the order and the place of components.
     if not differences and stated != derived:
         differences.append("components or metadata are arranged differently")
     return differences
@@ -180,6 +183,7 @@ def _root(document: Mapping[str, Any]) -> Component:
 
 def _parts(document: Mapping[str, Any]) -> list[Component]:
     parts = [_root(document), *document.get("components", [])]
+    # A component without a reference gets one, so that several of them are not taken for one.
     return [{"bom-ref": f"(unnamed {number})", **part} for number, part in enumerate(parts)]
 
 

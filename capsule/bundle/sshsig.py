@@ -28,6 +28,7 @@ _MAGIC = b"SSHSIG"
 _VERSION = 1
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _COLUMNS = 70  # of the armor's base64
+# ssh-keygen uses the first one unless it is told otherwise, and so does sign().
 _HASHES = ("sha512", "sha256")
 _STATE = 5  # bytes of a token's flags and counter
 _TOUCHED = 1  # FIDO's flag "user present"
@@ -70,6 +71,7 @@ def verify(data: bytes, message: bytes, namespace: str = NAMESPACE) -> PublicKey
     key, signed = found.key, _signed_bytes(message, namespace, found.hash_name)
     if key.algorithm.of_token:
         signed = _signed_by_token(key.application, found.state, signed)
+    # Not key.verify(): that one is for envelopes, which the key of a token cannot sign.
     if not key.algorithm.verify(key.raw, found.signature, signed):
         raise tampered(
             "CAP-B153", f"the SSH signature is not one of {key.fingerprint} over this file"
@@ -140,6 +142,7 @@ def _parse(data: bytes, namespace: str) -> SshSignature:
     # key's.
     if kind != key.algorithm.key_type.encode():
         raise ValueError(f"a signature of type {_show(kind)} by a {key.algorithm.key_type} key")
+    # Either s is accepted here, unlike in an envelope, because OpenSSH writes both.
     if key.algorithm.is_ecdsa:
         value = _der(value)
     found = SshSignature(key, hash_name.decode(), value, signature[end:])

@@ -241,6 +241,7 @@ def _read(path: Path, original: Original, policy: TrustPolicy) -> Receipt:
             "CAP-B175", f"the receipt is dated {summary.time_verified}, which is in the future"
         )
     fingerprint = envelope.signatures[0].keyid
+    # A policy needs the manifest for separate signature files only, and one for receipts has none.
     (signer,) = policy.judge([KeySignature("dsse", fingerprint, key)], b"")
     return Receipt(
         file=path.name,
@@ -281,6 +282,8 @@ def _tallies(receipts: Sequence[Receipt]) -> dict[Verdict, ReceiptTally]:
     for verdict in LEVELS:
         counted = [each for each in receipts if each.counts and each.verdict == verdict]
         if counted:
+            # A signer may have made several receipts, and several signers may have used machines of
+            # one kind.
             signers = {receipt.signer for receipt in counted}
             machines = {receipt.machine.key for receipt in counted}
             tallies[verdict] = ReceiptTally(signers=len(signers), machines=len(machines))

@@ -144,6 +144,7 @@ class TrustPolicy:
                 do not count), B155 (too few trusted keys signed).
         """
         # A set: one key that signed the envelope and the manifest's SSH signature is one signer.
+        # A keyless signer has no key and counts by its identity.
         counted = {
             str(signer.key or signer) for signer in signers if signer.rejection_reason is None
         }
@@ -315,6 +316,8 @@ def _read_revoked(path: Path) -> list[str]:
                 found.append(text.split()[0])
                 continue
             try:
+                # Not load_public(): ssh-keygen -r reads the same list, which may have keys of other
+                # types.
                 found.append(fingerprint(openssh_blob(text)))
             except ValueError as error:
                 raise ValueError(

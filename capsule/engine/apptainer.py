@@ -38,6 +38,8 @@ from capsule.host.owner import temporary_folder
 from capsule.image.assembly.assemble import TASK_USER, Image
 
 _PROGRAMS = ("apptainer", "singularity")  # SingularityCE has the same command line
+# Without --no-init, a process of Apptainer would be the first of the namespace, where the launcher
+# has to be. --no-mount leaves out the /sys and the binds that the administrator has configured.
 _CONFINED = (
     *("--userns", "--containall", "--no-init", "--no-privs", "--cleanenv", "--no-umask"),
     *("--no-home", "--no-mount", "bind-paths,sys", "--net", "--network", "none"),
@@ -118,6 +120,8 @@ class ApptainerEngine(UnpackedImageEngine):
             temporary_folder("capsule-apptainer-") as scratch,
             started(self._start(task, image, data, scratch), task) as running,
         ):
+            # Unlike bwrap, Apptainer does not report the number of the first process, so /proc is
+            # searched.
             while running.first is None and running.wait(_POLL_SECONDS) is None:
                 running.first = _first_process(descendants(running.number))
             if running.first is None:
@@ -171,6 +175,8 @@ class ApptainerEngine(UnpackedImageEngine):
                 *(word for bind in binds for word in ("--bind", bind)),
                 *(str(self._root), *inside),
             ),
+            # No variable APPTAINER_… or SINGULARITY_… of the caller's, which would add binds and
+            # options.
             {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ},
             "/",
             enclosed=True,
@@ -197,6 +203,8 @@ def _first_process(processes: set[int]) -> int | None:
     for process in processes:
         with suppress(OSError):  # processes end at any moment
             for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                # The numbers of a process in all namespaces that it is in, the innermost last
+                # (proc(5)).
                 if line.startswith("NSpid:") and line.split()[2:] and line.split()[-1] == "1":
                     return process
     return None

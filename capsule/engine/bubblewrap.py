@@ -113,6 +113,7 @@ class BubblewrapEngine(UnpackedImageEngine):
             }
             start = self._start(task, image, data, descriptors)
             running = stack.enter_context(started(start, task))
+            # Otherwise _first_process() would never see the end of the pipe.
             told.close()
             first = _first_process(tell)
             if first is None:
@@ -131,6 +132,8 @@ class BubblewrapEngine(UnpackedImageEngine):
         size = str(task.limits.temporary_mb << 20)
         memory = ("--perms", "1777", "--size", size, "--tmpfs")
         system = "/sys/devices/system"  # where C libraries look for processors
+        # bwrap makes these one after the other, so a folder becomes read-only after all that is
+        # mounted below it.
         folders = (
             *("--ro-bind", str(self._root), "/", "--proc", "/proc", "--dev", "/dev"),
             *_guarded_proc(),

@@ -183,13 +183,18 @@ def in_cluster(
         yield settings
     elif isinstance(cluster, RemoteCluster):
         added = remote_variables(cluster, TOKEN)
+        # The engine's usual network, which leads to more than the cluster.
         reaching = {**settings, "network_mode": "bridge"}
         if cluster.token is None:
             yield _with(reaching, added, None)
             return
+        # A copy, which the container's user can own; the original keeps its owner and mode.
         with _token(cluster.token.read_text(), settings["user"]) as path:
             yield _with(reaching, added, path)
     else:
+        # The workers start first and wait for the head, which is the run's own container and starts
+        # in the caller's block. Everything is removed in reverse, as an engine removes no network
+        # that is in use.
         token = _token(secrets.token_hex(32), settings["user"])
         with token as path, _network(settings["labels"], client) as network, ExitStack() as stack:
             common = _with(settings, {**_NODES, **token_variables(TOKEN)}, path)

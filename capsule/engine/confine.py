@@ -58,6 +58,8 @@ def _limit(number: int, limit: int) -> None:
 def _filter(instructions: bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(instructions) // _INSTRUCTION_BYTES, instructions)
+    # Without privileges the kernel accepts this only after no_new_privs (prctl(2)), which the
+    # engine has set and _check() reads back.
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"the seccomp profile: {os.strerror(error)}")

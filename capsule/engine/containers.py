@@ -55,6 +55,7 @@ PODMAN_PROCESSES = 32_768
 _LABEL = "capsule.run"
 _OWNER = "capsule.owner"
 _CONFLICT = 409  # also if another process is removing it
+# How engines name the init that is missing. Debian's Podman only recommends its catatonit.
 _NO_INIT = ("docker-init", "catatonit", "container-init", "init binary")
 
 
@@ -158,6 +159,8 @@ class ContainerEngine:
                 container = self._start(settings, gpu=bool(task.gpus))
                 try:
                     container.reload()
+                    # The image is what the engine says that it started; the ledger of the run
+                    # relies on it.
                     running, image = _RunningContainer(container), str(container.attrs["Image"])
                     ended = supervise(
                         running, task, interruptions, on_poll=on_poll, poll_seconds=poll_seconds
@@ -169,6 +172,7 @@ class ContainerEngine:
     def _find(self, image: Image) -> EngineImage | None:
         from docker.errors import ImageNotFound
 
+        # Never by name, since any archive that is loaded can take a name over.
         for digest in (image.config_digest, image.manifest_digest):
             with suppress(ImageNotFound):
                 return self._client.images.get(digest)
@@ -267,6 +271,7 @@ class ContainerEngine:
             "command": [],
             "environment": {**task.environment, **data_variables(task.data)},
             "labels": {_LABEL: run_label(run_directory), _OWNER: this_process()},
+            # Otherwise engines choose a random name, which a program could print or hash.
             "hostname": task.hostname or "capsule",
             "working_dir": "/tmp",  # noqa: S108 - the container's own
             "network_mode": "none",
@@ -280,7 +285,10 @@ class ContainerEngine:
             "memswap_limit": f"{limits.memory_mb}m",
             "pids_limit": limits.processes,
             "shm_size": temporary,
+            # With its mode, because some runtimes give a tmpfs that of the folder which it covers.
             "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,size={temporary},mode=1777"},  # noqa: S108
+            # Unlike a volume FROM:TO, a mount fails where the engine does not see the folder,
+            # instead of making an empty one, and allows a colon in the path.
             "mounts": [
                 Mount(MOUNT, str(run_directory), type="bind"),
                 *(Mount(to, str(path), type="bind", read_only=True) for path, to in mounts),
@@ -362,6 +370,7 @@ class _RunningContainer:
         self._container = container
         self._ended: SimpleQueue[int | Exception] = SimpleQueue()
         # Waiting for the engine's answer costs nothing, unlike asking it several times a second.
+        # The request has no time limit, so the thread must not keep this process alive.
         threading.Thread(target=self._await_end, daemon=True).start()
 
     def wait(self, seconds: float) -> int | None:
@@ -499,6 +508,7 @@ def _remove(container: Container) -> None:
 def _collect(container: Container, run_directory: Path) -> None:
     """Keep a container's output and remove it."""
     try:
+        # The container has ended. To follow its log might hang even then (docker/docker-py#3084).
         write_log(container.logs(stream=True, follow=False), run_directory / contract.LOG)
     finally:
         container.remove(force=True, v=True)

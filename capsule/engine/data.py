@@ -35,6 +35,8 @@ def data_mounts(data: Mapping[str, Path]) -> Iterator[Mounts]:
             else:
                 point.parent.mkdir(parents=True)
                 point.touch()
+        # The user of a container may be another one than the owner, for whom alone the folder was
+        # made.
         for each in (folder, *folder.rglob("*")):
             each.chmod(0o755 if each.is_dir() else 0o644)
         sources = [

@@ -37,9 +37,11 @@ SEARCHED = "LD_LIBRARY_PATH"
 # (NVIDIA/nvidia-container-toolkit#1326).
 IN_CONTAINERS = {SEARCHED: "/usr/lib64"}
 _DRIVER = "libcuda.so.1"
+# Neither exists on WSL 2, whose driver is in a folder that containers do not search.
 _LOADED = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 _TOOLKIT_SECONDS = 10
 _CDI_PODMAN = (5, 4)  # the first whose Docker API heeds device requests
+# CDI's default folders. Podman's API does not report which ones it reads.
 _PODMAN_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 
 
@@ -64,6 +66,8 @@ def gpu_request(
     if names := _cdi_names(version, info):
         wanted = [f"{_GPU}={_cdi_name(device, names)}" for device in devices]
         return DeviceRequest(driver="cdi", device_ids=wanted)
+    # Docker's own support of GPUs needs no runtime of NVIDIA's, only this hook on the daemon's
+    # PATH.
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
         uuids = [device.uuid for device in devices]
         return DeviceRequest(device_ids=uuids, capabilities=[["gpu"]])
@@ -95,6 +99,7 @@ def _cdi_name(device: Device, names: frozenset[str]) -> str:
     Raises:
         CapsuleError: CAP-E003, there is no such name, or its index may be another device's.
     """
+    # Also true of an engine elsewhere: capsule.machine.devices.FIRST has the index 0 as its UUID.
     if device.uuid in names:
         return device.uuid
     indices = {name.partition(":")[0] for name in names if re.fullmatch(r"\d+(:\d+)?", name)}

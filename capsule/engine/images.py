@@ -73,6 +73,7 @@ class EngineImages:
         from docker.errors import APIError, NotFound
 
         with engine_errors(self.engine):
+            # Docker removes no image by its id as long as several names lead to it.
             for name in image.names or (image.id,):
                 try:
                     self._client.images.remove(name)
@@ -100,6 +101,7 @@ class EngineImages:
             if not all(name.startswith(NAMES) for name in names):
                 continue
             history = self._client.api.history(facts["Id"])
+            # An image that was built on one of Capsule's inherits its labels, but has more layers.
             if not all(str(layer["CreatedBy"]).startswith(_AUTHOR) for layer in history):
                 continue
             yield EngineImage(

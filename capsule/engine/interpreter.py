@@ -63,6 +63,8 @@ def unpack_interpreter(lock: Lock, cache: Cache, folder: Path) -> Path:
     # Relative to the program, so that it finds its libraries wherever the folder is mounted; and
     # not by a variable, which programs of this machine that it starts would inherit. Libraries of
     # wheels that have a path of their own do not ask the program's, but get what it has loaded.
+    # Forced, because ld.so searches a DT_RUNPATH only for what the program itself needs, and a
+    # DT_RPATH also for what its modules need (ld.so(8)).
     options = ["--force-rpath", "--set-rpath", f"$ORIGIN/../{_LIBRARIES}"]
     options += [word for name in _LOADED_FIRST for word in ("--add-needed", name)]
     subprocess.run([_patchelf(), *options, program], check=True)

@@ -173,6 +173,8 @@ def enclosed_start(task: Task, environment: Path, project: Path | None, data: Mo
 
 def plain_start(task: Task, environment: Path, project: Path | None, home: str) -> Start:
     """Start a task as a process like any other, which ends with Capsule."""
+    # The signal at the parent's death would be cleared by a program that gains privileges
+    # (prctl(2)), which --no-new-privs excludes.
     guard = ("setpriv", "--pdeathsig", "KILL", "--no-new-privs", "--", "prlimit", "--core=0:0")
     run_directory = str(task.run_directory.resolve())
     command = task.command(run_directory=run_directory, prefix=str(environment))
@@ -292,6 +294,7 @@ def started(start: Start, task: Task) -> Iterator[RunningProcess]:
             stderr=subprocess.STDOUT,
             # Ctrl-C on the terminal reaches Capsule alone, which then ends the task in its own way.
             start_new_session=True,
+            # That of containers, whatever the caller's is.
             umask=0o022,
             pass_fds=start.descriptors,
         )

@@ -14,6 +14,7 @@ from typing import Any
 from capsule.image.seccomp import seccomp_profile
 
 _LIBRARY = "libseccomp.so.2"
+# SCMP_ACT_ALLOW and SCMP_ACT_ERRNO(0), and values of enum scmp_compare (seccomp.h).
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _COMPARISONS = {"SCMP_CMP_EQ": 4, "SCMP_CMP_MASKED_EQ": 7}
 _NO_SUCH_CALL = -1  # __NR_SCMP_ERROR: this libseccomp does not know the name
@@ -42,6 +43,7 @@ def compiled_profile() -> bytes | None:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
         return None
+    # By default ctypes would cut the pointer to the 32 bits of an int.
     library.seccomp_init.restype = ctypes.c_void_p
     profile = json.loads(seccomp_profile())
     context = ctypes.c_void_p(library.seccomp_init(_ERRNO | profile["defaultErrnoRet"]))
@@ -67,6 +69,7 @@ def _add(
     arguments = rule.get("args", [])
     comparisons = (_Comparison * len(arguments))(
         *(
+            # For MASKED_EQ, "value" is the mask and "valueTwo" what has to be left of the argument.
             _Comparison(a["index"], _COMPARISONS[a["op"]], a["value"], a.get("valueTwo", 0))
             for a in arguments
         )

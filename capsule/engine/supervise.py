@@ -90,6 +90,7 @@ def exclusive(run_directory: Path) -> Iterator[None]:
         CapsuleError: CAP-E008, another process holds it.
     """
     # The folder itself is locked, because the task could remove a lock file in it.
+    # No child inherits the descriptor (PEP 446), so that the lock ends with this process.
     descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not lock(descriptor, run_directory):

@@ -93,6 +93,7 @@ def program_variables(task: Task, image: Image) -> dict[str, str]:
     """Return the variables of a task: the image's and its own."""
     variables = dict(word.split("=", 1) for word in json.loads(image.config)["config"]["Env"])
     own = {**task.environment, **data_variables(task.data)}
+    # Container engines set HOSTNAME as well, and claims must not depend on the engine.
     return {**variables, "HOSTNAME": task.hostname or "capsule", **own}
 
 

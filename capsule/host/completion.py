@@ -31,8 +31,10 @@ def spec_settings() -> dict[str, tuple[str, ...]]:
     """Return the fields of a spec that can be set, each with its values if these can be listed."""
     schema = schema_document()
     found: dict[str, dict[str, None]] = {}
+    # Variants of a section may have the same field with other values, which are offered together.
     for path, values in _fields(schema, schema, ""):
         found.setdefault(path, {}).update(dict.fromkeys(values))
+    # For ALE's games the schema has a pattern and no list.
     found[GAME] |= dict.fromkeys(ATARI_57)
     return {path: tuple(values) for path, values in sorted(found.items())}
 

@@ -52,6 +52,7 @@ def is_locked(path: Path) -> bool:
     if not FOLDERS_OPEN and path.is_dir():
         return False
     try:
+        # A shared lock needs no right to write, and lets several processes ask at a time.
         descriptor = os.open(path, flags_of("RDONLY CLOEXEC BINARY"))
     except FileNotFoundError:
         return False

@@ -72,6 +72,8 @@ def temporary_folder(
                 raise
             note(f"{folder} cannot be removed: {error}")
         finally:
+            # The lock is given up last. Otherwise another process could take the folder for an
+            # abandoned one and remove it at the same time.
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -84,6 +86,7 @@ def _held(folder: Path) -> tuple[Path, int | None] | None:
         descriptor = os.open(folder, _FOLDER)
     except FileNotFoundError:
         return None
+    # This waits for a remove_abandoned() that has locked the folder since it was made.
     lock_file(descriptor)
     if folder.exists():
         return folder, descriptor
@@ -108,6 +111,7 @@ def abandoned(parent: Path | None = None) -> Iterator[Path]:
     where = Path(tempfile.gettempdir()) if parent is None else parent
     for folder in where.glob(f"*{_HELD}"):
         try:
+            # No link: another user could put one into /tmp that leads to a folder of this user.
             descriptor = os.open(folder, _FOLDER | os.O_NOFOLLOW)
         except OSError:  # it has gone, or is no folder of this user
             continue
@@ -140,6 +144,8 @@ def _place() -> str:
 def _started(process: int) -> str | None:
     """Return when a process started, in clock ticks since the boot; None if it has ended."""
     try:
+        # Fields 3 and 22 of proc(5). The name before them is in parentheses, which it may itself
+        # contain.
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

@@ -58,6 +58,7 @@ def schema_document() -> dict[str, Any]:
 def _parsed(document: YamlDocument, overrides: Sequence[str], folder: Path | None) -> Spec:
     for override in overrides:
         _apply_override(document, override)
+    # Overrides come first, since one of them may name a start set.
     return validate(document, Spec) if folder is None else spec_of(document, folder)
 
 
@@ -112,6 +113,7 @@ def _pin_start_set(tree: Any, folder: Path) -> None:
 
 def _with_absolute_links(spec: Spec, folder: Path) -> Spec:
     links = tuple(
+        # Relative to the spec, so that the command may be given in any folder.
         link if urlsplit(link).scheme else str((folder / Path(link).expanduser()).absolute())
         for link in spec.image.sources.find_links
     )

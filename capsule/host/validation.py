@@ -98,6 +98,8 @@ def validate(document: YamlDocument, model: type[_M]) -> _M:
         CapsuleError: CAP-S003, fields are wrong; the message lists them all.
     """
     try:
+        # Through JSON, whose arrays the strict models take for tuples; they would reject lists of
+        # Python.
         return model.model_validate_json(json.dumps(document.tree))
     except ValidationError as error:
         message, fix = _explain(error, document, model)
@@ -138,9 +140,11 @@ def _wrong(finding: ErrorDetails, document: YamlDocument, model: type[Model]) ->
         fix = _OTHER_ALGORITHMS if path[-1] == "algorithm" else "Use one of these."
         message = f": must be one of {context['expected_tags']}, not {context['tag']!r}"
         return _Wrong(path, message, fix)
+    # A validator of a whole section, whose message names the fields that do not fit together.
     if kind == "value_error" and isinstance(finding["input"], dict):
         return _between_fields(path, finding["msg"].removeprefix("Value error, "), document, model)
     given = finding["input"]
+    # The text of a whole section would hide the message.
     shown = "" if isinstance(given, dict) else f", not {given!r}"
     message = finding["msg"].removeprefix("Value error, ")
     for said, meant in (
@@ -180,6 +184,7 @@ def _between_fields(
         return _Wrong(path, f": {message}", f"Change {dotted(path) or f'the {document.kind}'}.")
     if " is missing" in message:
         return _Wrong(path, f": {message}", f"Add {named[0]}.")
+    # The message names a line, and only a field that was given has one.
     first = (given or named)[0]
     fix = f"Change {' or '.join(named)}."
     if "remove it" in message:
@@ -280,6 +285,8 @@ def _suggest(path: FieldPath, given: Any, document: YamlDocument, model: type[Mo
     siblings = [name for name in fields if name.rpartition(".")[0] == section]
     other = leaf if isinstance(given, dict) else _OTHER_NAMES.get(leaf, leaf)
     named = [name for name in (f"{section}.{other}", other) if name in fields]
+    # From the surest to the vaguest: the name that another library has for a field, a misspelt key
+    # of the same section, the same key of another section, and any similar path.
     close = (
         named
         or [f"{section}.{name}".lstrip(".") for name in _close(leaf, siblings, document)]

@@ -103,6 +103,7 @@ class YamlDocument:
             )
         tree[last] = copy.deepcopy(value)  # a later call may set a field of it
         place = tuple(keys)
+        # What was below the field is gone, and so are its places.
         self.marks = {path: at for path, at in self.marks.items() if path[: len(place)] != place}
         self.marks[place] = where
 
@@ -191,6 +192,7 @@ class _Reader:
                 f"{_position(node)}: {shown} is not a number, or is larger than 2^53 - 1",
                 "Write a plain number.",
             )
+        # An unquoted date stays text, since no model has a field of dates.
         if tag not in {"str", "timestamp"}:
             self._reject(f"{_position(node)}: {shown} ({tag}) is not allowed", "Use plain values.")
         return text
@@ -206,6 +208,8 @@ def _integer(text: str) -> int:
         ValueError: It is not one, or has more than 53 bits: no field takes it, and canonical JSON
             (RFC 8785) has no larger ones.
     """
+    # Base 0 reads 0x1f and 0o17, and rejects 017, which YAML 1.1 takes for an octal number and YAML
+    # 1.2 for a decimal one.
     number = int(text.replace("_", ""), 0)
     if number.bit_length() > MAX_INTEGER_BITS:
         raise ValueError("too large")
