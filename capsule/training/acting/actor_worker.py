@@ -203,6 +203,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         newest = max(self._versions, default=0)
         self._versions = {v: kept for v, kept in self._versions.items() if v >= newest - lag}
         done: list[Played[Made]] = []
+        # groupby() joins neighbours only. With the actors in ascending order, a batch does not
+        # depend on the order of the requests.
         ordered = sorted(requests, key=attrgetter("version", "actor"))
         for version, group in groupby(ordered, attrgetter("version")):
             rows = [self._row_of[request.actor] for request in group]
@@ -218,6 +220,8 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """
         for actor, snapshot in snapshots.items():
             row, document = self._row_of[actor], snapshot.document
+            # First, because the episode has to be played again before its present instruction is
+            # known.
             self._actors[row].restore(document)
             self._rows.tell(row, self._actors[row].environment.instruction)
             self._rows.stacks[row] = snapshot.stack
@@ -234,6 +238,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         actor = self._actors[row]
         transition = actor.environment.step(action)
         actor.age += 1
+        # The return counts what the game gave; the network is shown the reward that is trained on.
         actor.episode_return += transition.game_reward
         self._rows.advance(row, action, transition.reward, transition.frame)
         self._rows.tell(row, actor.environment.instruction)
@@ -243,6 +248,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
         """Begin the next episode of an actor's environment."""
         actor = self._actors[row]
         actor.episode_return = 0.0
+        # Before tell(), since the reset decides what the instruction is.
         self._begin(row, actor.environment.reset())
         self._rows.tell(row, actor.environment.instruction)
 
@@ -257,6 +263,7 @@ class ActorWorker(ABC, Generic[AnyActor, Made]):
             "previous_action": int(self._rows.previous_actions[row]),
             "previous_reward": float(self._rows.previous_rewards[row]).hex(),  # -0.0, too
         }
+        # Copies: Serial hands them over within this process, and the next step changes the rows.
         return Snapshot(document, self._rows.stacks[row].copy(), self._rows.states[row].copy())
 
 

@@ -91,6 +91,7 @@ class ActorRows:
         Raises:
             CapsuleError: CAP-T242, the vocabulary has no numbers for it.
         """
+        # At most steps it is the same as before, and nothing has to be encoded.
         if instruction != self._told[row]:
             self._told[row] = instruction
             self.instructions[row] = self._vocabulary.encode(instruction)
@@ -104,4 +105,5 @@ class ActorRows:
             self.states,
             self.instructions,
         )
+        # Indexing by a list copies. A slice would be a view, which the next steps would change.
         return tuple(array[list(rows)] for array in arrays)

@@ -67,6 +67,8 @@ class Batching(NamedTuple):
             actors: At least one.
             inputs: ``[actors, …]`` each.
         """
+        # Here a row depends on its inputs alone (FIXED_ORDER), or the spec declares that it need
+        # not.
         if not self.fixed:
             size = len(actors)
             outputs = _evaluated(network, tuple(map(torch.from_numpy, inputs)))
@@ -77,6 +79,7 @@ class Batching(NamedTuple):
             found = (output[places] for output in _evaluated(network, batch))
             parts.append((np.array(asked), np.array(places), *found))
         numbers, rows, *columns = map(np.concatenate, zip(*parts, strict=True))
+        # Back into the order of ``actors``, of which each batch took one for each row.
         order = np.argsort(numbers)
         outputs = tuple(column[order] for column in columns)
         return Evaluated(outputs, np.full(len(order), self.rows), rows[order])
@@ -118,6 +121,7 @@ def require_independent_rows(network: Network, inputs: Tensors, batching: Batchi
         CapsuleError: CAP-T321, a row depends on its neighbours.
     """
     arrays = tuple(tensor.numpy() for tensor in inputs)
+    # These are the numbers of actors, too, so that each has a place of its own in a full batch.
     rows = range(len(arrays[0]))
     together = batching.evaluate(network, rows, arrays).outputs
     for row in rows:

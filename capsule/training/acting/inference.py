@@ -140,6 +140,8 @@ class InferenceReplica:
         Raises:
             CapsuleError: CAP-T151, the policy is no distribution.
         """
+        # The requests of all who ask become one table, so that they can share batches. The end
+        # takes the answers apart again.
         lengths = [len(each.actors) for each in asked]
         versions = np.repeat([each.version for each in asked], lengths)
         rows = ((each.actors, each.numbers, *each.inputs) for each in asked)
@@ -148,6 +150,7 @@ class InferenceReplica:
         if self._determinism.deterministic_routing:
             # By version, actor and number: what shares a batch follows from what was asked, and
             # not from who asked first.
+            # The last key of lexsort is the first to sort by.
             order = np.lexsort((columns[2], columns[1], versions))
         parts = [self._answer(each) for each in _by_version(_arranged(columns, order))]
         # Back into the order in which the requests came.
@@ -161,6 +164,8 @@ class InferenceReplica:
             lambda inputs: self._policy(asked.version, inputs), asked.actors.tolist(), asked.inputs
         )
         logarithms, probabilities, states = evaluated.outputs
+        # With a NaN among them no sum exceeds the uniform, and sample() would return an action that
+        # does not exist.
         require_probabilities(probabilities)
         requests = zip(asked.actors.tolist(), asked.numbers.tolist(), strict=True)
         words = [self._word(asked.version, *request) for request in requests]
@@ -181,6 +186,8 @@ class InferenceReplica:
         """Draw the word of a request."""
         if not self._determinism.request_seeds:
             return self._shared_word(version)
+        # Kept for each actor: while its requests come in their order, the generator need not be
+        # advanced.
         if actor not in self._words:
             self._words[actor] = RequestWords(request_account(self._seeds, actor).key)
         return self._words[actor].word(number)
@@ -217,6 +224,8 @@ class Requests:
     def enter(self, word: int, replica: int, size: int, place: int) -> None:
         """Enter how the next request was answered, see :class:`Answers`."""
         counts, batching = self._counts, self._batching
+        # The actor computes the word of its request itself, and does not rely on what the replica
+        # states.
         counts["own_stream"] += word == self._own.word(self.account.draws)
         if batching.fixed:
             own = batching.rows, self._actor % batching.rows
@@ -266,6 +275,9 @@ def sample(probabilities: NDArray[np.float32], uniform: float) -> int:
         probabilities: float32 ``[actions]``; added up one after the other in float64.
         uniform: In ``[0, 1)``, of their sum.
     """
+    # A running sum has one order; np.sum chooses one by the layout in memory. The last sum is not
+    # exactly 1: unless the uniform is multiplied by it, a uniform near 1 may be beyond the last
+    # action.
     cumulated = np.cumsum(probabilities, dtype=np.float64)
     # On the right: an action of probability 0 is not drawn even by a uniform of 0.
     return int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
@@ -290,6 +302,8 @@ def _arranged(arrays: Arrays, order: NDArray[np.int64]) -> Arrays:
 def _by_version(columns: Arrays) -> Iterator[Asked]:
     """Split versions, actors, numbers and inputs, row by row, where the version changes."""
     versions = columns[0]
+    # Without deterministic routing, a version may occur in several places. Each has a batch of its
+    # own, because the order of arrival stays.
     borders = np.flatnonzero(np.diff(versions)) + 1
     for start, end in pairwise([0, *borders.tolist(), len(versions)]):
         actors, numbers, *inputs = (column[start:end] for column in columns[1:])

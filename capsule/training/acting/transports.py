@@ -210,6 +210,7 @@ class Processes:
     def finished(self) -> list[Played[Any]]:
         """See :class:`Transport`."""
         finished = self._next()
+        # What else is ready is handed over as well; the schedule decides what of it is used first.
         while not self._done.empty():
             finished += self._next()
         return finished
@@ -217,6 +218,9 @@ class Processes:
     def restore(self, snapshots: Mapping[int, Snapshot]) -> None:
         """See :class:`Transport`."""
         with self._closing_on_failure():
+            # No request is outstanding, so the threads of the feeders leave the pipes alone.
+            # Episodes are played again, which takes time: all processes begin before one is waited
+            # for.
             for feeder in self._feeders:
                 own = {a: each for a, each in snapshots.items() if self._of[a] is feeder}
                 feeder.process.ask(ActorWorker.restore, own)
@@ -232,6 +236,8 @@ class Processes:
         if not isinstance(finished, BaseException):
             return finished
         with self._closing_on_failure():
+            # A worker fails, too, when the process that chooses its actions has died. The cause is
+            # what the error should name.
             if self._inference is not None:
                 self._inference.explain(finished)
             raise finished
@@ -247,6 +253,8 @@ class Processes:
 
 def _end(feeders: Sequence[_Feeder], inference: InferenceProcesses | None) -> None:
     """End processes; workers in the middle of their steps need inference to finish them."""
+    # All threads are told before one is waited for, and have ended before their pipes are closed:
+    # of two threads that wait for one process, only one learns how it ended.
     for feeder in feeders:
         feeder.end()
     for feeder in feeders:
@@ -304,6 +312,8 @@ class _Feeder:
             while requests := self._take():
                 # Read once: publish() exchanges the mapping while this thread works.
                 versions = self.versions
+                # A version that is no longer published is not asked for again, and the worker drops
+                # it by the lag.
                 self._known &= versions.keys()
                 # Nothing is published to the workers where inference processes answer them.
                 needed = ({request.version for request in requests} & versions.keys()) - self._known

@@ -104,6 +104,7 @@ class WorkerProcess:
         try:
             answer = self._pipe.recv()
         except (EOFError, OSError):
+            # The pipe may end before the process has the exit status that the message names.
             self._process.join(STOP_SECONDS)
             raise CapsuleError(
                 self._death_code,
@@ -167,6 +168,7 @@ def _serve(
     numerics: Numerics,
 ) -> None:
     """Make the object in this process, and call it as its pipe asks for, until the pipe ends."""
+    # Both are blocked since the start (_stop_signals_blocked), so none comes before this.
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -213,6 +215,7 @@ def _send(pipe: Connection[Any, Any], answer: Any) -> None:
 
 def stop(processes: Sequence[WorkerProcess]) -> None:
     """End processes."""
+    # All are told before one is waited for, so that their times to end pass together.
     for process in processes:
         process.hang_up()
     for process in processes:

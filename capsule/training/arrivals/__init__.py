@@ -94,10 +94,14 @@ def as_completed(
         CapsuleError: CAP-T381, the program does not repeat the recorded run; CAP-T382, the name
             cannot be used, or one is needed.
     """
+    # Each future once, as in concurrent.futures, which has a set of them; the order of a set
+    # depends on addresses.
     directory, waited = run_directory(), list(dict.fromkeys(futures))
     if directory is None:
         return pools.as_completed(waited)
     name = wait_name(directory, name)
+    # This is not a generator itself, so that the wait has its number from the call. A generator
+    # would begin with the first result that is asked for, perhaps after that of a later wait.
     return _completed(Wait(directory, "completions", name, len(waited)), waited)
 
 
@@ -106,6 +110,8 @@ def _completed(
 ) -> Iterator[pools.Future[Result]]:
     done: queues.SimpleQueue[int] = queues.SimpleQueue()
     for number, future in enumerate(waited):
+        # The thread that completes the future calls this, so it only hands over the number: the
+        # wait is used by its reader alone.
         future.add_done_callback(lambda _, number=number: done.put(number))  # type: ignore[misc]
     for _ in waited:
         while not wait.due():
@@ -142,6 +148,7 @@ def imap_unordered(
         return pool.imap_unordered(function, items, chunksize)
     place = submitted(directory)
     wait: Wait[_Outcome] = Wait(directory, "completions", wait_name(directory, name, place))
+    # The items carry their numbers, because a result of the pool does not say of which item it is.
     called = pool.imap_unordered(_Call(function, place), enumerate(items), chunksize)
     return _Results(wait, called)
 
@@ -200,6 +207,8 @@ class _Call:
         number, item = numbered
         with Scope(self.place, number):
             try:
+                # An exception is returned as an outcome, too: raised from here, it would leave the
+                # pool without the number of its item.
                 return number, _Outcome(self.function(item))
             except Exception as error:  # noqa: BLE001 - it is raised again where the result is taken
                 error.add_note("".join(traceback.format_exception(error)))  # pickling drops it

@@ -51,6 +51,7 @@ class ArrivalWatch:
         """Watch the program of a run directory."""
         self._directory = directory
         repeats = (directory / contract.ARRIVALS_REPLAY).exists()
+        # While an order is recorded, limits.minutes alone ends a program that waits for ever.
         self._standstill = Standstill() if repeats else None
 
     def failed(self) -> bool:
@@ -89,6 +90,8 @@ def not_repeated(how: str) -> CapsuleError:
 def leave_error(directory: Path, error: CapsuleError) -> None:
     """Leave an error for Capsule's own process, unless there is one: the first one counts."""
     path = _failure(directory)
+    # Two processes may be here at the same time. The file is replaced as a whole, so it then has
+    # the error of one of them.
     if not path.exists():
         failure = contract.Failure(code=error.code, message=error.message, fix=error.fix)
         write_document(path, failure)
@@ -137,6 +140,8 @@ def _read_back(directory: Path) -> tuple[dict[str, tuple[str, int | None]], dict
     begun: dict[str, tuple[str, int | None]] = {}
     taken: dict[str, list[Any]] = {}
     for name, *facts in _lines(sorted((directory / contract.ARRIVALS_FOLDER).glob(LINES))):
+        # A wait begins with [name, kind, tasks], and each of its arrivals is [name, label]. The
+        # arrivals are in order, because one process writes them all (Wait.take).
         if len(facts) == 1:
             taken.setdefault(name, []).extend(facts)
         else:

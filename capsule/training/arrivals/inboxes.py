@@ -27,6 +27,8 @@ class _Messages(Generic[Item]):
 
     def __init__(self, name: str | None) -> None:
         self._directory = directory = run_directory()
+        # Named by the thread that makes the inbox. The wait begins in the reader, which may be in
+        # another process.
         self._name = None if directory is None else wait_name(directory, name)
         self._wait: Wait[Item] | None = None
         self._sent: dict[str, int] = {}
@@ -55,6 +57,7 @@ class _Messages(Generic[Item]):
             CapsuleError: CAP-T382, two threads or processes send as one source.
         """
         source, number, item = message
+        # A queue keeps the order of one sender, so another number shows that there are two.
         if number != self._received.get(source, 0):
             wait.misused(f"gets messages that two threads or processes sent as {source!r}")
         self._received[source] = number + 1
@@ -118,6 +121,7 @@ class Inbox(Generic[Item]):
             raise queues.Empty from None
 
     def _arrived(self, timeout: float | None) -> Any:
+        # multiprocessing.SimpleQueue.get() takes no arguments.
         return self._queue.get() if timeout is None else self._queue.get(True, timeout)
 
 

@@ -71,6 +71,7 @@ class Scope:
             place.process.encode(),
             place.thread.encode(),
             place.number,
+            # The library counts items from 1; 0 is the piece of work as a whole.
             0 if item is None else item + 1,
             place.clock,
         )
@@ -78,6 +79,7 @@ class Scope:
             raise MemoryError
 
     def __enter__(self) -> None:
+        # The thread and the scope exchange their states, and exchange them again at the exit.
         self._switch()
 
     def __exit__(
@@ -100,6 +102,7 @@ class Scope:
 @cache
 def _library() -> ctypes.PyDLL | None:
     """Return the library of random profiles, if it was loaded into this process."""
+    # Without a name, this finds the symbols of the program and of what was preloaded into it.
     library = ctypes.PyDLL(None)
     if not hasattr(library, "capsule_scope_next"):
         return None

@@ -50,6 +50,7 @@ class Standstill:
             return False
         self._next = time.monotonic() + LOOK_SECONDS
         seen = _sleeping()
+        # Where no thread is found at all, the program has ended, and nothing stands still.
         self._looks = self._looks + 1 if seen and seen == self._seen else 0
         self._seen = seen
         return self._looks >= LOOKS
@@ -62,6 +63,8 @@ def _sleeping() -> dict[Path, str] | None:
         for thread in _threads():
             if _can_go_on(thread):
                 return None
+            # The file ends with the numbers of voluntary and involuntary switches. They differ if
+            # the thread has run since the last look and sleeps in the same call again.
             switches[thread] = (thread / "status").read_text().partition("\nvoluntary_ctxt")[2]
     except OSError:  # one has just ended, or may not be looked at
         return None
@@ -75,6 +78,7 @@ def _threads() -> Iterator[Path]:
         state, parent = _stat(folder)
         if state not in "ZX":
             parents.setdefault(parent, []).append(folder)
+    # The list grows while it is walked, so that children of children follow.
     found = parents.get(os.getpid(), [])
     for folder in found:
         found += parents.get(int(folder.name), [])
@@ -83,6 +87,7 @@ def _threads() -> Iterator[Path]:
 
 def _stat(folder: Path) -> tuple[str, int]:
     try:
+        # The name in parentheses may contain blanks and parentheses itself.
         state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
         return "X", 0
@@ -92,6 +97,8 @@ def _stat(folder: Path) -> tuple[str, int]:
 def _can_go_on(thread: Path) -> bool:
     if _stat(thread)[0] in "ZX":
         return False
+    # The number of the call and its arguments; "running", or -1 outside of a call
+    # (proc_pid_syscall(5)).
     call = (thread / "syscall").read_text().split()
     if _stat(thread)[0] != "S" or not call[0].isdecimal() or int(call[0]) not in _WAITS:
         return True
@@ -100,4 +107,5 @@ def _can_go_on(thread: Path) -> bool:
         return False
     place, without = limit
     given = int(call[1 + place], 16)
+    # Of an int of 32 bits, the upper half of the register is undefined.
     return (given & _INFINITE if without == _INFINITE else given) != without

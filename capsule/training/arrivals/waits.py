@@ -85,6 +85,8 @@ class Wait(Generic[Item]):
         self.replays = recorded is not None
         self._expected: list[Hashable] = []
         if recorded is not None:
+            # Before the wait is written down: ArrivalWatch looks up every wait that has begun in
+            # the recorded log.
             self._follow(recorded.get(name), kind, tasks)
         _claim(directory, name)
         _lines(directory).append([name, kind, tasks], ENTRIES_OF_WAIT)
@@ -94,6 +96,7 @@ class Wait(Generic[Item]):
         if not self.replays:
             return bool(self._early)
         wanted = self._wanted()
+        # None is a moment at which nothing had come; it is repeated at once.
         return wanted is None or wanted in self._early
 
     def offer(self, label: Hashable, item: Item) -> None:
@@ -114,6 +117,8 @@ class Wait(Generic[Item]):
             CapsuleError: CAP-T382, two threads, processes or asyncio tasks take from this wait;
                 CAP-T383, there are more arrivals than a log holds.
         """
+        # The process is included, because a fork copies the wait and leaves the number of the
+        # thread as it is.
         reader = os.getpid(), threading.get_ident(), _current_task()
         self._reader = self._reader or reader
         if reader != self._reader:
@@ -184,6 +189,7 @@ def wait_name(directory: Path, name: str | None, place: Place | None = None) -> 
         return str(place)
     if not _NAME.fullmatch(name):
         _misnamed(directory, f"a wait cannot be called {name!r}")
+    # If two threads used one name, their speed would decide who gets which number.
     thread = threading.get_ident()
     if _threads.setdefault((os.getpid(), name), thread) != thread or not _is_owner((name,)):
         _misnamed(directory, f"two threads or asyncio tasks have a wait called {name!r}")
@@ -227,6 +233,7 @@ class _Lines:
         self._entries = 0
         folder = directory / contract.ARRIVALS_FOLDER
         folder.mkdir(exist_ok=True)
+        # A process of the run that has ended may have had the same number.
         paths = (folder / LINES.replace("*", f"{os.getpid()}-{number}") for number in count())
         path = next(path for path in paths if _created(path))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -234,11 +241,14 @@ class _Lines:
     def append(self, line: list[Any], entries: int) -> None:
         """Write a line at once: the process can be killed at any moment."""
         self._entries += entries
+        # One process that has too many ends the program at once; collect_arrivals() counts those of
+        # all.
         if self._entries > MAX_ENTRIES:
             _reject(self._directory, too_many())
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
+# Weak, so that another task can use a name or path once its owner is gone.
 _owners: WeakValueDictionary[tuple[str, ...], asyncio.Task[Any]] = WeakValueDictionary()
 _threads: dict[tuple[int, str], int] = {}
 
@@ -280,6 +290,8 @@ def _claim(directory: Path, name: str) -> None:
 
 @cache
 def _claimed(directory: Path, name: str, _process: int) -> bool:
+    # The key of the cache includes the process, because a fork inherits the cache and must not take
+    # its parent's claims for its own.
     folder = directory / contract.ARRIVALS_FOLDER / NAMES
     folder.mkdir(parents=True, exist_ok=True)
     return _created(folder / hashlib.sha256(name.encode()).hexdigest())

@@ -51,6 +51,7 @@ def install() -> None:
         return
     _installed = True
     if VARIABLE in os.environ:
+        # A copy: what counts is the environment that the interpreter was started with.
         sys.meta_path.insert(0, _TorchFinder(os.environ[VARIABLE], dict(os.environ)))
     elif (inherited := _environment_of_ancestors()) is not None:
         program = os.readlink("/proc/self/exe")
@@ -71,6 +72,7 @@ def note_start() -> None:
     if not sys.flags.hash_randomization:
         seed = "0"
     watched = any(isinstance(finder, _TorchFinder) for finder in sys.meta_path)
+    # Formatted by hand, so that the start of an interpreter does not import json.
     _note(f'{{"hash_seed":"{seed}","watched":{str(watched).lower()}}}', os.environ)
 
 
@@ -173,6 +175,7 @@ class _TorchFinder:
 
             del loader.exec_module  # uncovers the method of its class again
             settings = json.loads(self._settings)
+            # Only here: a child that does not import torch may be started as its program likes.
             check_start(self._environment, settings["environment"])
             execute(module)
             _set_flags(settings)
@@ -221,10 +224,15 @@ def _restart(program: str, inherited: Mapping[str, str]) -> None:
     """Become the same program, with the same arguments and all that the environment lacks."""
     import json
 
+    # The first argument stays as well: Python finds its virtual environment by it.
     with open("/proc/self/cmdline", "rb") as file:
         arguments = file.read().split(b"\0")[:-1]
     settled = json.loads(inherited[VARIABLE])["environment"]
     names = (VARIABLE, RUN_VARIABLE, *ENGINE_VARIABLES, *settled)
     lost = {name: inherited[name] for name in names if name in inherited}
+    # This process is executed twice and notes one start. Without this line the ledger would count a
+    # program that told nothing (capsule.entropy.evidence).
     _note('{"restarted":true}', {**lost, **os.environ})
+    # What the program has set for the child wins. If it contradicts the spec, check_start() says
+    # so.
     os.execve(program, arguments, {**lost, **os.environ})  # noqa: S606

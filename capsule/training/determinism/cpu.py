@@ -30,9 +30,12 @@ SHIM = "libcapsule-math.so"
 _CPU_FEATURES = {  # as /proc/cpuinfo names them
     "portable-v3": {"avx2", "fma"},
     "portable-v3-strict": {"avx2", "fma"},
+    # numpy's wheels need these.
     "portable-v2": {"sse4_2", "popcnt"},
     "native": set(),
 }
+# oneDNN divides its work by the sizes of the caches. No result of its AVX2 path was seen to depend
+# on that, but a convolution of its SSE4.1 path was.
 _ONEDNN_OFF = {"portable-v3-strict", "portable-v2"}
 _MKL_BRANCHES = {  # mkl_cbwr_get(): constants of oneMKL's mkl_service.h
     0: "OFF",
@@ -172,6 +175,8 @@ def _wanted(numerics: Numerics, found: dict[str, Any]) -> dict[str, Any]:
     }
     if found["numpy.cpu_features"]:
         features = found["numpy.cpu_features"].split(",")
+        # numpy 2.4 has levels of the architecture, such as X86_V4, and sets of instructions beyond
+        # them, such as AVX512_ICL.
         wide = ("X86_V3", "X86_V4", "AVX") if sse else ("X86_V4", "AVX512")
         wanted["numpy.cpu_features"] = ",".join(f for f in features if not f.startswith(wide))
     if is_portable(numerics):
@@ -229,6 +234,7 @@ def _onednn_isa() -> str | None:
             os.close(stdout)
         capture.seek(0)
         text = capture.read().decode(errors="replace")
+    # It is off if it has executed nothing, whatever the flag says.
     if not mkldnn.enabled and ",exec," not in text:
         return "off"
     found = re.search(r"info,cpu,isa:(.*)", text)
@@ -243,6 +249,7 @@ def _isa_of_kernel(verbose: str) -> str | None:
 
 
 def _mkl_branch() -> str | None:
+    # -1 is MKL_CBWR_ALL of mkl_service.h: the branch with its options.
     branch = _call("libtorch_cpu.so", "mkl_serv_cbwr_get", -1)
     return None if branch is None else _MKL_BRANCHES.get(branch, str(branch))
 

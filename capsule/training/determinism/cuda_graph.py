@@ -93,6 +93,8 @@ class Region(Generic[Result]):
         A graph gives its results in the same tensors every time.
         """
         if self._stream is not None:
+            # What the caller has launched before, such as the copies of FixedTensors.fill(), comes
+            # first.
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with self._on_stream():
             # Instruments watch torch's operators, of which a graph shows them none.

@@ -73,6 +73,8 @@ def apply(spec: Spec) -> Runtime:
             _no_package("torch", "with accelerator.kind: cuda, torch checks the GPU")
         # A user program may do without; _libraries() misses it for any other run.
         return Runtime(flags=flags, libraries=_libraries(spec), device=_cpu_device())
+    # First the switches, then what the libraries say they use, then what they compute: so a setting
+    # without effect is reported by its name, and not as an operator with other bits.
     flags |= torch_flags.apply(torch_flags.TorchFlags.of(spec.determinism.model_dump()))
     cpu.settle(spec.cpu_numerics)
     found = cpu.read_back(spec.cpu_numerics, spec.determinism.threads)
@@ -103,6 +105,7 @@ def device_of(spec: Spec) -> torch.device:
 
 def usable_cores(status: Path = _STATUS) -> int:
     """Return how many processors this process may use, whatever number libraries are told."""
+    # From the kernel: the interposer answers sched_getaffinity() with determinism.cores.
     (allowed,) = re.findall(r"^Cpus_allowed:\s*([0-9a-f,]+)$", status.read_text(), re.MULTILINE)
     return int(allowed.replace(",", ""), 16).bit_count()
 
@@ -125,6 +128,7 @@ def _libraries(spec: Spec) -> dict[str, str]:
         try:
             module = importlib.import_module(name)
             versions[name.replace("_", "-")] = module.__version__
+        # MinAtar, for one, has no __version__.
         except AttributeError:
             versions[name] = importlib.metadata.version(name)
         except ModuleNotFoundError as error:
@@ -260,6 +264,7 @@ def _driver_version() -> str | None:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
+    # NVML writes at most NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE bytes, which is 80.
     text = ctypes.create_string_buffer(96)
     if nvml.nvmlInit_v2() != 0:
         return None

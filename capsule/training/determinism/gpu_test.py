@@ -104,6 +104,8 @@ def _integer_products(
     def placed(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(numbers).to(dtype).to(device)
 
+    # Every sum below has 256 products of a number below 2^12 and one of at most 2, so it stays
+    # below 2^21.
     images, filters = wide(4, 4, 36, 36), small(8, 4, 8, 8).requires_grad_()
     maps = functional.conv2d(images, filters, stride=4)
     (gradient,) = torch.autograd.grad(maps, filters, small(*maps.shape))
@@ -119,6 +121,7 @@ def _test_training(name: str, device: torch.device, *, repeats: bool, most: floa
     train = trainings()[name]
     with cpu.one_thread():
         expected = _losses(train())
+    # The inputs of the sweep and the modules of torch are made on this device.
     with torch.device(device):
         first, second = ([tensor.cpu() for tensor in train()] for _ in range(2))
     found = _losses(first)

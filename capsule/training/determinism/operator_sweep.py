@@ -34,6 +34,7 @@ def integers(*shape: int, key: int = 0, bits: int = 24) -> NDArray[np.int64]:
     A multiplication of the index by an odd constant, its upper bits folded in, twice (Steele et al.
     2014, doi:10.1145/2660193.2660195, section 3: the finalizer of SplitMix), modulo 2^64.
     """
+    # No input has 2^32 elements, so two keys have no index in common.
     mixed = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + np.uint64(key << 32)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(factor)
@@ -389,6 +390,7 @@ def _samplers() -> dict[str, Operator]:
     return {
         "random.rand": drawn(lambda g: torch.rand(1003, generator=g)),
         "random.randn": drawn(lambda g: torch.randn(1003, generator=g)),
+        # Below 16 numbers torch draws them one by one, and not in vectors.
         "random.randn.few": drawn(lambda g: torch.randn(7, generator=g)),
         "random.randn.float64": drawn(
             lambda g: torch.randn(1003, generator=g, dtype=torch.float64)
@@ -455,6 +457,7 @@ def _numpy() -> dict[str, Operator]:
         "numpy.random.gamma": lambda: generator(7).gamma(0.7, size=999),
         "numpy.random.beta": lambda: generator(7).beta(0.5, 0.5, size=999),
         "numpy.random.poisson": lambda: generator(7).poisson(4.5, size=999),
+        # The weights 0 to 8 add up to 36.
         "numpy.random.choice": lambda: generator(7).choice(9, 99, p=np.arange(9.0) / 36),
         "numpy.random.legacy_normal": lambda: np.random.RandomState(7).normal(size=999),
     }

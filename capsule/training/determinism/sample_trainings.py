@@ -42,6 +42,7 @@ def convolutional() -> list[torch.Tensor]:
         nn.Conv2d(64, 64, 3),
         nn.ReLU(),
         nn.Flatten(),
+        # Of 84x84, the convolutions leave 64 channels of 7x7.
         nn.Linear(3136, 128),
         nn.ReLU(),
         nn.Linear(128, 6),

@@ -54,6 +54,7 @@ def start_up_test(numerics: Numerics) -> str:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
         return f"unchecked: no answers are known for {listed}"
     found = answers(complete=False)
+    # Only what was computed is compared: the golden set has torch.optim, too.
     different = differences({name: golden.get(name, "") for name in found}, found)
     if different:
         raise CapsuleError(
@@ -77,6 +78,7 @@ def answers(*, complete: bool = True) -> Answers:
     from capsule.training.determinism.operator_sweep import operators
     from capsule.training.determinism.sample_trainings import trainings
 
+    # By default fork_rng() would save the generators of all GPUs, too, and start CUDA for that.
     with cpu.one_thread(), torch.random.fork_rng(devices=()):
         entries = {**operators(optimizers=complete), **trainings()}
         return {name: digest(compute()) for name, compute in entries.items()}
@@ -126,6 +128,7 @@ def record(numerics: Numerics) -> Path:
     versions = libraries()
     others = [known for known in _golden_sets(numerics) if known["libraries"] != versions]
     sets = [*others, {"libraries": versions, "answers": answers()}]
+    # Recording a set again must not move the others in the file.
     sets.sort(key=lambda known: sorted(known["libraries"].items()))
     document = {"schema": SCHEMA, "profile": numerics, "sets": sets}
     path = _golden_file(numerics)
@@ -147,6 +150,7 @@ def _array(part: Any) -> NDArray[Any]:
     import torch
 
     if isinstance(part, torch.Tensor):
+        # numpy has neither bfloat16 nor conjugates that are still to be computed.
         part = part.detach().resolve_conj().contiguous()
         part = (part.view(torch.int16) if part.dtype == torch.bfloat16 else part).numpy()
     return np.asarray(part)

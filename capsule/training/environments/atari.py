@@ -93,6 +93,7 @@ class AtariGame(SaveStateEnvironment):
         self._power_on()
         self._frames = 0
         self._held = ale_py.Action.NOOP
+        # No screen comes before the first one, which is therefore joined with itself.
         self._screens[:] = self._ale.getScreenGrayscale()
         if self._noop_max:
             self._idle(1 + self._streams["no-op"].integer(self._noop_max))
@@ -133,9 +134,11 @@ class AtariGame(SaveStateEnvironment):
             game_reward += ale.act(self._held)
             self._frames += 1
             over = ale.game_over(with_truncation=False)
+            # _lost_life() comes first, because it takes note of the lives even if the game is over.
             terminal = self._lost_life() or over
             ended = over or self._frames >= self._max_frames
             cut_short = terminal or ended
+            # Other screens are not joined into the frame, and fetching them would only take time.
             if cut_short or index >= frames - 2:
                 self._see()
             if cut_short:
@@ -152,6 +155,7 @@ class AtariGame(SaveStateEnvironment):
         """Say for each of some emulator frames whether it repeats the action of the one before."""
         if not self._sticky:
             return [False] * frames
+        # All at once, so that a step that ends early draws no fewer.
         uniforms = self._streams["environment"].uniforms(frames)
         return [uniform < self._sticky for uniform in uniforms.tolist()]
 
@@ -178,6 +182,8 @@ class AtariGame(SaveStateEnvironment):
         self._power_on()
         self._ale.act(ale_py.Action.NOOP)  # ends the frame that some games leave half drawn
         self._ale.restoreState(copy)
+        # The two screens are not restored: the steps that are played after the copy fetch both
+        # anew.
         self._frames = counters["frames"]
         self._held = ale_py.Action(counters["held"])
         self.lives = counters["lives"]  # a copy may lack them until the next frame

@@ -93,6 +93,7 @@ class Environment(ABC):
 
     def reset(self) -> Frame:
         """Begin an episode and return its first frame."""
+        # Before _begin() draws: restore() begins the episode again from here.
         self._start = self._stream_states()
         self._taken = self._no_actions()
         self._frame = self._begin()
@@ -156,12 +157,16 @@ class Environment(ABC):
                 episode does not end as it was recorded.
         """
         self._forget()
+        # This rejects a state of another seed before anything is played. Playing moves the streams
+        # from the start of the episode to the same positions again.
         self._set_streams(state["streams"])
         episode = state["episode"]
         if episode is None:
             return None
         actions = self._no_actions()
         actions.frombytes(base64.b64decode(episode["actions"]))
+        # What a save state lacks becomes visible in the comparison; the whole episode lacks
+        # nothing.
         if not (self._play_from_save_state(episode, actions) and self._is_at(state)):
             self._play_from_start(episode, actions)
             if not self._is_at(state):
@@ -240,6 +245,7 @@ class Environment(ABC):
         return b""
 
     def _no_actions(self) -> array[int]:
+        # There are two codes for each action: that of step_frame() is greater by their number.
         return array("B" if 2 * self.actions <= 256 else "I")
 
     def _forget(self) -> None:

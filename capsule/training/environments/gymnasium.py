@@ -98,6 +98,8 @@ class GymnasiumTask(Environment):
         return screen
 
     def _begin(self) -> Frame:
+        # A seed for each episode: the environment's generator would otherwise continue from the
+        # episode before, and this one could not be played again alone.
         observation, _ = self._task.reset(seed=self._streams["environment"].integer(2**32))
         return self._frame_of(observation)
 
@@ -241,6 +243,7 @@ def _image_view(space: _Space) -> _View:
 
     def frame(observation: Any) -> Frame:
         image = np.asarray(observation)
+        # np.array copies in every case, so that the frame shares no memory with the environment.
         return np.array(image if image.ndim == 2 else image.transpose(2, 0, 1), order="C")
 
     rows, columns, *channels = shape
@@ -283,6 +286,7 @@ def _seen_space(spec: GymnasiumEnvironment, space: _Space) -> _Space:
 def _told_entry(spec: GymnasiumEnvironment, space: _Space) -> str | None:
     """Return which entry of ``space`` is the instruction, if any."""
     entries = dict(space) if isinstance(space, spaces.Dict) else {}
+    # Gymnasium's Text spaces have the dtype str, whose kind is U.
     texts = [name for name, entry in entries.items() if entry.dtype and entry.dtype.kind == "U"]
     if spec.instruction is not None and spec.instruction not in texts:
         raise _misfit(

@@ -55,6 +55,8 @@ class MinAtarGame(Environment):
         return screen
 
     def _begin(self) -> Frame:
+        # This replaces the game's own generator, which took its state from the operating system.
+        # RandomState accepts seeds of 32 bits.
         self._game.random = np.random.RandomState(self._streams["environment"].integer(2**32))
         self._game.reset()
         self._held = 0

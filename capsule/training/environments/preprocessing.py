@@ -39,6 +39,7 @@ class AreaResize:
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the resized image as a new uint8 ``[84, 84]``."""
+        # The weights of a block of rows are applied to each of the blocks by broadcasting.
         rows = np.matmul(self._rows, image.astype(np.float32).reshape(self._shape))
         sums: NDArray[np.float32] = np.matmul(
             rows.reshape(-1, self._columns.shape[0]), self._columns
@@ -55,6 +56,7 @@ def _block_weights(size: int, resized: int) -> NDArray[np.float32]:
         float32 ``[block, resized_block]``: how much of each input pixel lies under each output
         pixel, in units that make every entry an integer and every column sum to ``block``.
     """
+    # For example, 210 rows are 42 blocks, in each of which 5 rows become 2.
     common = math.gcd(size, resized)
     block, resized_block = size // common, resized // common
     start = np.arange(block)[:, None] * resized_block

@@ -77,6 +77,8 @@ class SaveStateEnvironment(Environment):
     def _last_save_state(self) -> dict[str, Any] | None:
         if len(self._save_states) < 2:
             return None
+        # The older one, of the two that are kept: enough steps follow it to set what the copy
+        # lacks.
         saved = self._save_states[0]
         return {**saved._asdict(), "emulator": base64.b64encode(saved.emulator).decode()}
 
@@ -90,11 +92,13 @@ class SaveStateEnvironment(Environment):
             return False
         self._set_streams(saved.streams)
         self._start, self._taken, self._ended = episode["start"], actions[: saved.steps], False
+        # As if it had been made here: _is_at() compares the save states, too.
         self._save_states.append(saved)
         self._play(actions[saved.steps :])
         return True
 
     def _fingerprint(self) -> bytes:
+        # A frame shows only a part of what the emulator has in its memory.
         return repr(self._counters()).encode() + self._emulator()
 
     def _forget(self) -> None:

@@ -50,6 +50,7 @@ class Sampled:
             CapsuleError: CAP-T151, the policy is no distribution.
         """
         chosen = torch.from_numpy(logits[list(rows)])
+        # Not torch's softmax, which adds up in the vectors of the processor.
         probabilities = kernels.log_softmax(chosen)[1].numpy()
         require_probabilities(probabilities)
         uniforms = (self._streams[row].uniform() for row in rows)

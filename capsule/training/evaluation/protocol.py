@@ -186,6 +186,8 @@ def generate_starts(
         return tuple((0,) * (1 + stream.integer(spec.noop_max)) for _ in range(spec.starts))
     candidates = [_draw_sequence(actions, spec, stream) for _ in range(spec.candidates)]
     reached: list[tuple[float, Sequence[int]]] = []
+    # As many at a time as an evaluation plays: with some libraries the bits of a row depend on the
+    # number of rows, so the policy always has the same.
     for first in range(0, len(candidates), spec.starts):
         chunk = candidates[first : first + spec.starts]
         players = [_Player(make_env(first + row), start) for row, start in enumerate(chunk)]
@@ -201,6 +203,8 @@ def generate_starts(
             "are needed",
             fix="lower evaluation.min_actions and max_actions, or raise evaluation.candidates",
         )
+    # The values are negated, and the order is not reversed: so the stable sort has the earlier of
+    # equal candidates first.
     ranking = np.argsort([-value for value, _ in reached], kind="stable")
     shortlist = [tuple(reached[rank][1]) for rank in ranking[: spec.shortlist]]
     return tuple(shortlist.pop(stream.integer(len(shortlist))) for _ in range(spec.starts))
@@ -247,6 +251,7 @@ def evaluate(
         for row in playing:
             watch(row, players[row].environment)
     while playing:
+        # The batch keeps the rows of episodes that are over, and so its size.
         actions = choose(policy(_seen(players, playing, rows)), playing)
         for row, action in zip(playing, actions, strict=True):
             scores[row] += players[row].play(action)
@@ -312,6 +317,7 @@ class _Player:
         if sees:
             self._note(transition, actions[-1])
         if self.ended:
+            # In a stochastic environment, the game may end before the start does.
             self.script.clear()
 
     def sweep(self) -> None:

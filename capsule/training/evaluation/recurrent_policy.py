@@ -70,6 +70,8 @@ class RecurrentPolicy:
             self._states = torch.zeros(shape, device=self._device)
         wide = (-1, *[1] * (len(shape) - 1))
         with torch.inference_mode():
+            # A row has several candidates, one after the other, and each begins with nothing
+            # remembered.
             before = self._states.masked_fill(begins.view(wide), 0.0)
             values, after = self._evaluate(
                 Inputs(observations, actions, rewards, before, instructions)

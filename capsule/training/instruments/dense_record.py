@@ -65,6 +65,7 @@ class DenseRecorder:
             window: The updates to write down.
         """
         path = directory / contract.DENSE
+        # DenseTrace appends, and an earlier attempt may have left a file.
         path.unlink(missing_ok=True)
         self.trace = DenseTrace(directory / contract.TRACE, path)
         self._window, self._unit = window, spec.trainer.interval_steps
@@ -80,6 +81,7 @@ class DenseRecorder:
             return
         with self.trace.watching(), self._log.watching():
             trainer.train_step()
+        # The claimed trace has its record of this step, if one is due, from train_step().
         with self.trace.dense():
             trainer.record(complete=True)
         self.trace.flush()
@@ -102,6 +104,7 @@ class DenseTrace(Trace):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Gather what flows while the block runs for the next dense record."""
+        # What flowed, or was handed over, before this update belongs to no dense record.
         self._lines.forget()
         self._owed[self._lines] = {}
         self._watched = True
@@ -142,6 +145,8 @@ class DenseTrace(Trace):
         once = {"generations": generations, "unrolls": unrolls}
         writer: Trace = self._lines if self._dense else self
         other: Trace = self if self._dense else self._lines
+        # This record gets what is new and what its own file is still owed. The other file is owed
+        # the new part behind what it was owed before.
         owed = self._owed.pop(writer, {})
         late = self._owed.get(other, {})
         self._owed[other] = {
@@ -213,6 +218,7 @@ class OperatorLog:
             and name not in _NO_LOOPS
         }
         originals = {name: getattr(kernels, name) for name in loops}
+        # Callers look functions up in their module at every call, so this reaches all of them.
         vars(kernels).update(loops)
         try:
             with _LogMode(self):
@@ -240,6 +246,7 @@ class OperatorLog:
         Returns:
             What it gave back.
         """
+        # Before the call, which may overwrite what it reads.
         before = tuple(_digest(tensor) for tensor in inputs)
         result = execute()
         where = own_line(user_stack())

@@ -48,6 +48,8 @@ def install() -> None:
     """
     folder = os.environ.get(VARIABLE, "")
     known = any(isinstance(finder, _ImportFinder) for finder in sys.meta_path)
+    # The job's own process, python -m capsule.training, is watched by watched(). That also makes
+    # the folder absolute for the processes that the job starts.
     if folder.startswith("/") and not known and "capsule.training" not in sys.orig_argv:
         instruments = Instruments(Path(folder), lines=True)
         instruments.start()
@@ -112,6 +114,7 @@ class Instruments:
             self._operators.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             threading.Thread.run = self._run_thread  # type: ignore[method-assign]
         report = self._report()
+        # Until it is replaced, the reserved file is empty, and read_reports() of the host skips it.
         temporary = self._path.with_suffix(".new")
         temporary.write_text(report.model_dump_json(by_alias=True))
         temporary.replace(self._path)
@@ -122,6 +125,7 @@ class Instruments:
         mode = self._operators = ReexecutionMode(limit=MAX_OPERATOR_CALLS)
         run = self._run_thread
 
+        # A mode belongs to the thread that enters it; threads that start later have none.
         def run_watched(thread: threading.Thread) -> None:
             with mode.for_this_thread():
                 run(thread)
@@ -140,6 +144,7 @@ class Instruments:
                 self._warnings.append(TorchWarning(message=text, stack=user_stack()))
             show(message, *arguments, **keywords)
 
+        # By default Python shows equal warnings of one line only once.
         warnings.filterwarnings("always", message=f".*{_UNSUPPORTED}")
         warnings.showwarning = note
 
@@ -192,6 +197,7 @@ class _ImportFinder:
         def exec_module(module: ModuleType) -> None:
             with _unhooked():  # an import makes millions of calls
                 execute(module)
+            # The hook of child_processes, if this one wraps it, has done so already.
             vars(loader).pop("exec_module", None)  # uncovers the method of its class again
             self._imported()
 
@@ -216,9 +222,11 @@ def _reserve(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(MAX_PROCESSES):
         path = folder / f"{number:03}.json"
+        # Created exclusively, because processes may start at the same time.
         with suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path
+    # All further processes have this name in common, and the last to end leaves its report.
     return folder / f"{MAX_PROCESSES:03}.json"
 
 

@@ -101,6 +101,8 @@ class LineTrace:
     def _line(self, frame: FrameType, event: str, _argument: Any) -> Callable[..., Any] | None:
         if self.truncated or frame not in self._known:
             return None
+        # The interpreter calls before it executes a line. What it has executed since is therefore
+        # the line of the call before.
         line, digests = self._known[frame]
         if event in {"line", "return"}:
             self._note(frame, line, digests)
@@ -130,6 +132,7 @@ class LineTrace:
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             found = _WATCHED.get(argument) or _method(argument)
+        # Without a seed, Random.seed() takes one from the operating system.
         elif event == "call" and frame.f_code is _SEED and frame.f_locals.get("a") is None:
             found = ("entropy", "Random.seed")
         else:
@@ -164,6 +167,7 @@ class _Values:
         self._count += 1
         self._ordered.update(digest.encode())
         self._elements.update((_unordered(value) or digest).encode())
+        # A sum does not depend on the order, and unlike an exclusive or it counts equal values.
         self._sum = (self._sum + int(digest, 16)) % 2**128
         if len(self._shown) < VALUES_SHOWN:
             self._shown.append(_shown(value))
@@ -218,6 +222,7 @@ def _items(value: Any) -> list[Any] | None:
     if kind in {list, tuple}:
         return list(value)
     if kind in {set, frozenset}:
+        # Of a larger set, the first items would be others in each run.
         return sorted(map(digest_of, value)) if len(value) <= MAX_ITEMS else [len(value)]
     if kind is dict:
         return list(value.items())
@@ -243,6 +248,7 @@ def _array_bytes(value: Any) -> bytes:
 
     from capsule.training.instruments.operator_reexecution import element_bytes
 
+    # These operators are not those of the program, and must not be counted.
     with _disable_current_modes(), torch.no_grad():
         data: bytes = element_bytes(value.cpu()).numpy().tobytes()
     return facts + data

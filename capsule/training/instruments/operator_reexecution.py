@@ -87,6 +87,7 @@ class OperatorMode(TorchDispatchMode, ABC):
     ) -> Any:
         """Hand an operator's call to :meth:`execute`; whatever else is dispatched is executed."""
         call = DispatchedCall(func, args, kwargs or {})
+        # Higher-order operators have no schema to judge them by.
         if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
             return self.execute(call, types)
         return call.execute()
@@ -158,6 +159,7 @@ class ReexecutionMode(OperatorMode):  # type: ignore[no-untyped-call]
         use, index = self._count(call, user_stack())
         if not call.repeatable(types):
             return call.execute()
+        # All threads share the default generator: none may draw while another has set it back.
         with self._census.generators if call.seeded else nullcontext():
             result, differences = call.compare(self._repeats)
         with self._census.lock:
@@ -208,6 +210,7 @@ class DispatchedCall:
         """Type of the device it computes on."""
         for tensor in self.tensors:
             return tensor.device.type
+        # An operator that makes a tensor of nothing has none among its arguments.
         return torch.device(self._kwargs.get("device") or "cpu").type
 
     @property
@@ -231,6 +234,9 @@ class DispatchedCall:
     def repeatable(self, types: Sequence[type]) -> bool:
         """Return whether executing it again is harmless and tells something."""
         func = self._func
+        # Views compute nothing, and views in place would change an argument of the program.
+        # Messages would be sent twice. Fresh memory has no content to compare. Tensors that wrap
+        # others, or are not plain memory, cannot be copied as bytes.
         return not (
             func.is_view
             or torch.Tag.inplace_view in func.tags
@@ -275,6 +281,7 @@ class DispatchedCall:
                     differences.append((elements, differing))
         finally:
             if generator and after is not None:
+                # The program continues from where its own execution left the generator.
                 generator.set_state(after)
         return result, differences
 
@@ -358,6 +365,7 @@ class _Copies:
         if not isinstance(value, torch.Tensor) or _storage(value) not in self._memory:
             return value
         start, memory = self._memory[_storage(value)]
+        # ``start`` is a multiple of ALIGNMENT, and so of the size of every type of element.
         offset = value.storage_offset() - start // value.element_size()
         view = torch.empty(0, dtype=value.dtype, device=value.device)
         return view.set_(memory.untyped_storage(), offset, value.size(), value.stride())

@@ -111,11 +111,13 @@ RULES: tuple[Rule, ...] = (
         CUDA,
         ("bmm",),
         ("torch.bmm when called on sparse-dense CUDA tensors",),
+        # By name, because torch is not imported here.
         lambda arguments: str(arguments["self"].layout) != "torch.strided",
     ),
     Rule(
         "with-flag",
         CPU,
+        # With accumulate=True, torch lists it for CPU tensors only.
         ("index_put", "_index_put_impl", "_unsafe_index_put"),
         (
             "torch.Tensor.index_put with accumulate=True when called on a CPU tensor",

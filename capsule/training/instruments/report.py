@@ -157,6 +157,7 @@ def own_line(stack: tuple[Location, ...]) -> Location | None:
 def is_own(file: str) -> bool:
     """Return whether a file is the user's, not the standard library's, a package's or ours."""
     return not (
+        # What is frozen, or was compiled from a string, has a name in angle brackets.
         file.startswith(("<", _TRAINING, sysconfig.get_path("stdlib")))
         or "/site-packages/" in file
         or "/dist-packages/" in file

@@ -213,6 +213,7 @@ class _Convolution(torch.autograd.Function):
         through, bias = _back(_last(gradient), *outputs)
         filters = images = None
         if wants_filters:
+            # The kernel adds to what is there.
             filters = torch.zeros_like(weights)
             kernels.conv2d_weight_grad(inputs, through, filters, context.stride)
             filters = _first(filters)
@@ -287,6 +288,7 @@ class _Convolutions(torch.autograd.Function):
                 filters_gradient, bias_gradient = gradients[layer]
                 back = kernels.relu_backward(back, outputs[layer][part], bias_gradient)
                 kernels.conv2d_weight_grad(inputs[layer], back, filters_gradient, stride)
+                # The first layer has nothing before it that needs a gradient.
                 if layer:
                     shape = inputs[layer].shape
                     back = kernels.conv2d_input_grad(back, filters[layer], shape, stride)
@@ -322,6 +324,7 @@ class _Dense(torch.autograd.Function):
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, numbers: torch.Tensor) -> torch.Tensor:
+        # Where e^2x is infinite in float32, this is 1; (e^2x - 1) / (e^2x + 1) would be NaN.
         outputs = 1 - 2 / (kernels.exponentiate((2 * numbers).contiguous()) + 1)
         context.save_for_backward(outputs)
         return outputs

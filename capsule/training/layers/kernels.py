@@ -109,6 +109,7 @@ def centred_rmsprop(
         len(parts),
         weights.numel(),
         decay,
+        # Complements are computed in float64, and ctypes rounds them to float32.
         1 - decay,
         square_decay,
         1 - square_decay,
@@ -385,6 +386,7 @@ def convolution(
     """
     shape = _convolution(images.shape, filters.shape, stride)
     result = convolved(images, filters, stride) if out is None else out
+    # Room for the transposed filters.
     scratch = _empty(filters.numel())
     _library.capsule_convolution(
         ctypes.byref(shape),
@@ -472,6 +474,8 @@ def dense(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     (rows, fan_in), units = inputs.shape, weight.shape[0]
     result = _empty(rows, units)
     tensors = inputs, weight, bias, result
+    # With few rows or units the transposed product fills the vectors. Each element is the same
+    # chain of multiply-adds in both, and so has the same bits.
     if min(rows, units) >= _WIDE:
         _library.capsule_dense(*map(_pointer, tensors), rows, fan_in, units)
     else:
@@ -534,6 +538,7 @@ def _empty(*shape: int) -> torch.Tensor:
     """Return fresh memory, which the caller fills; ``torch.empty`` would fill it first."""
     size = math.prod(shape)
     memory = torch.from_numpy(np.empty(size + ALIGNMENT // 4, np.float32))
+    # numpy promises less alignment than this.
     start = -memory.data_ptr() % ALIGNMENT // 4
     return memory[start : start + size].view(shape)
 

@@ -150,6 +150,7 @@ def sequence_loss(
     Returns:
         float32 scalar.
     """
+    # Selected, not multiplied by zero: errors of the padding may be infinite or NaN.
     errors = errors.where(valid, 0.0)
     return (weights * (errors * errors).sum(0)).sum() * 0.5 / batch
 

@@ -150,6 +150,7 @@ def v_trace(
     rho = ratios.clamp(max=rho_bar)
     errors = rho * (rewards + discounts * values[1:] - values[:-1])
     traces = discounts * (ratios.clamp(max=c_bar) * trace_decay)
+    # The row after the last step stays zero, since v is V there.
     difference = torch.zeros_like(values)  # v - V
     for step in reversed(range(len(rewards))):
         difference[step] = errors[step] + traces[step] * difference[step + 1]

@@ -105,6 +105,7 @@ class ActorCriticNetwork(Architecture):
             told = self.language.features(parameters, instructions.flatten(0, 1))
             features = torch.cat((features, told), 1)
         hidden = features
+        # Without a memory, the shape of a state is (0,).
         if 0 not in self.state_shape:
             hidden = memory_inputs(features, previous_actions, previous_rewards, self.actions)
             # unroll_lstm() leaves row 0 as it is.

@@ -85,6 +85,8 @@ def unpacked(
         return observations, None
     bounds = layout.image_bytes
     shape = (*observations.shape[:2], *layout.image)
+    # A copy, since the numbers behind an image of any size need not be aligned to four bytes, which
+    # a view as float32 requires.
     numbers = observations[..., bounds:].contiguous().view(torch.float32)
     return observations[..., :bounds].reshape(shape), numbers.flatten(1)
 
@@ -294,6 +296,7 @@ def make_convolutions(
     activation: Activation = "relu"
     if isinstance(name, LayersSpec):
         convolutions = tuple((it.filters, it.kernel, it.stride) for it in name.convolutions)
+        # Without convolutions the observations are vectors, whose numbers are never divided by 255.
         scaled, activation = name.scaled and bool(convolutions), name.activation
     else:
         convolutions, scaled = _CONVOLUTIONS[name], name in _SCALED

@@ -199,5 +199,6 @@ def _rows(products: LayerBackend, table: torch.Tensor, numbers: torch.Tensor) ->
         numbers: int64 ``[batch]``.
     """
     rows = torch.arange(len(table), device=table.device)
+    # NO_WORD is equal to no row, which leaves zeros.
     chosen = (numbers.unsqueeze(1) == rows).to(torch.float32)
     return products.dense(chosen, table.t().contiguous(), None)

@@ -63,6 +63,7 @@ class OwnModule:
         """
         module = self._module()
         with torch.no_grad():
+            # Of two observations, so that a module that drops their dimension is noticed.
             found = module(torch.zeros(2, *self.shape))
         if not isinstance(found, torch.Tensor) or found.dim() != 2 or len(found) != 2:
             what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
@@ -88,6 +89,7 @@ class OwnModule:
             views: The run's parameters, by name.
             stream: Gives the seed.
         """
+        # By default fork_rng() would save the generators of all GPUs, too, and start CUDA for that.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream.integer(2**32))
             fresh = self._new()

@@ -200,6 +200,8 @@ def make_recurrent_network(
         torso = make_residual_torso(frame_stack, layout, products)
     else:
         stack = make_convolutions(name, frame_stack, layout, products)
+        # The memory reads the features of convolutions directly. Only vectors pass a dense layer
+        # first.
         units = () if stack.strides else (hidden_units,)
         torso = make_plain_torso(stack, name.dense if isinstance(name, OwnNetwork) else units)
     shapes = dict(torso.shapes)
@@ -234,6 +236,8 @@ class _Plain:
 
     def features(self, parameters: Tensors, observations: torch.Tensor) -> torch.Tensor:
         stack = self.convolutions
+        # The backend computes rectified convolutions together, in parts that stay in the cache.
+        # Those with another activation are computed layer by layer.
         if stack.strides and stack.activation == "relu":
             seen, numbers = unpacked(stack.layout, observations)
             layers = [
@@ -316,6 +320,8 @@ def _maximum(inputs: torch.Tensor) -> torch.Tensor:
     """
     for dimension in (3, 2):
         size = inputs.shape[dimension]
+        # "SAME" for a window of 3 in strides of 2: an even side gets one at its end, an odd one
+        # also at its beginning. pad() counts dimensions from the last.
         border = [0, 0] * (3 - dimension) + [size % 2, 1]
         padded = functional.pad(inputs, border, value=-math.inf)
         first, second, third = (
@@ -440,6 +446,7 @@ class _Lstm(torch.autograd.Function):
                 cell_gradient=gradient[1],
                 gate_gradients=through[row],
             )
+            # _step_back() has turned gradient[1] into the gradient for the cell before this row.
             gradient[0] = products.matrix_product(through[row], weight)
             if mask is not None:
                 # A reset cuts the sequence: the gradient belongs to the state that took its place,
@@ -478,6 +485,7 @@ def _step(
     if inputs.device.type == "cpu":
         kernels.lstm(inputs, recurrent, before, **out)
         return
+    # These are views of the output, in which the gates are then activated in place.
     i, f, g, o = torch.add(inputs, recurrent, out=out["gates"]).chunk(4, 1)
     for gate in (i, f, o):
         gate.sigmoid_()

@@ -65,6 +65,8 @@ class Adam:
         self._decay = mean_decay
         self._square_decay = square_decay
         device = parameters.flat.device
+        # On the CPU the loop takes them as numbers and rounds them; on a GPU these tensors are the
+        # operands.
         exact = torch.float64 if device.type == "cpu" else torch.float32
         self._corrections = torch.ones(2, dtype=exact, device=device)
 
@@ -107,6 +109,7 @@ class Adam:
         g = gradient * clipping_factor(gradient, maximum_norm)
         correction, square_correction = self._corrections.unbind()
         without_subnormals(m.mul_(self._decay).add_(g * (1.0 - self._decay)))
+        # Products are taken from left to right, as in the fused loop: the square comes first.
         without_subnormals(v.mul_(self._square_decay).add_(g * g * (1.0 - self._square_decay)))
         root = v.div(square_correction).sqrt_().add_(self._epsilon)
         w.sub_(m.div(correction).div_(root).mul_(self._rate))

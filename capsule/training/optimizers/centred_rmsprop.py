@@ -87,6 +87,7 @@ class CentredRmsProp:
                 rate=self._rate,
             )
             return
+        # Not added in place, since the parts are those of the caller.
         g = piece.parts[0]
         for part in piece.parts[1:]:
             g = g + part

@@ -58,6 +58,7 @@ def load_tensors(path: Path, digests: Mapping[str, str]) -> dict[str, NDArray[An
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
     found = tensor_digests(tensors)
+    # A tensor too many is rejected as well as one that is missing.
     for name in sorted(found.keys() | digests.keys()):
         if found.get(name) != digests.get(name):
             raise _damaged(path, f"holds another tensor {name!r} than was saved")
@@ -73,6 +74,8 @@ def save_resume_state(directory: Path, state: ResumeState, tensors: Tensors) -> 
     path = _tensor_file(directory, state.step)
     save_tensors(path, tensors)
     write_file(directory / RESUME, state.document())
+    # Last, since the older file belongs to the saved state until resume.json is replaced. What a
+    # kill leaves of it is removed the next time.
     for old in directory.glob("tensors-*.safetensors"):
         if old != path:
             old.unlink()

@@ -81,6 +81,7 @@ class Rings:
             RuntimeError: More than ``slack`` were added since the last checkpoint.
         """
         number = int(self.counts[writer])
+        # Another entry would overwrite one that a killed run needs to resume.
         if self._limits is not None and number >= self._limits[writer]:
             raise RuntimeError(f"more than {self._slack} entries added since the last checkpoint")
         slot = self.at(number, writer)

@@ -141,6 +141,8 @@ def stop_signals() -> Iterator[Flag]:
     flag = Flag()
 
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        # Nothing more: a state is saved between two intervals only, where the run looks at the
+        # flag.
         flag.set()
 
     before = {number: signal.signal(number, ask_to_stop) for number in _STOP_SIGNALS}

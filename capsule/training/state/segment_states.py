@@ -75,6 +75,7 @@ def _add(stream: BinaryIO, pack: BinaryIO, known: set[str], packed: list[str]) -
     while block := stream.read(BLOCK_BYTES):
         digest = hashlib.sha256(block).hexdigest()
         if digest not in known:
+            # The files of this state may share a block, too.
             known.add(digest)
             packed.append(digest)
             pack.write(block)

@@ -104,6 +104,7 @@ class Stream(Account):
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """Draw ``count`` uniforms: float64 ``[count]``; the same words as ``uniform`` would."""
+        # Exact throughout: 53 bits fit into a float64, and the factor is a power of two.
         return (self._words(count) >> np.uint64(11)) * np.float64(_UNIT)
 
     def integer(self, bound: int) -> int:

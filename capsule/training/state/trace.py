@@ -90,6 +90,7 @@ class Trace:
         if minibatch is not None:
             fields["minibatch"] = minibatch
         fields |= {"loss": losses, **(tensors or {})}
+        # In the order of the data flow, in which a comparison looks for the first difference.
         ordered = {name: fields[name] for name in COMPONENTS if name in fields}
         self._append(json.dumps({"step": step, **ordered}, separators=(",", ":")).encode())
         self._leaves = dict.fromkeys(_FLOWING, b"")
@@ -105,6 +106,8 @@ class Trace:
     def state(self) -> dict[str, Any]:
         """Return a JSON-safe snapshot, after making the file durable up to here."""
         self._file.flush()
+        # The saved state names this offset. After a crash, the file must reach at least as far
+        # (CAP-T121).
         os.fsync(self._file.fileno())
         return {
             "records": self.records,
@@ -139,6 +142,8 @@ class Trace:
         self._file.write(line + b"\n")
         self._head = extend(self._head, line)
         self.records += 1
+        # This line is no link of the chain. A reader compares it with the head that it has
+        # computed.
         if self.records % SEGMENT_RECORDS == 0:
             self._file.write(segment_line(self._head, self.records) + b"\n")
 
